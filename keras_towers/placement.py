@@ -73,7 +73,7 @@ class LeastLoadedPlacement:
         small_device: str | None = None,
         small_bytes: int = SMALL_BYTES,
     ):
-        known = checked_devices("devices", devices)
+        known = _checked_devices(devices)
         self.devices: tuple[str, ...] = tuple(known)
         if small_device is not None:
             # Count its load under one name, even if it is spelled differently.
@@ -186,21 +186,21 @@ def byte_size(shape: Any, dtype: Any) -> int | None:
     return math.prod(shape.as_list()) * each
 
 
-def checked_devices(argument: str, devices: Any) -> list[str]:
+def _checked_devices(devices: Any) -> list[str]:
     """Return device names as a list; refuse none, and those named twice."""
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     names = list(devices) if several else []
     if not names:
         given = names if several else devices
         raise TowerError(
-            f"{argument}={given!r} names no devices: give a list of at least "
+            f"devices={given!r} names no devices: give a list of at least "
             "one name, such as '/device:CPU:0'."
         )
     numbers = collections.Counter(map(_parts, names))
     doubled = dict.fromkeys(n for n in names if numbers[_parts(n)] > 1)
     if doubled:
         raise TowerError(
-            f"{argument}={names!r} has {', '.join(doubled)} more than once: "
+            f"devices={names!r} has {', '.join(doubled)} more than once: "
             "name each device once."
         )
     return names

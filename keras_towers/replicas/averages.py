@@ -23,8 +23,13 @@ from keras_towers.replicas.resources import done
 
 # Given the number of gradients that have arrived, and how many tokens to hand
 # out to each queue of the group, updates by the averages, increments the global
-# step and hands out the tokens; returns how many of each replica it averaged.
-Apply = Callable[[int, Sequence[int]], Sequence[int]]
+# step and hands out the tokens; returns how many of each replica it averaged, or
+# what runs and will return it.
+Apply = Callable[[int, Sequence[int]], Any]
+
+
+def _averaged(function: Any, given: Sequence[tf.Tensor]) -> list[int]:
+    return [int(number) for number in function(*given).numpy()]
 
 
 @dataclasses.dataclass(eq=False)
@@ -133,18 +138,18 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def function(self) -> Apply:
-        """Return an update with the averages of all parts."""
-        traced = self.traced()
+    def function(
+        self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = _averaged
+    ) -> Apply:
+        """Return an update with the averages of all parts, run by ``run``."""
+        traced = self._traced_function()
 
-        def applied(count: int, tokens: Sequence[int]) -> Sequence[int]:
-            averaged = traced(*arguments(count, tokens))
-            return [int(number) for number in averaged.numpy()]
+        def applied(count: int, tokens: Sequence[int]) -> Any:
+            return run(traced, arguments(count, tokens))
 
         return applied
 
-    def traced(self) -> Any:
-        """Return ``function`` as a concrete function."""
+    def _traced_function(self) -> Any:
         if self._function is not None:
             return self._function
 
@@ -209,7 +214,7 @@ class Averages:
 
 
 def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
-    """Return the arguments of a function that ``Averages.traced`` made."""
+    """Return the arguments of an update, as tensors."""
     return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 

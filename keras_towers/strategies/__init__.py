@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
-    from keras_towers import (
-        AsyncTowerStrategy,
-        BytePSStrategy,
-        DistributedParameterServerStrategy,
-        DistributedReplicatedStrategy,
-        HorovodStrategy,
-        MultiWorkerTowerStrategy,
-        NoOpStrategy,
-        ParameterServerTowerStrategy,
-        SyncReplicasStrategy,
-        TowerStrategy,
-    )
+    import keras_towers as kt
 
 GROUP = "keras_towers.strategies"
 
@@ -62,35 +51,39 @@ STRATEGIES = {
 
 
 @overload
-def strategy(name: Literal["tower"], **options: Any) -> TowerStrategy: ...
+def strategy(name: Literal["tower"], **options: Any) -> kt.TowerStrategy: ...
 @overload
 def strategy(
     name: Literal["parameter-server"], **options: Any
-) -> ParameterServerTowerStrategy: ...
+) -> kt.ParameterServerTowerStrategy: ...
 @overload
-def strategy(name: Literal["async"], **options: Any) -> AsyncTowerStrategy: ...
+def strategy(
+    name: Literal["async"], **options: Any
+) -> kt.AsyncTowerStrategy: ...
 @overload
-def strategy(name: Literal["horovod"], **options: Any) -> HorovodStrategy: ...
+def strategy(
+    name: Literal["horovod"], **options: Any
+) -> kt.HorovodStrategy: ...
 @overload
-def strategy(name: Literal["byteps"], **options: Any) -> BytePSStrategy: ...
+def strategy(name: Literal["byteps"], **options: Any) -> kt.BytePSStrategy: ...
 @overload
 def strategy(
     name: Literal["multi-worker"], **options: Any
-) -> MultiWorkerTowerStrategy: ...
+) -> kt.MultiWorkerTowerStrategy: ...
 @overload
 def strategy(
     name: Literal["distributed-parameter-server"], **options: Any
-) -> DistributedParameterServerStrategy: ...
+) -> kt.DistributedParameterServerStrategy: ...
 @overload
 def strategy(
     name: Literal["distributed-replicated"], **options: Any
-) -> DistributedReplicatedStrategy: ...
+) -> kt.DistributedReplicatedStrategy: ...
 @overload
 def strategy(
     name: Literal["sync-replicas"], **options: Any
-) -> SyncReplicasStrategy: ...
+) -> kt.SyncReplicasStrategy: ...
 @overload
-def strategy(name: Literal["noop"], **options: Any) -> NoOpStrategy: ...
+def strategy(name: Literal["noop"], **options: Any) -> kt.NoOpStrategy: ...
 @overload
 def strategy(name: str, **options: Any) -> Any: ...
 def strategy(name: str, **options: Any) -> Any:

@@ -67,11 +67,5 @@ class NoOpStrategy(BaseStrategy):
             "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
         )
 
-    def describe(self) -> str:
-        """Describe what runs.
-
-        Example:
-            >>> print(NoOpStrategy().describe())
-            NoOpStrategy: epochs, steps and callbacks run; nothing is computed
-        """
-        return repr(self)
+    def _described(self) -> list[str]:
+        return []

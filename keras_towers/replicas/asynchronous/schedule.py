@@ -72,7 +72,7 @@ class ReplicaSchedule(UpdateSchedule):
         update: HogwildUpdate,
         rounds: Rounds,
         begins: Callable[[Coordinator], None],
-        limit_s: float | None = None,
+        limit_s: float | None,
     ):
         super().__init__(update)
         self._begins = begins

@@ -179,8 +179,12 @@ class ServedFit(ReplicaCall):
         if kind != "fit":
             # Each worker validates on all of the data.
             config, order = config.alone(), None
-        given = config, kind, self._step.has_run, order
-        return _Beating(self.session.workers.beat, *given, **kwargs)
+        given = config, kind, self._between_steps, order
+        return TowerEpochIterator(*given, **kwargs)
+
+    def _between_steps(self) -> None:
+        self._step.has_run()
+        self.session.workers.beat()
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
@@ -289,19 +293,6 @@ class ServedFit(ReplicaCall):
             if self._begun:
                 self.model._initial_epoch = self._before
                 self.session.end(error)
-
-
-class _Beating(TowerEpochIterator):
-    """Tells with each step that this worker goes on."""
-
-    def __init__(self, beat: Callable[[], None], *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._beat = beat
-
-    def __next__(self) -> Any:
-        step = super().__next__()
-        self._beat()
-        return step
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:

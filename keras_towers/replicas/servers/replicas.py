@@ -13,7 +13,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.replicas import Rounds
-from keras_towers.replicas.averages import Averages, arguments
+from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.servers.barrier import Notes
@@ -151,12 +151,15 @@ class ReplicaSession(Session):
 
     def _started(self) -> Coordinator:
         # Keras cannot trace in several threads: the first step is traced now.
-        function = self._averages.function()
+        if self._group.early:
+            kind = EarlyCoordinator
+            function = self._averages.function(remote.Running)
+        else:
+            kind, function = Coordinator, self._averages.function()
         self._averages.join()
-        early = self._group.early
-        coordinator = (EarlyCoordinator if early else Coordinator)(
+        coordinator = kind(
             self._coordinated,
-            self._begin_update if early else function,
+            function,
             self._failed,
             self._until_left,
             self._group.tell,
@@ -173,12 +176,6 @@ class ReplicaSession(Session):
         self._look = look
         coordinator.start()
         return coordinator
-
-    def _begin_update(
-        self, count: int, tokens: Sequence[int]
-    ) -> remote.Running:
-        given = arguments(count, tokens)
-        return remote.Running(self._averages.traced(), given)
 
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""

@@ -143,8 +143,8 @@ class Session:
 
     def write_through(self, variable: keras.Variable) -> None:
         """Give the servers the value that the chief has assigned."""
-        if self.rank == 0 and self._fits:
-            self.variables.write_through(variable)
+        if self._fits:
+            self.variables.put([variable])
 
     def put_others(self) -> None:
         """Have the servers hold what no optimizer trains as the chief does."""

@@ -113,7 +113,11 @@ class ServerVariables:
 
     def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
         """Write local values into the copies; None: of all variables."""
-        mine = self._held(variables)
+        mine = [
+            each
+            for each in self._held(variables)
+            if each._value is not self._copies[each]
+        ]
 
         def body() -> None:
             for each in mine:
@@ -202,11 +206,6 @@ class ServerVariables:
     ) -> None:
         if variables:
             self._calls((what, *(id(v._value) for v in variables)), body)
-
-    def write_through(self, local: keras.Variable) -> None:
-        """Give the servers a value that has been assigned here."""
-        if local in self and local._value is not self._copies[local]:
-            self.put([local])
 
     def forget_traces(self) -> None:
         """Drop functions of local variables, which may have been replaced."""
