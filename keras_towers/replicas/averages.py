@@ -23,8 +23,8 @@ from keras_towers.replicas.resources import done
 
 # Given the number of gradients that have arrived, and how many tokens to hand
 # out to each queue of the group, updates by the averages, increments the global
-# step and hands out the tokens; returns how many of each replica it averaged, or
-# what runs and will return it.
+# step and hands out the tokens; returns how many of each replica it averaged,
+# or what runs and will return it.
 Apply = Callable[[int, Sequence[int]], Any]
 
 
