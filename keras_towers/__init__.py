@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
-    from keras_towers.strategies.byteps import BytePSStrategy
     from keras_towers.strategies.distributed import (
         DistributedParameterServerStrategy,
         DistributedReplicatedStrategy,
     )
-    from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.engines import BytePSStrategy, HorovodStrategy
     from keras_towers.strategies.multi_worker import MultiWorkerTowerStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
@@ -91,12 +90,12 @@ __all__ = [
 _HOMES = {
     "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
     "Backup": "keras_towers.lasting",
-    "BytePSStrategy": "keras_towers.strategies.byteps",
+    "BytePSStrategy": "keras_towers.strategies.engines",
     "ChiefOnly": "keras_towers.fit.calls.callbacks",
     "CurrentTower": "keras_towers.towers",
     "EveryRank": "keras_towers.fit.calls.callbacks",
     "GradientPacker": "keras_towers.reduction",
-    "HorovodStrategy": "keras_towers.strategies.horovod",
+    "HorovodStrategy": "keras_towers.strategies.engines",
     "MultiWorkerTowerStrategy": "keras_towers.strategies.multi_worker",
     "NoOpStrategy": "keras_towers.strategies.noop",
     "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",

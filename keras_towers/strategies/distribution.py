@@ -125,7 +125,7 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
         from keras_towers.strategies.tower import TowerStrategy
 
         return TowerStrategy(names)
-    from keras_towers.strategies.horovod import HorovodStrategy
+    from keras_towers.strategies.engines import HorovodStrategy
 
     own = _own(names, _job.rank, _job.size)
     if batches == "each" and len(own) > 1:
