@@ -151,11 +151,10 @@ class ReplicaSession(Session):
 
     def _started(self) -> Coordinator:
         # Keras cannot trace in several threads: the first step is traced now.
+        kind, function = Coordinator, self._averages.function()
         if self._group.early:
             kind = EarlyCoordinator
             function = self._averages.function(remote.Running)
-        else:
-            kind, function = Coordinator, self._averages.function()
         self._averages.join()
         coordinator = kind(
             self._coordinated,
