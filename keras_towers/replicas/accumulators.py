@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import Gradient
-from keras_towers.replicas.resources import destroy, named
+from keras_towers.replicas.resources import named
 
 # TensorFlow's accumulators cannot add bfloat16; float16 could overflow.
 _ACCUMULATED_AS = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
@@ -105,10 +105,6 @@ class Accumulator:
             with tf.control_dependencies([dropped]):
                 return self._set_step(step)
 
-    def destroy(self) -> None:
-        """Free the gradients that nobody has taken."""
-        destroy(self._handle, self._spec.device)
-
 
 class _Sparse(Accumulator):
     """An accumulator of slices; an extra row counts gradients."""
@@ -126,7 +122,8 @@ class _Sparse(Accumulator):
 
     def _found(self) -> Any:
         # There is none that could be kept outside of a graph: each graph has
-        # an operation of its own that finds the accumulator by name.
+        # an operation of its own that finds the accumulator by name. It has no
+        # handle to free it by; what is left in it is small.
         return tf.compat.v1.SparseConditionalAccumulator(
             self._spec.accumulated,
             shape=[None, *self._spec.shape[1:]],
@@ -176,10 +173,6 @@ class _Sparse(Accumulator):
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:
         return self._found().set_global_step(step)
-
-    def destroy(self) -> None:
-        # It has no handle to destroy it by; what is left in it is small.
-        pass
 
 
 def accumulator(name: str, spec: GradientSpec) -> Accumulator:

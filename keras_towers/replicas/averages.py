@@ -205,13 +205,6 @@ class Averages:
         with tf.control_dependencies(gone):
             return tf.identity(step)
 
-    def destroy(self) -> None:
-        """Free the accumulators."""
-        for part in self._parts:
-            for each in part.accumulators:
-                each.destroy()
-        self._parts.clear()
-
 
 def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
     """Return the arguments of an update, as tensors."""

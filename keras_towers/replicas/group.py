@@ -14,7 +14,6 @@ from keras_towers.replicas.accumulators import Accumulator, GradientSpec
 from keras_towers.replicas.resources import (
     Functions,
     Queue,
-    destroy,
     flat,
     variable,
 )
@@ -280,15 +279,3 @@ class Group:
         _, pushed = self._of(replica)
         (count,) = self.calls(("pushed", replica), pushed.read_value)
         return int(count)
-
-    def destroy(self) -> None:
-        """Free the resources."""
-        self.calls.forget()
-        for queue in [*self._tokens, self._events]:
-            queue.destroy()
-        self._arrivals.destroy()
-        for number in (
-            *(self.step, *self._local.values(), *self._pushed.values()),
-            *self._next.values(),
-        ):
-            destroy(number.handle, self._device)

@@ -42,9 +42,6 @@ def forget(name: str) -> list[tuple[tf.Tensor, str]]:
 
 def destroy(handle: tf.Tensor, device: str) -> None:
     """Free a resource on its device, if it is still there."""
-    for name, (known, _) in list(_known.items()):
-        if known is handle:
-            del _known[name]
     with compat.outside(device):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
@@ -100,10 +97,6 @@ class Queue:
             tf.raw_ops.QueueDequeueManyV2(
                 handle=self._handle, n=size, component_types=self._dtypes
             )
-
-    def destroy(self) -> None:
-        """Free the queue on its device."""
-        destroy(self._handle, self._device)
 
 
 def variable(

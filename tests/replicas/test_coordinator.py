@@ -7,14 +7,18 @@ import contextlib
 import functools
 import itertools
 import threading
+import time
 
 import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas import Rounds
-from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.averages import arguments
+from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.resources import flat, free
 from tests.kit.leaving import Boom
 
 DEVICE = "/device:CPU:0"
@@ -29,9 +33,13 @@ class Played:
         updates: the number of gradients in each update.
     """
 
+    kind = Coordinator
+
     def __init__(self, replicas, aggregate, shared=False, limit_s=None):
-        name = f"tests/coordinator_{next(_numbers)}"
-        self.group = Group(name, DEVICE, Rounds(replicas, aggregate, shared))
+        self.name = f"tests/coordinator_{next(_numbers)}"
+        rounds = Rounds(replicas, aggregate, shared)
+        early = self.kind is EarlyCoordinator
+        self.group = Group(self.name, DEVICE, rounds, early=early)
         self.group.initialise()
         self.updates = []
         self.errors = []
@@ -40,8 +48,10 @@ class Played:
         for replica in range(replicas):
             self.group.tell(Event.STARTED, replica)
             self.start(replica)
-        self.coordinator = Coordinator(
-            self.group, self.apply, self.errors.append, limit_s=limit_s
+        # It waits in a thread of its own.
+        self.coordinator = self.kind(
+            *(self.group.by(flat), self.apply, self.errors.append),
+            limit_s=limit_s,
         )
         self.coordinator.start()
 
@@ -99,6 +109,10 @@ class Played:
         self.group.enter(replica)
         return pushed
 
+    def settle(self):
+        """Wait until what has been told is handled."""
+        self.coordinator.settle(Event.ASKED)
+
     def counts(self):
         """Return the counts once what has been told is handled."""
         self.coordinator.settle(Event.FLUSH)
@@ -109,14 +123,39 @@ class Played:
         return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
 
 
+class Early(Played):
+    """A group of replicas whose updates begin before their gradients come."""
+
+    kind = EarlyCoordinator
+
+    def __init__(self, replicas, fails=False):
+        self.fails = fails
+        super().__init__(replicas, replicas)
+
+    def apply(self, count, tokens):
+        def update(count, tokens):
+            arrived = self.group.take(count)
+            with tf.control_dependencies([arrived]):
+                most = tf.constant(0 if self.fails else 100, tf.int64)
+                fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
+                with tf.control_dependencies([fine]):
+                    advanced = self.group.advance(tokens)
+            with tf.control_dependencies([advanced]):
+                return tf.identity(arrived)
+
+        given = arguments(count, tokens)
+        made = tf.function(update, autograph=False)
+        return Running(made.get_concrete_function(*given), given)
+
+
 @contextlib.contextmanager
-def played(*args, **kwargs):
-    found = Played(*args, **kwargs)
+def played(*args, kind=Played, **kwargs):
+    found = kind(*args, **kwargs)
     try:
         yield found
     finally:
         found.coordinator.end()
-        found.group.destroy()
+        free(found.name)
     assert not found.coordinator.is_alive()
     assert not found.errors
 
@@ -149,7 +188,7 @@ def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():
         game.push(1)
         assert game.returns(1) == 2
         # Its gradient is there already: it waits for the next update.
-        game.coordinator.settle(Event.ASKED)
+        game.settle()
         assert not game.has_token(1)
         game.push(0)
         assert game.tokens(0, 1) == [2, 2]
@@ -180,7 +219,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
         with played(replicas, 2) as game:
             game.group.tell(Event.LOST, replicas - 1)
             game.push(0)
-            game.coordinator.settle(Event.ASKED)
+            game.settle()
             assert game.updates == []
             if replicas == 2:
                 continue
@@ -193,7 +232,7 @@ def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
             game.push(2, 0)
             assert game.tokens(0, 2) == [3, 3]
             game.push(0)
-            game.coordinator.settle(Event.ASKED)
+            game.settle()
             assert game.updates == [1, 1, 2]
 
 
@@ -224,4 +263,75 @@ def test_an_error_ends_it():
     assert isinstance(error, Boom)
     # Nobody waits for what will not come.
     game.coordinator.settle(Event.FLUSH)
+    game.coordinator.end()
+
+
+def test_an_update_waits_for_all_who_have_not_left():
+    with played(3, kind=Early) as game:
+        game.push(0, 1, 2)
+        assert game.tokens(0, 1, 2) == [1, 1, 1]
+        game.push(0, 1)
+        game.settle()
+        assert game.group.global_step() == game.first + 1
+        game.group.tell(Event.LEFT, 2)
+        assert game.tokens(0, 1) == [2, 2]
+        # One that has left and comes back joins the next update.
+        game.group.enter(2)
+        game.push(0)
+        game.settle()
+        game.push(1)
+        assert game.tokens(0, 1, 2) == [3, 3, 3]
+        game.push(0, 1)
+        game.settle()
+        assert game.group.global_step() == game.first + 3
+        game.push(2)
+        assert game.tokens(0, 1, 2) == [4, 4, 4]
+        game.settle()
+        assert game.coordinator.counts.used == (4, 4, 2)
+        for replica in range(3):
+            game.group.tell(Event.LEFT, replica)
+        game.settle()
+        # When all have left, one that comes back goes on alone.
+        game.group.enter(1)
+        assert game.tokens(1) == [4]
+        game.push(1)
+        assert game.tokens(1) == [5]
+
+
+def test_a_replica_that_returns_goes_on_where_updates_begin_early():
+    with played(2, kind=Early) as game:
+        game.push(0, 1)
+        # It dies before it has its token, and then before it has pushed.
+        assert game.tokens(0) == [1]
+        for _ in range(2):
+            assert game.group.pushed(1) == 1
+            game.group.enter(1)
+            assert game.tokens(1) == [1]
+        game.push(1)
+        # What it had pushed is there: it waits for the next update.
+        game.group.enter(1)
+        game.settle()
+        assert game.group.pushed(1) == 2
+        game.push(0)
+        assert game.tokens(0, 1) == [2, 2]
+        # A token too many is not used.
+        game.group.enter(1)
+        game.settle()
+        game.group.enter(1)
+        assert game.tokens(1) == [2]
+        game.push(0, 1)
+        assert game.tokens(0, 1) == [3, 3]
+        game.settle()
+        assert game.coordinator.counts.used == (3, 3)
+
+
+def test_an_update_that_fails_is_noticed():
+    game = Early(1, fails=True)
+    game.push(0)
+    game.settle()
+    until = time.monotonic() + SECONDS
+    while not game.coordinator._running.has_failed:
+        assert time.monotonic() < until
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        game.coordinator.check()
     game.coordinator.end()

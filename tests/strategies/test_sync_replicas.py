@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.replicas import accumulators, group, resources
+from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.fit.step.acts import Twice
 from tests.kit.compare import close, same_history, same_model
@@ -250,8 +250,7 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         destroyed.append(handle)
         original(handle, device)
 
-    for module in (accumulators, group, resources):
-        monkeypatch.setattr(module, "destroy", destroy)
+    monkeypatch.setattr(resources, "destroy", destroy)
     model = linear()
 
     def blocks(number):
@@ -263,11 +262,11 @@ def test_blocks_leave_nothing_behind(monkeypatch):
         return threading.active_count(), len(graphs)
 
     threads, graphs = blocks(2)
-    # Queues of two replicas and of events, arrivals, the step, and two numbers
+    # The step, queues of two replicas and of events, arrivals, and two numbers
     # of each replica; and two gradients.
     assert len(destroyed) == 2 * (9 + 2)
     with pytest.raises(tf.errors.OpError):
-        tf.raw_ops.QueueSizeV2(handle=destroyed[-7])
+        tf.raw_ops.QueueSizeV2(handle=destroyed[-10])
     after = blocks(1)
     assert after[0] <= threads
     assert after[1] <= graphs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +19,7 @@ from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.resources import free
 
 _numbers = itertools.count()
 _HOST = "/device:CPU:0"
@@ -80,13 +81,14 @@ class ReplicaSchedule(UpdateSchedule):
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         self._failed: Callable[[BaseException], None] = lambda error: None
-        self._made = False
+        # Frees the resources, which are there if a step has been traced.
+        self._freed: weakref.finalize | None = None
 
     def _make(self) -> None:
-        """Create the resources, when the first step is traced."""
-        self._made = True
         self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
+        self._freed = weakref.finalize(self, free, name)
+        self._freed.atexit = False
         self._group = Group(name, _HOST, self._rounds)
         self._group.initialise()
         self._averages = Averages(name, self._group, _place, self._apply)
@@ -98,7 +100,7 @@ class ReplicaSchedule(UpdateSchedule):
     def taker(self, fits: bool) -> TakesGradients:
         if not fits:
             return super().taker(fits)
-        if not self._made:
+        if self._freed is None:
             self._make()
         return self
 
@@ -165,16 +167,10 @@ class ReplicaSchedule(UpdateSchedule):
             self._group.end(replica)
 
     def forget(self) -> None:
-        if self._made:
-            self._averages.destroy()
-            self._group.destroy()
-            self._made = False
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
             del self._averages, self._group
-
-    def __del__(self):
-        # As with every variable, what is gone here is gone on its device.
-        if not sys.is_finalizing():
-            self.forget()
 
 
 def _place(variable: Any) -> str:
