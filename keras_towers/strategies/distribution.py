@@ -23,15 +23,16 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
 from keras_towers.meeting.check import check_alone
+from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.contract import Batches
     from keras_towers.strategies.base import BaseStrategy
-    from keras_towers.transport import horovod
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_job: horovod.HorovodTransport | None = None
+# The processes that ``initialize`` has joined.
+_job: Transport = SingleProcess()
 
 _LAUNCH = "keras-towers run -np 2 script.py"
 
@@ -75,25 +76,15 @@ def _initialize(
     _job = transport
 
 
-def _num_processes(original: Any = None) -> int:
-    return 1 if _job is None else _job.size
-
-
-def _process_id(original: Any = None) -> int:
-    return 0 if _job is None else _job.rank
-
-
 def _list_devices(
     original: Callable[..., list[str]], device_type: str | None = None
 ) -> list[str]:
     """List the devices of all processes, such as ``"cpu:0"``."""
     own = original(device_type)
-    if not own or _job is None or _job.size == 1:
+    if not own or _job.size == 1:
         return own
     kind = own[0].partition(":")[0]
-    return [
-        f"{kind}:{index}" for index in range(_per_rank(kind) * _num_processes())
-    ]
+    return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
 
 
 def _device_count(original: Any, device_type: str | None = None) -> int:
@@ -104,23 +95,16 @@ _BACKEND: dict[str, Callable[..., Any]] = {
     "get_device_count": _device_count,
     "initialize": _initialize,
     "list_devices": _list_devices,
-    "num_processes": _num_processes,
-    "process_id": _process_id,
+    "num_processes": lambda original: _job.size,
+    "process_id": lambda original: _job.rank,
 }
 """What Keras's TensorFlow backend lacks, or knows of one process only."""
-
-
-def _batches_of(distribution: Any) -> Batches:
-    """How a ``DataParallel`` wants its batches distributed over processes."""
-    if distribution.auto_shard_dataset or _num_processes() == 1:
-        return "split"
-    return "each"
 
 
 def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     """Create the strategy that trains on the devices of a ``DataParallel``."""
     names = [str(name) for name in distribution.device_mesh.devices.flatten()]
-    if _job is None or _job.size == 1:
+    if _job.size == 1:
         _refuse_unjoined()
         from keras_towers.strategies.tower import TowerStrategy
 
@@ -180,7 +164,8 @@ def _refuse_unjoined() -> None:
 
     member = environments.detect()
     # One of an unknown number may be meant to train by itself.
-    if member is None or member.size in (None, 1) or _job is not None:
+    joined = not isinstance(_job, SingleProcess)
+    if member is None or member.size in (None, 1) or joined:
         return
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
@@ -328,7 +313,8 @@ def _refuse_in_scope(distribution: Any) -> None:
 
 def _strategy_of(distribution: Any) -> BaseStrategy:
     """Return the strategy of a distribution: always the same one."""
-    batches = _batches_of(distribution)
+    sharded = distribution.auto_shard_dataset or _job.size == 1
+    batches: Batches = "split" if sharded else "each"
     found = _strategies.get(distribution)
     if found is None or found.batches != batches:
         found = _strategy_for(distribution, batches)

@@ -42,7 +42,8 @@ class DirectSession(Session):
                 for rank in range(size)
             ]
         )
-        self.notes: Barrier = self._barriers[0 if sync else self.rank]
+        self._barrier = self._barriers[0 if sync else self.rank]
+        self.notes = self._barrier
         self._came: int | None = None
 
     def take(self, call: UpdateCall) -> None:
@@ -53,7 +54,7 @@ class DirectSession(Session):
     @contextlib.contextmanager
     def in_trace(self) -> Iterator[None]:
         yield
-        barrier = self.notes
+        barrier = self._barrier
         # Of each part as soon as its updates have been made, wherever they are.
         for part, variables in enumerate(self.variables.parts):
             with tf.control_dependencies(self.variables.read(variables)):
@@ -87,7 +88,7 @@ class DirectSession(Session):
         return self._came // 2
 
     def _enter(self) -> int:
-        (came,) = self._calls("enter", self.notes.enter)
+        (came,) = self._calls("enter", self._barrier.enter)
         return int(came)
 
     def first(self) -> None:
@@ -99,10 +100,10 @@ class DirectSession(Session):
         elif came % 2 == 0:
             self._calls("next", self._next_step)
         else:
-            self._calls("wait", lambda: self.notes.wait())
+            self._calls("wait", lambda: self._barrier.wait())
 
     def _due(self) -> tf.Tensor:
-        return self.notes.next_even()
+        return self._barrier.next_even()
 
     def _turn(self, number: tf.Tensor) -> tf.Tensor:
         with tf.device(self._server):
@@ -111,9 +112,9 @@ class DirectSession(Session):
     def _have_read(self, values: Sequence[tf.Tensor]) -> None:
         # What has been read stays as it was while it is sent.
         with tf.control_dependencies(values):
-            arrived = self.notes.arrive()
+            arrived = self._barrier.arrive()
         with tf.control_dependencies(arrived):
-            self.notes.wait()
+            self._barrier.wait()
 
     def _first(self) -> None:
         trained = self.variables.trained
@@ -122,7 +123,7 @@ class DirectSession(Session):
         self.variables.take(trained, values)
 
     def _leave(self) -> None:
-        Functions(self.workers.run)("leave", self.notes.leave)
+        Functions(self.workers.run)("leave", self._barrier.leave)
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
