@@ -14,7 +14,7 @@ from keras_towers.replicas.accumulators import GRADIENTS
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class Quorum:
     """The R gradients of an update, by T replicas that wait for tokens."""
 
     replicas: int
@@ -37,6 +37,11 @@ class Rounds:
             return [1] * self.replicas
         each, more = divmod(self.aggregate, self.replicas)
         return [each + (index < more) for index in range(self.replicas)]
+
+    @property
+    def queues(self) -> int:
+        """How many queues of tokens there are."""
+        return 1 if self.shared else self.replicas
 
     @property
     def most_of_one(self) -> int:

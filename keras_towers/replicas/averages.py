@@ -170,8 +170,7 @@ class Averages:
             with tf.control_dependencies([advanced]):
                 return tf.identity(complete)
 
-        rounds, early = self._group.rounds, self._group.early
-        queues = 1 if rounds.shared else rounds.replicas
+        queues, early = self._group.quorum.queues, self._group.early
         with compat.single_device_mode():
             self._function = tf.function(
                 apply, autograph=False

@@ -42,15 +42,15 @@ class Coordinator(threading.Thread):
         """Create the thread; all replicas end when ``until_left`` have left."""
         super().__init__(name=NAME, daemon=True)
         self._group = group
-        self._aggregate = group.rounds.aggregate
-        self._shared = group.rounds.shared
+        self._aggregate = group.quorum.aggregate
+        self._shared = group.quorum.shared
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
         self._tell = tell or group.tell
         self._limit_s = limit_s
-        replicas = group.rounds.replicas
-        self._quota = group.rounds.quotas
+        replicas = group.quorum.replicas
+        self._quota = group.quorum.quotas
         self._here: set[int] = set()
         self._left: set[int] = set()
         self._lost: set[int] = set()

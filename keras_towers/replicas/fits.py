@@ -15,17 +15,17 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Quorum, ReplicaCounts
 
 
 class DroppedGradients:
     """Gradients that were dropped in each epoch of one ``fit``, for logs."""
 
-    def __init__(self, rounds: Rounds, counts: Callable[[], ReplicaCounts]):
-        self._rounds = rounds
+    def __init__(self, quorum: Quorum, counts: Callable[[], ReplicaCounts]):
+        self._quorum = quorum
         self._counts = counts
         # At the end of the last epoch, and in it.
-        self._before = self._epoch = (0,) * rounds.replicas
+        self._before = self._epoch = (0,) * quorum.replicas
 
     @contextlib.contextmanager
     def told(self, name: str, given: dict[str, Any]) -> Iterator[None]:
@@ -38,7 +38,7 @@ class DroppedGradients:
 
     def logged(self) -> dict[str, Any]:
         """Return additional logs of an epoch that ends."""
-        if not self._rounds.may_drop:
+        if not self._quorum.may_drop:
             return {}
         before, self._before = self._before, self._counts().dropped
         self._epoch = tuple(
@@ -47,7 +47,7 @@ class DroppedGradients:
         return {"dropped_gradients": sum(self._epoch)}
 
     def _write(self, epoch: int) -> None:
-        if self._rounds.may_drop:
+        if self._quorum.may_drop:
             for replica, dropped in enumerate(self._epoch):
                 name = f"dropped_gradients/replica_{replica}"
                 tf.summary.scalar(name, dropped, step=epoch)
@@ -58,17 +58,6 @@ class ReplicaCall(TowerCall):
 
     refusal: str
     dropped: DroppedGradients | None = None
-
-    def shadows(self) -> dict[str, Any]:
-        """Return the model attributes to shadow, by name."""
-        return {
-            **super().shadows(),
-            "make_train_function": self.make_train_function,
-        }
-
-    def make_train_function(self, force: bool = False) -> None:
-        """Replacement for the model's own method."""
-        raise NotImplementedError
 
     def train(self, steps: Any, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.replicas import Rounds
+from keras_towers.replicas import Quorum
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
 from keras_towers.replicas.resources import (
     Functions,
@@ -56,12 +56,12 @@ class Group:
         self,
         name: str,
         device: str,
-        rounds: Rounds,
+        quorum: Quorum,
         run: Callable[[Any], list[Any]] = flat,
         early: bool = False,
     ):
         """Create the group; ``early``: an ``EarlyCoordinator`` is in charge."""
-        self.rounds = rounds
+        self.quorum = quorum
         self.early = early
         self.calls: Functions = Functions(run)
         self._name = name
@@ -69,12 +69,12 @@ class Group:
         self.step: Any = self._number("step")
         self._tokens = [
             Queue(f"{name}/tokens_{index}", device, [tf.int64])
-            for index in range(1 if rounds.shared else rounds.replicas)
+            for index in range(quorum.queues)
         ]
         self._events = Queue(f"{name}/events", device, [tf.int64] * 3)
         # Takes part in every average: who has pushed all of its gradients.
         arrivals = GradientSpec(
-            "arrivals", (rounds.replicas,), tf.float64, False, device
+            "arrivals", (quorum.replicas,), tf.float64, False, device
         )
         self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
         # Of each replica: the step to which its gradients belong, how many it
@@ -105,13 +105,13 @@ class Group:
         local, _ = self._of(replica)
         with tf.device(self._device):
             # Its own token may have been handed out long ago.
-            shared = self.rounds.shared and token is not None
+            shared = self.quorum.shared and token is not None
             step = token if shared else self.step.read_value()
             return tf.identity(local.assign(step))
 
     def wait(self, replica: int) -> tf.Tensor:
         """Wait for a token, negative at the end, and ``start``."""
-        queue = self._tokens[0 if self.rounds.shared else replica]
+        queue = self._tokens[0 if self.quorum.shared else replica]
         if self.early:
             token = self._later(queue, self.due(replica))
         else:
@@ -150,7 +150,7 @@ class Group:
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and number of a gradient, for its accumulator."""
         local, pushed = self._of(replica)
-        most = self.rounds.most_of_one
+        most = self.quorum.most_of_one
         with tf.device(self._device):
             count = tf.math.floormod(
                 pushed.read_value(), tf.constant(most, tf.int64)
@@ -162,7 +162,7 @@ class Group:
         local, pushed = self._of(replica)
         with tf.device(self._device):
             step = local.read_value()
-            mine = tf.one_hot(replica, self.rounds.replicas, dtype=tf.float64)
+            mine = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
             told = [
                 self._arrivals.push(mine, step),
                 pushed.assign_add(tf.ones((), tf.int64), read_value=False),
@@ -178,7 +178,7 @@ class Group:
         for queue in [*self._tokens, self._events]:
             queue.clear()
         with tf.device(self._device):
-            for replica in range(self.rounds.replicas):
+            for replica in range(self.quorum.replicas):
                 _, pushed = self._of(replica)
                 pushed.assign(tf.zeros((), tf.int64), read_value=False)
             step = self.step.assign_add(tf.ones((), tf.int64))
@@ -239,7 +239,7 @@ class Group:
 
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
-        queue = self._tokens[0 if self.rounds.shared else replica]
+        queue = self._tokens[0 if self.quorum.shared else replica]
         self.calls(
             ("end", replica), lambda: queue.put(tf.constant(_END, tf.int64))
         )
@@ -260,7 +260,7 @@ class Group:
 
     def enter(self, replica: int) -> None:
         """Ask for tokens; those of a replica that died are lost."""
-        if not self.rounds.shared:
+        if not self.quorum.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)
         if self.early:

@@ -14,7 +14,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.meeting.environments import tf_config
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.servers.calls import ServedCalls
@@ -150,7 +150,7 @@ class SyncReplicasStrategy(BaseStrategy):
         aggregate = replicas
         if replicas_to_aggregate is not None:
             aggregate = _checked_number(replicas_to_aggregate)
-        rounds = Rounds(replicas, aggregate, tokens == "shared")
+        quorum = Quorum(replicas, aggregate, tokens == "shared")
         averages = variable_averages
         if averages is not None and not isinstance(
             averages, tf.train.ExponentialMovingAverage
@@ -175,12 +175,12 @@ class SyncReplicasStrategy(BaseStrategy):
                 self._config, self._mode.reduce, also=self._average
             )
             alone = aggregate == 1 and averages is None
-            self._calls = ReplicaCalls(update, rounds, alone, stall_shutdown_s)
+            self._calls = ReplicaCalls(update, quorum, alone, stall_shutdown_s)
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
-            session = functools.partial(ReplicaSession, rounds, self._average)
-            self._calls = ServedCalls(copies, servers.peers, session, rounds)
+            session = functools.partial(ReplicaSession, quorum, self._average)
+            self._calls = ServedCalls(copies, servers.peers, session, quorum)
             self._compose(copies, self._calls)
 
     @property

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running
-from keras_towers.replicas import Rounds
+from keras_towers.replicas import Quorum
 from keras_towers.replicas.averages import arguments
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
@@ -37,9 +37,9 @@ class Played:
 
     def __init__(self, replicas, aggregate, shared=False, limit_s=None):
         self.name = f"tests/coordinator_{next(_numbers)}"
-        rounds = Rounds(replicas, aggregate, shared)
+        quorum = Quorum(replicas, aggregate, shared)
         early = self.kind is EarlyCoordinator
-        self.group = Group(self.name, DEVICE, rounds, early=early)
+        self.group = Group(self.name, DEVICE, quorum, early=early)
         self.group.initialise()
         self.updates = []
         self.errors = []
@@ -83,7 +83,7 @@ class Played:
     def push_untold(self, replica):
         """Push as one that dies before it tells of it."""
         step = tf.constant(self.group.global_step(), tf.int64)
-        grad = tf.one_hot(replica, self.group.rounds.replicas, dtype="float64")
+        grad = tf.one_hot(replica, self.group.quorum.replicas, dtype="float64")
         self.group._arrivals.push(grad, step)
 
     def tokens(self, *replicas):
@@ -161,9 +161,9 @@ def played(*args, kind=Played, **kwargs):
 
 
 def test_quotas():
-    assert Rounds(4, 3, False).quotas == [1, 1, 1, 1]
-    assert Rounds(4, 4, False).quotas == [1, 1, 1, 1]
-    assert Rounds(2, 5, False).quotas == [3, 2]
+    assert Quorum(4, 3, False).quotas == [1, 1, 1, 1]
+    assert Quorum(4, 4, False).quotas == [1, 1, 1, 1]
+    assert Quorum(2, 5, False).quotas == [3, 2]
 
 
 def test_replicas_that_have_left_are_not_waited_for():

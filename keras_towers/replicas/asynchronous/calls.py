@@ -18,7 +18,7 @@ from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import trainers
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.schedule import (
     ReplicaSchedule,
     UpdateSchedule,
@@ -90,20 +90,20 @@ class ReplicaCalls(AsyncCalls):
     def __init__(
         self,
         update: HogwildUpdate,
-        rounds: Rounds,
+        quorum: Quorum,
         alone: bool,
         stall_shutdown_s: float,
     ):
         super().__init__(update)
         self.stall_shutdown_s = stall_shutdown_s
-        self._rounds = rounds
+        self._quorum = quorum
         self._runs_alone = alone
         self._last: Coordinator | None = None
 
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped."""
-        return counts_of(self._last, self._rounds.replicas)
+        return counts_of(self._last, self._quorum.replicas)
 
     @property
     def _alone(self) -> bool:
@@ -111,7 +111,7 @@ class ReplicaCalls(AsyncCalls):
 
     def schedule(self) -> UpdateSchedule:
         return ReplicaSchedule(
-            *(self._update, self._rounds, self._begin, self.stall_shutdown_s)
+            *(self._update, self._quorum, self._begin, self.stall_shutdown_s)
         )
 
     def _begin(self, coordinator: Coordinator) -> None:
@@ -135,7 +135,7 @@ class ReplicaCalls(AsyncCalls):
     def _told(
         self, call: _AsyncCall
     ) -> contextlib.AbstractContextManager[None]:
-        call.dropped = DroppedGradients(self._rounds, lambda: self.counts)
+        call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call.dropped.told(self._config.name, call.asked.given)
 
 
@@ -157,7 +157,9 @@ class _AsyncCall(ReplicaCall):
         self._shown: Any = None
         self._next_logs = 0.0
 
-    def make_train_function(self, force: bool = False) -> None:
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
         model = self.model
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
-from keras_towers.replicas import Rounds
+from keras_towers.replicas import Quorum
 from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
@@ -71,13 +71,13 @@ class ReplicaSchedule(UpdateSchedule):
     def __init__(
         self,
         update: HogwildUpdate,
-        rounds: Rounds,
+        quorum: Quorum,
         begins: Callable[[Coordinator], None],
         limit_s: float | None,
     ):
         super().__init__(update)
         self._begins = begins
-        self._rounds = rounds
+        self._quorum = quorum
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         self._failed: Callable[[BaseException], None] = lambda error: None
@@ -89,7 +89,7 @@ class ReplicaSchedule(UpdateSchedule):
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
-        self._group = Group(name, _HOST, self._rounds)
+        self._group = Group(name, _HOST, self._quorum)
         self._group.initialise()
         self._averages = Averages(name, self._group, _place, self._apply)
 
@@ -131,7 +131,7 @@ class ReplicaSchedule(UpdateSchedule):
             self._group, apply, self._error, limit_s=self._limit_s
         )
         self._begins(self._coordinator)
-        for replica in range(self._rounds.replicas):
+        for replica in range(self._quorum.replicas):
             self._group.tell(Event.ENTERED, replica)
         self._coordinator.start()
 
@@ -146,7 +146,7 @@ class ReplicaSchedule(UpdateSchedule):
         return int(token) >= 0
 
     def run(self, tower: int, step: Callable[[], Any]) -> Any:
-        if not self._rounds.shared:
+        if not self._quorum.shared:
             # Its token may have been handed out when there was no batch yet.
             self._group.calls(
                 ("start", tower), lambda: self._group.start(tower)
@@ -163,7 +163,7 @@ class ReplicaSchedule(UpdateSchedule):
             self._coordinator.end()
 
     def _free(self) -> None:
-        for replica in range(self._rounds.replicas):
+        for replica in range(self._quorum.replicas):
             self._group.end(replica)
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.replicas import ReplicaCounts, Rounds
+from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.update import add_atomically
 from keras_towers.replicas.coordinator import counts_of
 from keras_towers.replicas.fits import (
@@ -44,7 +44,7 @@ class ServedCalls(TowerCalls):
         update: CopiesOnTowers | CachedOnce,
         peers: ServerPeers,
         session: Callable[..., Session],
-        rounds: Rounds | None = None,
+        quorum: Quorum | None = None,
     ):
         super().__init__(update)
         # Steps of any other kind than training.
@@ -54,7 +54,7 @@ class ServedCalls(TowerCalls):
         self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
         self._made = 0
         self._fits = 0
-        self._rounds = rounds
+        self._quorum = quorum
         self.last: Session | None = None
 
     @property
@@ -117,9 +117,9 @@ class ServedCalls(TowerCalls):
         refuse_eager(self._config, asked.model)
         given = self._step, self.adoption, asked, prepared, start
         call = ServedFit(self.session_of(asked.model), *given)
-        if self._rounds is not None and self._config.peers.rank == 0:
+        if self._quorum is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
-                self._rounds, lambda: self._counts_of(call.session)
+                self._quorum, lambda: self._counts_of(call.session)
             )
         return call
 
@@ -160,12 +160,14 @@ class ServedFit(ReplicaCall):
         self._before: int | None = None
         self._left_out = 0
 
-    def make_train_function(self, force: bool = False) -> None:
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
         self.session.retrace()
-        self._make("train", force)
+        super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
         self.adoption.remember_function(self.model, "train_function")

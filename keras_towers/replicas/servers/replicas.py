@@ -12,7 +12,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.replicas import Rounds
+from keras_towers.replicas import Quorum
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
@@ -26,21 +26,21 @@ class ReplicaSession(Session):
 
     def __init__(
         self,
-        rounds: Rounds,
+        quorum: Quorum,
         also: Callable[[Sequence[Any]], Any],
         **given: Any,
     ):
         super().__init__(**given)
-        self._rounds = rounds
+        self._quorum = quorum
         # Those that may be dropped are so as a whole: there an update begins
         # when enough have arrived.
-        self.asks_ahead = early = rounds.each_once
+        self.asks_ahead = early = quorum.each_once
         group = f"{self.name}/group"
         self._group = Group(
-            group, self._server, rounds, self._run_in_step, early
+            group, self._server, quorum, self._run_in_step, early
         )
         self.notes = Notes(
-            f"{group}/notes", self._server, self.rank, rounds.replicas, 1
+            f"{group}/notes", self._server, self.rank, quorum.replicas, 1
         )
         self._calls = self._group.calls
         # The coordinator waits in a thread of its own.
@@ -49,14 +49,14 @@ class ReplicaSession(Session):
         self._averages: Averages
         self.retrace()
         self._also = also
-        aggregate, size = rounds.aggregate, rounds.replicas
+        aggregate, size = quorum.aggregate, quorum.replicas
         self.spare = max(0, size - aggregate)
         # With backup replicas those that are late are waited for no longer
         # than until there are no updates that they could be part of.
         self._until_left = (
             aggregate if self._split and aggregate < size else None
         )
-        self.in_step = self._split and not rounds.may_drop
+        self.in_step = self._split and not quorum.may_drop
         self._comes_back = False
         self._look: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
@@ -191,7 +191,7 @@ class ReplicaSession(Session):
         self._error = error
         self.workers.fail(error)
         try:
-            for replica in range(self._rounds.replicas):
+            for replica in range(self._quorum.replicas):
                 self._coordinated.end(replica)
             self._coordinated.calls("release", self.notes.release)
         except (tf.errors.OpError, TowerError):
