@@ -111,7 +111,7 @@ class Group:
 
     def wait(self, replica: int) -> tf.Tensor:
         """Wait for a token, negative at the end, and ``start``."""
-        queue = self._tokens[0 if self.quorum.shared else replica]
+        queue = self._queue(replica)
         if self.early:
             token = self._later(queue, self.due(replica))
         else:
@@ -121,6 +121,9 @@ class Group:
             tf.control_dependencies([self.start(replica, token)]),
         ):
             return tf.identity(token)
+
+    def _queue(self, replica: int) -> Queue:
+        return self._tokens[0 if self.quorum.shared else replica]
 
     def _later(self, queue: Queue, step: tf.Tensor) -> tf.Tensor:
         """Wait for a token of this step or a later one, or the end."""
@@ -239,10 +242,7 @@ class Group:
 
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
-        queue = self._tokens[0 if self.quorum.shared else replica]
-        self.calls(
-            ("end", replica), lambda: queue.put(tf.constant(_END, tf.int64))
-        )
+        self.calls(("end", replica), lambda: self._queue(replica).put(_END))
 
     def initialise(self) -> None:
         """Begin at global step 0; one process does it, before all others."""

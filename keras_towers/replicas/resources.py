@@ -30,7 +30,10 @@ def free(name: str) -> None:
     # Nobody may use them any more. Those that this process has no handle of
     # stay.
     for handle, device in forget(name):
-        destroy(handle, device)
+        with compat.outside(device):
+            tf.raw_ops.DestroyResourceOp(
+                resource=handle, ignore_lookup_error=True
+            )
 
 
 def forget(name: str) -> list[tuple[tf.Tensor, str]]:
@@ -38,12 +41,6 @@ def forget(name: str) -> list[tuple[tf.Tensor, str]]:
     beneath = f"{name}/"
     mine = [n for n in _known if n == name or n.startswith(beneath)]
     return [_known.pop(n) for n in mine]
-
-
-def destroy(handle: tf.Tensor, device: str) -> None:
-    """Free a resource on its device, if it is still there."""
-    with compat.outside(device):
-        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 class Queue:

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
-from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.fit.step.acts import Twice
 from tests.kit.compare import close, same_history, same_model
@@ -244,13 +243,13 @@ def test_callbacks_that_evaluate_and_train():
 def test_blocks_leave_nothing_behind(monkeypatch):
     """Neither graphs nor threads nor what is on the devices."""
     destroyed = []
-    original = resources.destroy
+    original = tf.raw_ops.DestroyResourceOp
 
-    def destroy(handle, device):
-        destroyed.append(handle)
-        original(handle, device)
+    def destroy(resource, **given):
+        destroyed.append(resource)
+        original(resource=resource, **given)
 
-    monkeypatch.setattr(resources, "destroy", destroy)
+    monkeypatch.setattr(tf.raw_ops, "DestroyResourceOp", destroy)
     model = linear()
 
     def blocks(number):
