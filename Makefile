@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 TENSORFLOW ?= cpu
+# Tests start many processes; what they import is compiled once, not in each.
+export PYTHONDONTWRITEBYTECODE :=
 # A process for each of two cores; tests/kit/schedule.py says what runs where.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # TensorFlow for GPUs has the files of the one for CPUs: no environment has both.

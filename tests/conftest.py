@@ -10,15 +10,22 @@ import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# Like other passes over graphs (tests/kit/untuned.py), oneDNN's takes longer
+# than it saves.
+if "KERAS_TOWERS_TEST_OPTIMIZED" not in os.environ:
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, launchers, seeded, warm
-from tests.kit.collecting import collect_rarely, search_no_more
+from tests.kit import gpus, launchers, long, warm
 from tests.kit.durations import Durations, long_before
-from tests.kit.untuned import do_not_optimize_graphs, do_not_tune_iterators
+from tests.kit.untuned import (
+    do_not_optimize_graphs,
+    leave_untuned,
+    search_no_more,
+)
 
 TOWERS = 8
 
@@ -37,9 +44,7 @@ else:
     tf.config.list_logical_devices()
 
 launchers.forget()
-do_not_tune_iterators()
-do_not_optimize_graphs(not gpus.ON)
-collect_rarely()
+leave_untuned(optimize=bool(gpus.ON))
 
 _collective_keys = itertools.count(10_000, 1_000)
 
@@ -162,4 +167,4 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_report_header():
     """Say which cases are drawn."""
-    return seeded.header()
+    return f"drawn cases: {long.SEEDED_BY}={long.SEED}"

@@ -23,8 +23,7 @@ from tests.kit.compare import (
     assert_towers_equal,
     outcome,
 )
-from tests.kit.long import long_but
-from tests.kit.seeded import SEED
+from tests.kit.long import SEED, long_but
 from tests.kit.training import classifier, compiled, fit
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")

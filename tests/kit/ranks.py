@@ -27,7 +27,6 @@ import traceback
 from collections.abc import Callable
 
 from keras_towers.meeting.environments import tf_config
-from tests.kit.collecting import collect_rarely, search_no_more
 from tests.launching.jobs import Done, Launched
 
 CHECKS: dict[str, Callable[..., None]] = {}
@@ -58,11 +57,8 @@ def main() -> None:
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
     # Imports TensorFlow, as a file of tests that only asks for names need not.
-    from tests.kit.untuned import do_not_optimize_graphs, do_not_tune_iterators
+    from tests.kit.untuned import search_no_more
 
-    do_not_tune_iterators()
-    do_not_optimize_graphs()
-    collect_rarely()
     with _results(folder, rank_here()).open("a") as file:
         for name in wanted or CHECKS:
             try:

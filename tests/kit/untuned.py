@@ -1,5 +1,6 @@
-"""What TensorFlow tunes and optimizes, left as it is."""
+"""TensorFlow tunes and optimizes, and Python collects, less than usual."""
 
+import gc
 import os
 from typing import Any
 
@@ -11,7 +12,43 @@ UNTUNED = tf.data.Options()
 UNTUNED.autotune.enabled = False
 
 
-def do_not_tune_iterators() -> None:
+def leave_untuned(optimize: bool = False) -> None:
+    """Have it so from now on in this process, which has imported all it needs.
+
+    Args:
+        optimize: whether graphs are optimized nevertheless.
+    """
+    _do_not_tune_iterators()
+    do_not_optimize_graphs(not optimize)
+    # Tracing makes many objects that live on, and by default each few hundred
+    # of them are searched. Modules that are imported for good need not be.
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 5)
+
+
+def do_not_optimize_graphs(off: bool = True) -> None:
+    """Turn off, or on again, the passes over graphs before their first run.
+
+    They take a third of a first step, and give the same results. ``make
+    test-all`` leaves them on, everywhere.
+    """
+    off = off and OPTIMIZED not in os.environ
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": off}
+    )
+
+
+def search_no_more() -> None:
+    """Collect garbage, and leave what remains out of later searches.
+
+    To be called between tests: caches keep much of what they trace, and each
+    ``clear_session`` begins with a search of all there is.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _do_not_tune_iterators() -> None:
     """Turn off tf.data's autotuner in every iterator that Python makes.
 
     Destroying an iterator may wait until its autotuner wakes up, which sleeps
@@ -25,18 +62,6 @@ def do_not_tune_iterators() -> None:
     part_of_device = multi_device_iterator_ops._create_device_dataset
     multi_device_iterator_ops._create_device_dataset = lambda *arguments: (
         part_of_device(*arguments).with_options(UNTUNED)
-    )
-
-
-def do_not_optimize_graphs(off: bool = True) -> None:
-    """Turn off, or on again, the passes over graphs before their first run.
-
-    They take a third of a first step, and give the same results. ``make
-    test-all`` leaves them on, everywhere.
-    """
-    off = off and OPTIMIZED not in os.environ
-    tf.config.optimizer.set_experimental_options(
-        {"disable_meta_optimizer": off}
     )
 
 

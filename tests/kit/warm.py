@@ -2,9 +2,9 @@
 
 Importing them takes most of what a test's process costs. A server imports them
 once, turns off what costs more than it shows in a test, and forks for each
-process that asks: the real one, as
-its launcher knows it, waits (``tests/kit/lean/warm_client.py``), passes signals
-on, and ends as the child does; the child ends when the real one is killed.
+process that asks: the real one, as its launcher knows it, waits
+(``tests/kit/lean/warm_client.py``), passes signals on, and ends as the child
+does; the child ends when the real one is killed.
 
 What differs from a process of one's own: the tree of processes, a hash seed and
 addresses that are the same in all of them, and that SIGSTOP stops only the real
@@ -129,14 +129,12 @@ def main() -> None:
 
     known = read_at_import(dict(os.environ))
     from keras_towers import strategies
-    from tests.kit import collecting, untuned
+    from tests.kit import untuned
 
     for name in strategies.STRATEGIES:
         strategies.find(name).load()
-    untuned.do_not_tune_iterators()
-    untuned.do_not_optimize_graphs()
-    collecting.search_no_more()
-    collecting.collect_rarely()
+    untuned.search_no_more()
+    untuned.leave_untuned()
     ready = selectors.DefaultSelector()
     ready.register(0, selectors.EVENT_READ)
     ready.register(listener, selectors.EVENT_READ)

@@ -46,7 +46,7 @@ def distribution_of_a_dataset_that_does_not_divide():
     ).batch(7)
     with initialized():
         s.assert_as_one_process(
-            s.model(seed=s.RANK),
+            s.eager(seed=s.RANK),
             lambda mine: s.fit(mine, data, None),
             strategy=keras.distribution.DataParallel().scope(),
         )

@@ -119,7 +119,7 @@ def rounds_of_one_step_are_those_of_one_process():
     # rank has no example of the last batch.
     rows = slice(COUNT + 1)
     s.assert_as_one_process(
-        s.model(),
+        s.eager(),
         lambda m: s.fit(m, s.X[rows], s.Y[rows], batch_size=BATCH, epochs=2),
         s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),

@@ -30,7 +30,7 @@ from tests.exactness.classes.optimizer_recipes import (
     modes_of,
 )
 from tests.exactness.classes.recipes import Recipe, public
-from tests.kit.seeded import SEED
+from tests.kit.long import SEED
 
 GROUP = 25
 
