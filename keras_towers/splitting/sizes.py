@@ -38,10 +38,15 @@ class Size:
     Attributes:
         number: the number.
         powers: symbols and their powers, in the order of the symbols.
+        order: of a number of rows: blocks, and rows of each example in a block,
+            if that is known.
     """
 
     number: Any
     powers: tuple[tuple[str, int], ...]
+    order: tuple[int, int] | None = dataclasses.field(
+        default=None, compare=False
+    )
 
     def power(self, symbol: str) -> int:
         """The power of a symbol."""

@@ -27,7 +27,7 @@ from keras_towers.fit.step.unmatched import (
     unmatched,
     warn,
 )
-from keras_towers.splitting.sizes import degree_of, examples_in
+from keras_towers.splitting.sizes import Size, degree_of, examples_in
 from keras_towers.splitting.values import Value
 
 Dimension: TypeAlias = "int | str | tuple[int, ...] | None"
@@ -228,7 +228,8 @@ def _dimension(size: Any, shape: Value) -> Dimension:
     if number == 1:
         return (1,)
     if number is not None:
-        outer, inner = getattr(size, "order", None) or (0, 0)
+        order = size.order if isinstance(size, Size) else None
+        outer, inner = order or (0, 0)
         return (inner,) * outer or None
     return SAME if degree_of(size) == 0 or shape.is_same else None
 

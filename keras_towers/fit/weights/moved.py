@@ -234,9 +234,10 @@ class SlotsOverRanks:
 
     def give_back(self, slot: keras.Variable) -> None:
         """Restore the original, if the slot is another rank's."""
-        for notes in (self._ranks, self._shared):
-            if slot in notes:
-                del notes[slot]
+        if slot not in self._ranks:
+            return
+        del self._ranks[slot]
+        self._shared.pop(slot, None)
         if isinstance(slot._value, _Absent):
             slot._value.held = self._on_host.forget(slot)
             slot._value.lost = True

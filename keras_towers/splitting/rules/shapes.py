@@ -18,7 +18,7 @@ from keras_towers.splitting.rules.common import (
     shape_of,
     spread,
 )
-from keras_towers.splitting.sizes import UNKNOWN, units_in
+from keras_towers.splitting.sizes import UNKNOWN, Size, units_in
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -52,6 +52,13 @@ def _of_shape(node: Node, index: int, value: Value) -> Value:
     sizes = [UNKNOWN if size is None else size for size in shape]
     is_same = value.kind is Kind.SAME and not value.grows
     if node.type != "Size":
+        rows = value.rows
+        if rows is not None and rows.axis >= 0 and rows.draw is None:
+            size = sizes[rows.axis]
+            if isinstance(size, Size):
+                # For draws of as many rows (`fit/step/draws.py`).
+                order = rows.outer, rows.inner
+                sizes[rows.axis] = dataclasses.replace(size, order=order)
         return of_known(sizes, is_same)
     whole: Any = math.prod(sizes)
     if whole is UNKNOWN and not is_same:
