@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -70,6 +71,9 @@ class _Check(MetaPathFinder):
         package, _, name = fullname.partition(".")
         if package == __package__ and not _INDEPENDENT.fullmatch(name):
             check()
+            # What ``after_keras`` calls imports such modules. If one of them
+            # imported Keras first, it would be found half read.
+            importlib.import_module("keras")
 
 
 def after_keras(then: Callable[[], None]) -> None:

@@ -54,7 +54,13 @@ MEETING_TIMEOUT_S = 600
 START_TIMEOUT_S = 300
 #: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`; BytePS's start is told of as
 #: often.
-STALL_WARNING_S = 30.0
+STALL_WARNING_S = 30
+#: Default of `--stall-shutdown`.
+STALL_SHUTDOWN_S = 1800
+#: Default of `--grace`: for scripts to end after SIGTERM.
+SCRIPT_GRACE_S = 30
+#: Default of `--elastic-timeout`.
+ELASTIC_TIMEOUT_S = 600
 #: Longest time between two signs of life of a rank in the store.
 STALL_BEAT_S = 5.0
 #: Without a sign of life for so long, [a host or a process is
@@ -138,6 +144,12 @@ JOINING_TRACES = 6
 REHEARSED_TRACE_S = 30.0
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
+#: For a compiler to say which it is.
+TOOL_S = 60
+#: For a process of its own to import TensorFlow or an engine.
+IMPORT_S = 120
+#: Between SIGTERM and SIGKILL for a command that is not a job's.
+COMMAND_GRACE_S = 10
 #: Bytes, at least, of [the parts of large weights](parameter_servers.md#speed)
 #: that parameter servers update one after another.
 PART_BYTES = 2_000_000

@@ -42,7 +42,7 @@ def run(
     *,
     log: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
-    grace_s: float = 10,
+    grace_s: float = settings.COMMAND_GRACE_S,
 ) -> Ended:
     """Run a command in its own process group, all of which has ended then."""
     # Not pipes: orphaned children of the command would keep them open.

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from keras_towers import _imports
+from keras_towers import _imports, settings
 from keras_towers.building import toolchain
 from keras_towers.building.toolchain import Tool
 from keras_towers.subprocesses import NoAnswer, ask_python
@@ -117,7 +117,7 @@ class Recipe(ABC):
         """The TensorFlow version that an installed engine was built for."""
         return None
 
-    def look(self, timeout_s: float = 120) -> Found | None:
+    def look(self) -> Found | None:
         """Load the installed engine in a fresh process; None: there is none."""
         try:
             package = metadata.distribution(self.name)
@@ -128,7 +128,7 @@ class Recipe(ABC):
             parts = ask_python(
                 # -P: ignore a folder of that name in the current directory.
                 ["-P", "-c", self.probe],
-                timeout_s,
+                settings.IMPORT_S,
                 {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
         except NoAnswer as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from keras_towers import settings
 from keras_towers.system import usable_cores
 
 CMAKE_AT_LEAST = (3, 13)
@@ -65,7 +66,11 @@ def output_of(command: list[str]) -> str | None:
     """Return the output of a program, or None if the program fails."""
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True
+            command,
+            capture_output=True,
+            text=True,
+            timeout=settings.TOOL_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -96,7 +101,7 @@ def find_compiler() -> Tool:
             input=_CPP17,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=settings.TOOL_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)

@@ -20,8 +20,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from keras_towers.cli import Command, Commands, refuse
-from keras_towers.system import handled
+from keras_towers.cli import Command, Commands
+from keras_towers.system import handled, writable
 
 if TYPE_CHECKING:
     from keras_towers.building.build import Progress
@@ -104,11 +104,8 @@ def byteps(
 def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     """Build an engine or take it from the cache, and install it."""
     from keras_towers.building import build
-    from keras_towers.building.recipe import InstallError
-    from keras_towers.system import UnusableFolder, writable
 
     console = Console(highlight=False)
-    command = f"install {recipe.name}"
     found, start = None, time.monotonic()
     try:
         # Compilers run in a process group of their own, and would go on.
@@ -122,12 +119,10 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
                 shutil.copy2(wheel, wheel_only)
             else:
                 cached, found = build.install(recipe, wheel, cached, tell)
-    except InstallError as error:
-        refuse(command, error, 1)
-    except UnusableFolder as error:
-        refuse(command, error)
     except KeyboardInterrupt:
-        refuse(command, "interrupted; nothing was installed", 130)
+        told = f"keras-towers install {recipe.name}: interrupted"
+        typer.echo(f"{told}; nothing was installed", err=True)
+        raise typer.Exit(130) from None
     seconds = time.monotonic() - start
     how = "from the cache" if cached else f"built in {seconds:.0f} s"
     if wheel_only:

@@ -58,4 +58,4 @@ def _options(
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="keras-towers")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from keras_towers.cli import refusing
+from keras_towers import settings
 from keras_towers.cli import run_options as options
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic import elastic_options, run_elastic
@@ -42,9 +42,9 @@ def run(
     seed: options.Seed = None,
     module: options.Module = False,
     output: options.Output = None,
-    stall_warning: options.StallWarning = 30,
-    stall_shutdown: options.StallShutdown = 1800,
-    grace: options.Grace = 30,
+    stall_warning: options.StallWarning = settings.STALL_WARNING_S,
+    stall_shutdown: options.StallShutdown = settings.STALL_SHUTDOWN_S,
+    grace: options.Grace = settings.SCRIPT_GRACE_S,
     network_interface: options.NetworkInterface = None,
     ssh_port: options.SshPort = None,
     verbose: options.Verbose = False,
@@ -52,7 +52,7 @@ def run(
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,
     slots: options.Slots = 1,
-    elastic_timeout: options.ElasticTimeout = 600,
+    elastic_timeout: options.ElasticTimeout = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: options.BlacklistCooldownRange = (5, 600),
     reset_limit: options.ResetLimit = None,
 ) -> None:
@@ -65,99 +65,96 @@ def run(
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
     """
-    with refusing("run"):
-        only_fixed = {
-            "-H": hosts,
-            "--hostfile": hostfile,
-            "--network-interface": network_interface,
-            "--ssh-port": ssh_port,
-            "--min-np": min_np,
-            "--max-np": max_np,
-            "--host-discovery-script": host_discovery_script,
-        }
-        elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
-        named = _hosts(hosts, hostfile)
-        tasks = _tf_tasks(strategy, ps, workers, processes, only_fixed)
-        if tasks:
-            processes = sum(tasks.values())
-        # Where another launcher started this process, it may be a rank itself.
-        rank = None
-        if not (elastic or named or tasks):
-            rank = rank_to_be(processes)
-            if rank is None:
-                named = allocated(processes)
-        if named and processes is None and not elastic:
-            processes = sum(named.values())
-        if not elastic and processes is None and rank is None:
-            raise TowerError("give the number of processes: -np N")
-        _check_script(script, module)
-        here = None
-        if not (elastic or named or processes or tasks):
-            here = tf_config.from_environment()
-        served = bool(here.ps if here else tasks and tasks.get("ps"))
-        if no_strategy and (strategy or served):
-            other = "--strategy" if strategy else "--ps"
-            raise TowerError(f"give --no-strategy or {other}, not both")
-        member = here or rank
-        size = member.size if member else processes
+    only_fixed = {
+        "-H": hosts,
+        "--hostfile": hostfile,
+        "--network-interface": network_interface,
+        "--ssh-port": ssh_port,
+        "--min-np": min_np,
+        "--max-np": max_np,
+        "--host-discovery-script": host_discovery_script,
+    }
+    elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
+    named = _hosts(hosts, hostfile)
+    tasks = _tf_tasks(strategy, ps, workers, processes, only_fixed)
+    if tasks:
+        processes = sum(tasks.values())
+    # Where another launcher started this process, it may be a rank itself.
+    rank = None
+    if not (elastic or named or tasks):
+        rank = rank_to_be(processes)
+        if rank is None:
+            named = allocated(processes)
+    if named and processes is None and not elastic:
+        processes = sum(named.values())
+    if not elastic and processes is None and rank is None:
+        raise TowerError("give the number of processes: -np N")
+    _check_script(script, module)
+    here = None
+    if not (elastic or named or processes or tasks):
+        here = tf_config.from_environment()
+    served = bool(here.ps if here else tasks and tasks.get("ps"))
+    if no_strategy and (strategy or served):
+        other = "--strategy" if strategy else "--ps"
+        raise TowerError(f"give --no-strategy or {other}, not both")
+    member = here or rank
+    size = member.size if member else processes
+    fitting = None
+    if elastic or (size or 1) > 1:
+        fitting = _fitting(served, bool(here or tasks), servers)
+    if strategy or no_strategy:
         fitting = None
-        if elastic or (size or 1) > 1:
-            fitting = _fitting(served, bool(here or tasks), servers)
-        if strategy or no_strategy:
-            fitting = None
-        command = [script, *(arguments or [])]
-        program = _program(command, strategy, towers, module, served, fitting)
-        known = STRATEGIES.get(strategy or "")
-        several = elastic or rank or processes != 1
-        if known and known.one_process and several and not here:
-            raise TowerError(
-                f"the strategy {strategy} works in one process only: use "
-                "-np 1, or --strategy horovod"
-            )
-        servers = _servers(servers, strategy, not (elastic or rank or tasks))
-        job = Job(
-            command=program,
-            ranks=processes or min_np or 0,
-            hosts=named or {"localhost": processes or 0},
-            interface=None if here else network_interface,
-            ssh_port=ssh_port,
-            stall_warning_s=stall_warning,
-            stall_shutdown_s=stall_shutdown,
-            seed=seed,
-            output=output,
-            grace_s=grace,
-            verbose=verbose,
-            servers=servers,
-            alone=no_strategy,
+    command = [script, *(arguments or [])]
+    program = _program(command, strategy, towers, module, served, fitting)
+    known = STRATEGIES.get(strategy or "")
+    several = elastic or rank or processes != 1
+    if known and known.one_process and several and not here:
+        raise TowerError(
+            f"the strategy {strategy} works in one process only: use "
+            "-np 1, or --strategy horovod"
         )
-        if member:
-            if output and not here:
-                raise TowerError(
-                    f"--output is not for {rank}, which has its own"
-                )
-            become(member, job, seeded=strategy is not None)
-        if strategy and seed is None:
-            seed = secrets.randbelow(2**31)
-        if strategy and (processes or 2) > 1:
-            typer.echo(f"keras-towers run: seed {seed}", err=True)
-        job = dataclasses.replace(job, seed=seed if strategy else None)
-        if tasks:
-            code = run_cluster(job, tasks).code
-        elif not elastic:
-            code = run_job(job).code
-        else:
-            limits = elastic_options(
-                ranks=processes,
-                least=min_np,
-                most=max_np,
-                hosts=named,
-                script=host_discovery_script,
-                slots=slots,
-                timeout_s=elastic_timeout,
-                reset_limit=reset_limit,
-                cooldown_s=blacklist_cooldown_range,
-            )
-            code = run_elastic(job, limits)
+    servers = _servers(servers, strategy, not (elastic or rank or tasks))
+    job = Job(
+        command=program,
+        ranks=processes or min_np or 0,
+        hosts=named or {"localhost": processes or 0},
+        interface=None if here else network_interface,
+        ssh_port=ssh_port,
+        stall_warning_s=stall_warning,
+        stall_shutdown_s=stall_shutdown,
+        seed=seed,
+        output=output,
+        grace_s=grace,
+        verbose=verbose,
+        servers=servers,
+        alone=no_strategy,
+    )
+    if member:
+        if output and not here:
+            raise TowerError(f"--output is not for {rank}, which has its own")
+        become(member, job, seeded=strategy is not None)
+    if strategy and seed is None:
+        seed = secrets.randbelow(2**31)
+    if strategy and (processes or 2) > 1:
+        typer.echo(f"keras-towers run: seed {seed}", err=True)
+    job = dataclasses.replace(job, seed=seed if strategy else None)
+    if tasks:
+        code = run_cluster(job, tasks).code
+    elif not elastic:
+        code = run_job(job).code
+    else:
+        limits = elastic_options(
+            ranks=processes,
+            least=min_np,
+            most=max_np,
+            hosts=named,
+            script=host_discovery_script,
+            slots=slots,
+            timeout_s=elastic_timeout,
+            reset_limit=reset_limit,
+            cooldown_s=blacklist_cooldown_range,
+        )
+        code = run_elastic(job, limits)
     raise typer.Exit(code)
 
 

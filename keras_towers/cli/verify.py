@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keras_towers import user_functions
-from keras_towers.cli import refuse
 from keras_towers.errors import CompatibilityError, TowerError
 
 if TYPE_CHECKING:
@@ -64,8 +63,8 @@ def verify(
             exact=exact,
             average=not summed,
         )
-    except (TowerError, CompatibilityError) as error:
-        refuse("verify", error)
+    except CompatibilityError as error:
+        raise TowerError(str(error)) from error
     if as_json:
         typer.echo(json.dumps(_told(report), indent=2))
     else:

@@ -13,13 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from keras_towers import _imports
+from keras_towers import _imports, settings
 from keras_towers.errors import TowerError
 from keras_towers.subprocesses import NoAnswer, ask_python
 from keras_towers.system import usable_cores
 
 
-def look(timeout_s: float = 120) -> dict[str, Any]:
+def look(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
     """Run this module in a fresh process; return facts, or an ``"error"``."""
     environment = {
         "KERAS_BACKEND": "tensorflow",

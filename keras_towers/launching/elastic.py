@@ -42,7 +42,7 @@ class Elastic:
     # machine would be the end of the job, so each slot is a host, 127.0.0.N.
     divided: bool = False
     cooldown_s: tuple[int, int] = (5, 600)
-    timeout_s: int = 600
+    timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.launching import call
 from keras_towers.launching.job import Job, run_job
@@ -29,8 +30,8 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
-    stall_warning_s: int = 30,
-    stall_shutdown_s: int = 1800,
+    stall_warning_s: int = settings.STALL_WARNING_S,
+    stall_shutdown_s: int = settings.STALL_SHUTDOWN_S,
 ) -> _T:
     """Run a function in several processes that train one model together.
 

@@ -54,11 +54,11 @@ class Job:
     hosts: dict[str, int]
     interface: str | None = None
     ssh_port: int | None = None
-    stall_warning_s: int = 30
-    stall_shutdown_s: int = 1800
+    stall_warning_s: int = settings.STALL_WARNING_S
+    stall_shutdown_s: int = settings.STALL_SHUTDOWN_S
     seed: int | None = None
     output: Path | None = None
-    grace_s: int = 30
+    grace_s: int = settings.SCRIPT_GRACE_S
     verbose: bool = False
     launcher: str = "keras-towers run"
     # Of BytePS; None: without it.

@@ -15,20 +15,20 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
+from keras_towers import settings
 from keras_towers.meeting.addresses import LOOPBACK
 from keras_towers.meeting.hosts import Slot, slots
 from keras_towers.meeting.server import StoreServer
 from keras_towers.meeting.store import Endpoint
 from keras_towers.meeting.variables import process_environment, rank_environment
-from keras_towers.settings import OWN_GPUS
 
 
 @dataclass
 class RanksConfig(BackendConfig):
     """Settings of the ranks: seconds until a stall is told, and ended."""
 
-    stall_warning_s: int = 30
-    stall_shutdown_s: int = 1800
+    stall_warning_s: int = settings.STALL_WARNING_S
+    stall_shutdown_s: int = settings.STALL_SHUTDOWN_S
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -69,5 +69,5 @@ def _join(endpoint: Endpoint, slot: Slot, config: RanksConfig) -> None:
     own = rank_environment(endpoint, slot, endpoint.address, common)
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     if gpus and os.environ.get("CUDA_VISIBLE_DEVICES") == ",".join(gpus):
-        own[OWN_GPUS] = "1"
+        own[settings.OWN_GPUS] = "1"
     os.environ.update(own)

@@ -342,8 +342,8 @@ def _variables(
     watch.first[:] = [plan["first"]]
     _beside().beat(endpoint, slot.rank)
     common = process_environment(
-        seconds(settings.STALL_WARNING, 30),
-        seconds(settings.STALL_SHUTDOWN, 1800),
+        seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
+        seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
     )
     return rank_environment(endpoint, slot, towards, common, plan["sharing"])
 
