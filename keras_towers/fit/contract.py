@@ -68,7 +68,7 @@ class StepOptions:
     sync_every_epoch: bool = True
     exact: bool = False
     batch_norm: Extent | None = None
-    random: Extent | None = None
+    random: Extent = "global"
     on_difference: OnDifference = "warn"
 
 

@@ -59,15 +59,15 @@ class Options(StepOptions):
         sync_every_epoch: at the end of each epoch, synchronize all towers of
             all processes, including variables that towers change individually
             (moving statistics).
-        exact: sets both ``batch_norm`` and ``random`` to ``"global"``, and has
-            Keras's losses and layers that couple the examples of a batch
-            (``Dice``, ``Circle``, ``MixUp``, ...) computed from the global one.
+        exact: sets ``batch_norm`` to ``"global"``, and has Keras's losses and
+            layers that couple the examples of a batch (``Dice``, ``Circle``,
+            ``MixUp``, ...) computed from the global one.
         batch_norm: ``"tower"``: BatchNormalization normalizes with the
             statistics of its tower's share of the batch (None: this).
             ``"global"``: with those of the global batch, as one device does.
-        random: ``"tower"``: Dropout and other random layers draw from a
-            stream of each tower's own (None: this). ``"global"``: each tower
-            gets its rows of the draw that one device would have made.
+        random: ``"global"``: Dropout and other random layers give each tower
+            its rows of the draw that one device would have made. ``"tower"``:
+            they draw from a stream of each tower's own.
         on_difference: what happens where the analysis of a step finds that it
             differs from that of one device, or does not know: ``"warn"`` (once,
             with the line), ``"error"`` (before the first step; after it where
@@ -136,14 +136,14 @@ class Options(StepOptions):
                 object.__setattr__(self, name, bool(value))
         modes.check_between_ranks(self)
         for name in ("batch_norm", "random"):
-            given = getattr(self, name)
-            if self.exact and given == "tower":
+            if self.exact and getattr(self, name) == "tower":
                 raise TowerError(
                     f'{name}="tower" contradicts exact=True: leave one of them '
                     "out."
                 )
-            resolved = given or ("global" if self.exact else "tower")
-            object.__setattr__(self, name, resolved)
+        if self.batch_norm is None:
+            extent = "global" if self.exact else "tower"
+            object.__setattr__(self, "batch_norm", extent)
 
 
 class StepKeywords(TypedDict, total=False):
@@ -154,7 +154,7 @@ class StepKeywords(TypedDict, total=False):
     sync_every_epoch: bool
     exact: bool
     batch_norm: Extent | None
-    random: Extent | None
+    random: Extent
     on_difference: OnDifference
 
 

@@ -124,7 +124,6 @@ class StepTraces:
         # Other ranks get gradients while the step computes others.
         way: Way = "called" if alone else "inlined"
         try:
-            self._check_cut()
             self._shared = self._traced(tower, step, data, way=way)
         except CannotShare as error:
             self._log_own_traces(error, tower)
@@ -135,7 +134,6 @@ class StepTraces:
     ) -> TracedStep | None:
         """Return a trace that XLA compiles, for all towers or this one."""
         try:
-            self._check_cut()
             if tower.local_index == 0 and self._config.num_towers > 1:
                 try:
                     checks.check_parts(self._pieces, self._shares)
@@ -240,10 +238,6 @@ class StepTraces:
         """Judge a step that is not analysed, once it is known not to fail."""
         if self._own_because:
             self._judge.leave_open(self._own_because, tower)
-
-    def _check_cut(self) -> None:
-        if self._config.random == "global" and self._compiles:
-            raise CannotSplit("draws its own rows of random numbers")
 
     def _log_own_traces(
         self, error: CannotShare, tower: tower_lib.Tower

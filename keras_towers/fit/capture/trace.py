@@ -169,7 +169,8 @@ class TracedStep:
 
     def _share(self, tower: tower_lib.Tower) -> Any:
         """Return a tower's share, which depends on the number of examples."""
-        if self._shared and isinstance(tower.share, float):
+        several = self._config.num_replicas > 1
+        if several and isinstance(tower.share, float):
             return tf.constant(tower.share, tf.float64)
         return tower.share
 

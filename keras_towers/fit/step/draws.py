@@ -49,6 +49,9 @@ _PHILOX = (1, 3)
 _KEY_STRIDE = 0x9E3779B97F4A7C15
 _SEED_STRIDE = 1_000_003
 
+# Draws of which XLA computes numbers by the shape, too, not by the count only.
+_BY_SHAPE_IN_XLA = ("stateless_random_normal_v2",)
+
 EAGER = "run_eagerly"
 """What is told of where draws are only taken for those of the examples."""
 
@@ -110,10 +113,14 @@ def counted(name: str, rejects: bool = False) -> Callable[..., tf.Tensor]:
         axis, blocks = plan
         if axis is None:
             return original(**given)
-        if axis > 0 or given["alg"] not in _PHILOX:
+        xla = _is_for_xla(rows)
+        depends = xla and name in _BY_SHAPE_IN_XLA
+        if axis > 0 or depends or given["alg"] not in _PHILOX:
             drawn = parts.of_whole(original, given, rows, axis, blocks)
         else:
-            drawn = parts.advanced(original, given, rows, blocks, rejects)
+            # XLA truncates without rejecting.
+            reserves = rejects and not xla
+            drawn = parts.advanced(original, given, rows, blocks, reserves)
         return rows.drawn(drawn, axis, blocks)
 
     return draw
@@ -158,6 +165,10 @@ def whole(name: str, shaped: Sequence[str]) -> Callable[..., tf.Tensor]:
         return rows.drawn(drawn, axis, blocks)
 
     return draw
+
+
+def _is_for_xla(rows: Rows) -> bool:
+    return rows.graph is not None and compat.in_xla_context(rows.graph)
 
 
 def _plan(
@@ -274,9 +285,9 @@ def _own_stream(given: dict[str, Any]) -> dict[str, Any]:
 def _warn_unmatched(name: str, shape: tf.Tensor, where: str = "") -> None:
     warn(
         name,
-        f"{name} of shape {_described(shape)}{where} differs from one device, "
-        'although random="global" is given: it is not known which of its rows '
-        "belong to which examples. Every tower draws it from its own stream.",
+        f"{name} of shape {_described(shape)}{where} differs from one device: "
+        "it is not known which of its rows belong to which examples. Every "
+        "tower draws it from its own stream.",
     )
 
 

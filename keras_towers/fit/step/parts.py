@@ -27,14 +27,14 @@ def advanced(
     given: dict[str, Any],
     rows: Rows,
     blocks: tuple[int, ...],
-    rejects: bool,
+    reserves: bool,
 ) -> tf.Tensor:
     """Draw a tower's rows of the whole draw by starting at a later count."""
     shape = given["shape"]
     tail = compat.constant_value_as_shape(shape)[1:]
     dtype = tf.as_dtype(_dtype(original, given))
     group = _GROUP_OF_WIDE if dtype.size == _WIDE else _GROUP
-    counts = group * _RESERVED // _PER_COUNT if rejects else 1
+    counts = group * _RESERVED // _PER_COUNT if reserves else 1
     size: Any = tail.num_elements() if tail.is_fully_defined() else None
     whole_groups = size is not None and size % group == 0
     if size is None:
@@ -54,10 +54,13 @@ def advanced(
             drawn.append(original(**mine))
             continue
         begin = first * size
-        skip = begin % group
         mine["counter"] = _later(given["counter"], begin // group * counts)
-        mine["shape"] = (skip + tf.cast(into[0], tf.int64) * size)[tf.newaxis]
-        drawn.append(tf.reshape(original(**mine)[skip:], into))
+        # The numbers before the first row are some of a group. XLA needs to
+        # know how many there are in all.
+        length = tf.cast(into[0], tf.int64) * size
+        mine["shape"] = (length + group)[tf.newaxis]
+        numbers = tf.slice(original(**mine), [begin % group], [length])
+        drawn.append(tf.reshape(numbers, into))
     return drawn[0] if len(drawn) == 1 else tf.concat(drawn, 0)
 
 
@@ -107,7 +110,8 @@ def of_whole(
             [shape[:axis], length[tf.newaxis], shape[axis + 1 :]], 0
         )
     places = [
-        tf.range(first, first + length)
+        # XLA needs to know how many there are.
+        first + tf.range(length)
         for first, length in _places(mine, rows, blocks)
     ]
     return tf.gather(original(**given), tf.concat(places, 0), axis=axis)

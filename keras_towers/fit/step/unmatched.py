@@ -18,8 +18,7 @@ def unmatched(name: str) -> Callable[..., Any]:
         if rows_of_draw() is not None:
             warn(
                 name,
-                f"{name} on a tower differs from one device, although "
-                'random="global" is given: '
+                f"{name} on a tower differs from one device: "
                 + (
                     "a permutation of the global batch cannot be cut into "
                     "towers."

@@ -69,6 +69,28 @@ def own_step_with_embedding(cls=Own):
     return cls(inner.inputs, ShowsXla()(inner.outputs[0]))
 
 
+class Noisy(keras.layers.Layer):
+    """Adds numbers drawn for each row, also a few less than a group of them."""
+
+    def build(self, shape):
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        for draw in (
+            keras.random.normal,
+            keras.random.uniform,
+            keras.random.truncated_normal,
+        ):
+            x = x + draw((keras.ops.shape(x)[0], 3, 1), seed=self.seed)[:, 0]
+            x = x + draw((4, keras.ops.shape(x)[0]), seed=self.seed)[0][:, None]
+        return x
+
+
+def noisy():
+    keras.utils.set_random_seed(1)
+    return m.mlp(dropout(), Noisy(), ShowsXla())
+
+
 def held_once():
     return kt.ParameterServerTowerStrategy(2, ps_device="gpu")
 
@@ -80,6 +102,9 @@ CASES = {
         *(own_step_with_embedding, adam),
         *(lambda: kt.TowerStrategy(2), trained),
     ),
+    # Towers draw their rows of what XLA draws for the batch.
+    "draws": (noisy, adam, lambda: kt.TowerStrategy(2), used),
+    "draws, uneven": (noisy, adam, lambda: kt.TowerStrategy(3), trained),
     # XLA does not use variables of other devices: it is given values.
     "held once": (dense, clipped_and_scaled, held_once, trained),
 }
@@ -175,10 +200,6 @@ def test_without_xla_where_it_cannot(act, reason, reasons):
             (
                 lambda: kt.TowerStrategy(2),
                 *(Twice, "the step uses variables after its update"),
-            ),
-            (
-                lambda: kt.TowerStrategy(2, random="global"),
-                *(Own, "the step draws its own rows of random numbers"),
             ),
             (
                 lambda: kt.AsyncTowerStrategy(2),
