@@ -1,4 +1,4 @@
-"""KerasHub's BERT with ``exact=True``: dropout as on one device.
+"""KerasHub's BERT, whose dropout is that of one device.
 
 ``python examples/keras_hub_bert.py``. Installing KerasHub with its dependencies
 puts the package tensorflow over tensorflow-cpu: use ``pip install --no-deps
@@ -50,6 +50,6 @@ def train(strategy):
 
 
 one = train(contextlib.nullcontext())
-many = train(kt.TowerStrategy(exact=True))
+many = train(kt.TowerStrategy())
 difference = max(np.abs(a - b).max() for a, b in zip(one, many, strict=True))
 print(f"largest difference of a weight to one device: {difference:.1e}")

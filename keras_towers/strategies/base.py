@@ -241,7 +241,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"{type(self).__name__} cannot be entered inside the scope of "
                 f"another {another(current, self)}: leave that one first."
             )
-        with hooks.installed(self._config.random == "global"), super().scope():
+        with hooks.installed(), super().scope():
             yield self
 
     def __enter__(self) -> Self:

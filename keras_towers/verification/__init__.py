@@ -37,7 +37,7 @@ def verify(
     average: bool = True,
     exact: bool = False,
     batch_norm: Extent | None = None,
-    random: Extent | None = None,
+    random: Extent = "global",
     tolerance: float | None = None,
     **former: Never,
 ) -> Report:
@@ -46,9 +46,9 @@ def verify(
     The training step is traced on towers as ``fit`` would, and analysed: it is
     proven to split, or the line of code is named where it does not. Then a few
     steps run on one device, and on towers that share it, and gradients, logs
-    and written variables are compared. What differs by design, of
-    BatchNormalization and random layers, is a finding of its own, and made
-    equal for the rehearsal. Afterwards weights, optimizers, metrics, random
+    and written variables are compared. What differs by design, such as
+    BatchNormalization, is a finding of its own, and made equal for the
+    rehearsal. Afterwards weights, optimizers, metrics, random
     states and attributes are as before; a model that was not built is built.
 
     What ``fit`` would warn of is never called safe, unless it is only not

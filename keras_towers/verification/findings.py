@@ -33,12 +33,11 @@ _REMEDIES = {
         "keras_towers.mean(values) for a mean"
     ),
     Kind.BATCH_NORM: (
-        'TowerStrategy(batch_norm="global"), or exact=True for random layers '
-        "as well; or BatchNormalization(synchronized=True)"
+        'TowerStrategy(batch_norm="global"), or exact=True; or '
+        "BatchNormalization(synchronized=True)"
     ),
     Kind.RANDOM: (
-        'TowerStrategy(random="global"), or exact=True for BatchNormalization '
-        "as well; or accept other draws, which are as random"
+        'leave random="tower" out, or accept other draws, which are as random'
     ),
     Kind.ROWS: (
         "give all parts of a batch the same number of rows, or hold what is "

@@ -77,7 +77,7 @@ def drawn():
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (trained, [Kind.BATCH_NORM, Kind.RANDOM]),
+        (trained, [Kind.BATCH_NORM]),
         (lambda: m.own(Counting), [Kind.STATE]),
         (lambda: m.own(Reads), "fails on one device"),
     ],

@@ -3,8 +3,7 @@
 The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. The operations that draw random numbers (``fit/step/draws.py``) are
-patched while a strategy with ``random="global"`` is active, and in an eager
-step, which has no graph that shows its draws. ``tf.random.shuffle`` and the
+patched while towers run or trace a step. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
 creates its data on several ranks with different seeds (``fit/data/ranks.py``).
 
@@ -30,7 +29,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
@@ -56,15 +55,9 @@ logger = logging.getLogger("keras_towers")
 _warned_of_threads: set[tuple[str, str]] = set()
 
 
-@contextlib.contextmanager
-def installed(draws: bool = False) -> Iterator[None]:
+def installed() -> contextlib.AbstractContextManager[None]:
     """Patch Keras until the last of all such blocks exits."""
-    with patches.held(_install), contextlib.ExitStack() as stack:
-        if draws:
-            from keras_towers.fit.step.draws import replaced
-
-            stack.enter_context(replaced())
-        yield
+    return patches.held(_install)
 
 
 def _install() -> None:

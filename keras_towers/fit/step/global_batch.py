@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,15 +20,13 @@ from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import RowCheck
-from keras_towers.fit.step import drawn
+from keras_towers.fit.step import drawn, draws
+from keras_towers.fit.step.hidden import HiddenRows
 from keras_towers.fit.step.logs import Logs, Results
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
-
-if TYPE_CHECKING:
-    from keras_towers.fit.step.hidden import HiddenRows
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -46,8 +44,6 @@ class GlobalStep:
         self.update = update
         self._spread = update.spread
         if self.config.random == "global":
-            from keras_towers.fit.step.hidden import HiddenRows
-
             self.hidden = HiddenRows()
         self._devices = [tower_lib.short_name(d) for d in self.config.devices]
 
@@ -141,12 +137,9 @@ class GlobalStep:
             live = [count > 0 for count in _counts(batch)]
         # Keras has one for each thread, and towers have threads.
         unseeded = [compat.get_global_attribute(_UNSEEDED)]
-        starts = None
-        if self.config.random == "global":
-            starts = _starts(batch)
-
-        draws = not tf.executing_eagerly() or self.config.random == "global"
-        attributes = Attributes(model, draws)
+        eager, one_draw = tf.executing_eagerly(), self.config.random == "global"
+        starts = _starts(batch) if one_draw else None
+        attributes = Attributes(model, not eager or one_draw)
         before = after = attributes.take()
         given = self.config, self.update, model, attributes
         begins = self.order.begins_a_call()
@@ -180,7 +173,7 @@ class GlobalStep:
                 data = self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
             tower.values.note_batch(data)
-            tells = training and index == 0 and self.config.random == "tower"
+            tells = training and index == 0 and not one_draw
             with (
                 replica_context.activate(tower),
                 self.order.gated(),
@@ -201,7 +194,8 @@ class GlobalStep:
             tried = self.hidden.tried(model, batch.pieces)
         with (
             tried,
-            nothing if tf.executing_eagerly() else watch.preparing(),
+            draws.replaced() if eager or one_draw else nothing,
+            nothing if eager else watch.preparing(),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+from unittest import mock
 
 import keras
 import numpy as np
@@ -77,22 +78,41 @@ def _everything() -> dict:
     return found
 
 
+def _of_draws(changed: set) -> set:
+    return DRAWS & {
+        name if name == "Generator" else name[0] for name in changed
+    }
+
+
+class Looks(keras.layers.Layer):
+    """Sees what is replaced while a step is traced."""
+
+    def call(self, x):
+        self.look()
+        return x
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("random", ["tower", "global"])
 def test_everything_is_put_back(random):
-    model = linear()
+    looks = Looks()
+    looks.look = seen = mock.Mock()
+    model = linear(looks)
     fit(model)  # imports what Keras imports late
     before = _everything()
     strategy = kt.TowerStrategy(2, random=random)
+    seen.reset_mock()
+    in_steps = set()
+    seen.side_effect = lambda: in_steps.update(_of_draws(_changed(before)))
 
     def stop(batch, logs):
+        assert not _of_draws(_changed(before))
         raise Boom
 
     with strategy.scope():
         inside = _changed(before)
-        kinds = {name if name == "Generator" else name[0] for name in inside}
-        # What serves an option is replaced only with it.
-        assert DRAWS & kinds == (DRAWS if random == "global" else set())
+        # Of a step, these are replaced only while it is traced.
+        assert not _of_draws(inside)
         with strategy.scope():
             pass
         # Patched until the last scope is left.
@@ -101,6 +121,7 @@ def test_everything_is_put_back(random):
     with contextlib.suppress(Boom), strategy:
         note = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
         fit(model, callbacks=[note])
+    assert in_steps == (DRAWS if random == "global" else set())
     assert not _changed(before)
     stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with stock.scope(), pytest.raises(kt.TowerError):

@@ -11,7 +11,7 @@ from keras_towers.fit import told
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.step import draws as draws_lib
 
 COUNTS = (5, 1, 7)
 SEED = [7, 42]
@@ -67,7 +67,7 @@ def on_towers(draw, x, counts=COUNTS, eager=False):
                 return draw(_known(rows.mark(piece)))
 
         run = step if eager else tf.function(step)
-        with hooks.installed(draws=True):
+        with draws_lib.replaced():
             piece = tf.constant(x[start : start + count])
             found.append(_numpy(run(piece, _int64(start))))
     return found
@@ -172,7 +172,7 @@ def test_counts_beyond_32_bits():
             piece = _known(rows.mark(piece))
             return random.stateless_uniform(tf.shape(piece), SEED)
 
-    with hooks.installed(draws=True):
+    with draws_lib.replaced():
         found = step(tf.zeros([3, 4]))
     np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
@@ -325,6 +325,6 @@ def test_other_towers_draw_as_keras_does(share, rows):
     x = tf.constant(_data((6,)))
     wanted = _dropped(x).numpy()
     known = Rows(_int64(3), _int64(4), _int64(9)) if rows else None
-    with hooks.installed(draws=True), _tower(known, 1, share=share):
+    with draws_lib.replaced(), _tower(known, 1, share=share):
         found = _dropped(x).numpy()
     np.testing.assert_array_equal(found, wanted)
