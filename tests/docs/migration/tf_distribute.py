@@ -1,6 +1,7 @@
 """Checks of the rows on ``tf.distribute``."""
 
 import contextlib
+import functools
 import json
 import os
 from unittest import mock
@@ -159,20 +160,29 @@ def uneven_batches(row):
     assert differ(mine, fit(model(), batch_size=15)) < 1e-6
 
 
-@row(HERE, "BatchNormalization and Dropout on each replica's share", long=True)
-def coupled_layers(row):
-    def make():
-        layers = keras.layers
-        return model(layers.BatchNormalization(), layers.Dropout(0.5, seed=1))
-
-    mine, default = make(), make()
-    with row.made(1):
+def _train_as_on_one_device_but_for(layer, equal, different):
+    mine, other, alone = (model(layer()) for _ in range(3))
+    with equal:
         fit(mine)
-    alone = fit(make())
+    fit(alone)
     assert differ(mine, alone) < 1e-5
-    with kt.TowerStrategy(DEVICES):
-        fit(default)
-    assert differ(default, alone) > 1e-3
+    with different:
+        fit(other)
+    assert differ(other, alone) > 1e-3
+
+
+@row(HERE, "BatchNormalization on each replica's share", long=True)
+def batch_normalization(row):
+    made, default = row.made(1), kt.TowerStrategy(DEVICES)
+    layer = keras.layers.BatchNormalization
+    _train_as_on_one_device_but_for(layer, made, default)
+
+
+@row(HERE, "Dropout draws on each replica by itself", long=True)
+def dropout(row):
+    made, default = row.made(), kt.TowerStrategy(DEVICES)
+    layer = functools.partial(keras.layers.Dropout, 0.5, seed=1)
+    _train_as_on_one_device_but_for(layer, default, made)
 
 
 @row(HERE, '`OneDeviceStrategy("/cpu:1")`')
