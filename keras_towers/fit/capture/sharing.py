@@ -34,6 +34,7 @@ from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TakesGradients, TowerConfig
+from keras_towers.fit.step.hidden import hide_rows
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
@@ -86,6 +87,7 @@ class StepTraces:
         if first:
             self._judge.keep_examples(data)
         if trace is None:
+            data = hide_rows(tower, data)
             run = self._own_traces.capture if self._are_alike() else capture
             captured = run(step, data, tower, self._update.apply)
             self._judge_own_trace(tower)

@@ -170,7 +170,7 @@ class GlobalStep:
             )
             if starts is not None and self.hidden is not None:
                 start = starts[index]
-                data = self.hidden.know(tower, model, data, start, batch.total)
+                self.hidden.know(tower, model, data, start, batch.total)
             tower.data = data
             tower.values.note_batch(data)
             tells = training and index == 0 and not one_draw

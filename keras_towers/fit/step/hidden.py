@@ -28,6 +28,15 @@ from keras_towers.fit.data import batches as data_lib
 logger = logging.getLogger("keras_towers")
 
 
+def hide_rows(tower: tower_lib.Tower, data: Any) -> Any:
+    """Return a tower's data for its own trace, without a number of rows."""
+    if tower.rows is None or tower.rows.static is not None:
+        return data
+    tower.data = tower.rows.mark(data)
+    tower.values.note_batch(tower.data)
+    return tower.data
+
+
 class HiddenRows:
     """Hides the numbers of rows from the steps of all models that allow it."""
 
@@ -42,19 +51,18 @@ class HiddenRows:
         data: Any,
         start: Any,
         total: Any,
-    ) -> Any:
-        """Tell a tower its rows; return its data with their number hidden."""
+    ) -> None:
+        """Tell a tower its rows."""
         eager = tf.executing_eagerly()
         static = data_lib.static_size(data)
         shown = not eager and model in self._shown
-        rows = tower.rows = Rows(
+        tower.rows = Rows(
             start=start,
             count=tf.cast(data_lib.batch_size_of(data), tf.int64),
             total=tf.cast(total, tf.int64),
             graph=None if eager else compat.get_default_graph(),
             static=static if shown else None,
         )
-        return data if shown and static is not None else rows.mark(data)
 
     @contextlib.contextmanager
     def tried(self, model: keras.Model, batch: Any) -> Iterator[None]:
