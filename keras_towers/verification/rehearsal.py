@@ -15,10 +15,10 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit import told as told_lib
 from keras_towers.fit.calls.synchronous import TowerCalls, check_splits
-from keras_towers.fit.capture import verdict
+from keras_towers.fit.capture import compare, verdict
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
-from keras_towers.fit.verify import compare, snapshot, steps
+from keras_towers.fit.verify import snapshot, steps
 from keras_towers.fit.verify.steps import RecordedStep, Run
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import Options

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.fit.capture import checks, splits
+from keras_towers.fit.capture.compare import Ran, Together
 from keras_towers.fit.capture.pieces import Exchange, Exchanges, Pieces
-from keras_towers.fit.capture.together import Ran, Together
 from keras_towers.fit.capture.trace import TracedStep
 from keras_towers.fit.context.tower import Run
 from keras_towers.fit.data import batches as data_lib

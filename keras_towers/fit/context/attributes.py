@@ -16,7 +16,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -56,9 +56,8 @@ class Taken:
     """Values that ``Attributes.take`` returned."""
 
     values: list[tuple[bool | None, dict[str, tuple[Any, Any]]]]
-    # The states of the random generators, Python's and NumPy's; None if they
-    # are nobody's business.
-    draws: tuple[Any, Any] | None
+    # Restores what ``put`` has to of random generators.
+    restore_draws: Callable[[], None]
 
 
 @functools.cache
@@ -108,8 +107,7 @@ class Attributes:
             )
             for owner, others in self._owners
         ]
-        states = random.getstate(), np.random.get_state()
-        return Taken(values, states if self._draws else None)
+        return Taken(values, python_draws() if self._draws else _nothing)
 
     def hold_tensors_of(self, graph: Any) -> bool:
         """Whether an attribute holds a tensor of a graph."""
@@ -125,9 +123,7 @@ class Attributes:
 
     def put(self, taken: Taken) -> None:
         """Restore values that ``take`` returned."""
-        if taken.draws is not None:
-            random.setstate(taken.draws[0])
-            np.random.set_state(taken.draws[1])
+        taken.restore_draws()
         for (owner, others), (built, values) in zip(
             self._owners, taken.values, strict=True
         ):
@@ -142,6 +138,21 @@ class Attributes:
                     continue
                 if name not in own or _is_data(name, own[name]):
                     own[name] = restored(value, content)
+
+
+def _nothing() -> None:
+    pass
+
+
+def python_draws() -> Callable[[], None]:
+    """Return what restores the states of Python's and NumPy's generators."""
+    python, numpy = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    return restore
 
 
 def _reachable(start: Iterable[Any]) -> Iterator[Any]:

@@ -154,8 +154,7 @@ def _time_of(ends: Sequence[Any], device: str) -> tf.Tensor:
         # done in order: a value that is queued after it comes when it is done.
         with tf.control_dependencies(ends), tf.device(device):
             behind = tf.random.uniform([], seed=1)
-        with tf.init_scope(), compat.single_device_mode():
-            seen: Any = tf.Variable(tf.zeros([]), trainable=False)
+        seen = compat.hidden_variable(_host_of(device), 0.0)
         ends = [seen.assign(behind, read_value=False)]
     with tf.control_dependencies(ends):
         now = tf.timestamp()

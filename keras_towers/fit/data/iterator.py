@@ -102,12 +102,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Make all ranks run the same number of steps."""
         from keras_towers.fit.data import ranks as ranks_lib
 
-        adapter = self.data_adapter
-        numbers, digests = ranks_lib.agree(
-            peers, kind, adapter.num_batches, ranks_lib.digest(adapter)
+        numbers = ranks_lib.agree(
+            peers, kind, self.data_adapter, same_data=not self._each
         )
         if not self._each:
-            ranks_lib.check_alike(numbers, digests)
             ranks_lib.warn_of_shuffles(dataset)
             if peers.rank == 0:
                 self._warn_of_idle_ranks(dataset, replicas)

@@ -23,6 +23,10 @@ from keras_towers.meeting.check import Peers
 logger = logging.getLogger("keras_towers")
 
 _ENDS = 4
+_REMEDY = (
+    "Give every rank all of the data, and it takes its part of each batch; or "
+    'set batches="each" to let every rank read its own data.'
+)
 
 
 class Order:
@@ -69,8 +73,7 @@ class Order:
             yield
             return
         original = tf.random.shuffle
-        with compat.single_device_mode(), tf.device("CPU:0"):
-            self._epoch = tf.Variable(self._number, trainable=False)  # pyright: ignore[reportArgumentType]
+        self._epoch = compat.hidden_variable("CPU:0", self._number)
 
         def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
             return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
@@ -90,12 +93,16 @@ class Order:
 
 
 def agree(
-    peers: Peers, kind: str, batches: int | None, data: str
-) -> tuple[list[int | None], list[str]]:
-    """Return each rank's number of batches, None if unknown, and its digest."""
+    peers: Peers, kind: str, adapter: Any, same_data: bool
+) -> list[int | None]:
+    """Return each rank's number of batches, None if unknown."""
     where = f"begins to read the data of {kind}"
-    plans = check.gather(peers, (batches, data), where)
-    return [plan[0] for plan in plans], [plan[1] for plan in plans]
+    mine = adapter.num_batches, digest(adapter)
+    plans = check.gather(peers, mine, where)
+    numbers = [plan[0] for plan in plans]
+    if same_data:
+        _check_alike(numbers, [plan[1] for plan in plans])
+    return numbers
 
 
 def digest(adapter: Any) -> str:
@@ -119,23 +126,19 @@ def _content(array: np.ndarray) -> Any:
     return [v for v in array.flat if isinstance(v, str | bytes)]
 
 
-def check_alike(numbers: list[int | None], digests: list[str]) -> None:
+def _check_alike(numbers: list[int | None], digests: list[str]) -> None:
     """Check that all ranks have the same data, by numbers and digests."""
     for rank, other in enumerate(digests):
         if other != digests[0] and numbers[rank] == numbers[0]:
             raise TowerError(
                 f"the ranks were given different data: rank {rank} has other "
-                "examples than rank 0, in as many batches. Give every rank all "
-                "of the data, and it takes its part of each batch; or set "
-                'batches="each" to let every rank read its own data.'
+                f"examples than rank 0, in as many batches. {_REMEDY}"
             )
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
         raise TowerError(
             "the ranks were given different data: they have different numbers "
-            f"of batches ({check.each(counts)}). Give every rank all of the "
-            "data, and it takes its part of each batch; or set "
-            'batches="each" to let every rank read its own data.'
+            f"of batches ({check.each(counts)}). {_REMEDY}"
         )
 
 

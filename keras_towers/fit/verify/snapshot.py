@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,7 +12,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.attributes import attributes_of, put_back
+from keras_towers.fit.context.attributes import (
+    attributes_of,
+    put_back,
+    python_draws,
+)
 from keras_towers.fit.weights import state as state_lib
 
 
@@ -155,14 +158,13 @@ def _is_restored(part: Any) -> bool:
 
 def _random_states() -> Callable[[], None]:
     """Return a function that restores the states of random generators."""
-    python, numpy = random.getstate(), np.random.get_state()
+    restore_draws = python_draws()
     of_keras = compat.get_global_attribute("global_seed_generator")
     operations = getattr(compat.eager_context(), "_rng", None)
     state = operations and operations.getstate()
 
     def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        restore_draws()
         compat.set_global_attribute("global_seed_generator", of_keras)
         if operations:
             operations.setstate(state)
