@@ -65,16 +65,15 @@ class _NoOpCall:
         self, strategy: Strategy, asked: KerasCall, logs: Mapping[str, float]
     ):
         self._strategy = strategy
-        self._model = asked.model
-        self._kind = asked.kind
-        self._trains = asked.trains
+        self._asked = asked
         self._logs = logs
 
     def shadows(self) -> dict[str, Any]:
-        name = "train_function" if self._trains else "test_function"
+        trains = self._asked.trains
+        name = "train_function" if trains else "test_function"
         return {
             "_distribute_strategy": SeenByKeras(self._strategy, self),
-            "_maybe_symbolic_build": self._begin if self._trains else _nothing,
+            "_maybe_symbolic_build": self._begin if trains else _nothing,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
             f"make_{name}": _nothing,
@@ -92,19 +91,22 @@ class _NoOpCall:
     def _begin(
         self, iterator: Steps | None = None, data_batch: Any = None
     ) -> None:
+        kind, model = self._asked.kind, self._asked.model
         if iterator is not None:
-            iterator.refuse_none(self._kind, self._model)
+            iterator.refuse_none(kind, model)
         # Callbacks may read the weights; nothing else is used.
-        if building.needs_build(self._model, "predict"):
+        if building.needs_build(model, "predict"):
             batch = data_batch if iterator is None else iterator.spec()
             if batch is not None:
-                building.build(self._model, batch, self._kind)
+                building.build(model, batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self._logs)
 
     def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
-        steps = itertools.islice(iterator, self._model.steps_per_execution)
+        steps = itertools.islice(
+            iterator, self._asked.model.steps_per_execution
+        )
         if not sum(1 for _ in steps):
             raise StopIteration
         return self._report()

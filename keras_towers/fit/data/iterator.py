@@ -75,6 +75,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # Only iterators over arrays: creating one over a dataset may draw a new
         # shuffle, which one device would have drawn too.
         self._reuses = arrays
+        # Keras creates one at the end of an epoch and another at the start of
+        # the next, and creating one is expensive.
         self._unused: Any = None
         self._skip = self._done = 0
         self._whole: tuple[int | None, int | None] | None = None
@@ -225,11 +227,16 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _get_iterator(self) -> Any:
         skip, self._skip = self._skip, 0
+        if not skip and not self._reuses:
+            return self._distributed_dataset
+        if not skip and self._unused is not None:
+            return self._unused
+        if self._order is not None:
+            self._order.next_epoch()
         if skip:
-            if self._order is not None:
-                self._order.next_epoch()
             return self._distributed_dataset.skip(skip)
-        return _Reusing(self) if self._reuses else self._distributed_dataset
+        self._unused = iter(self._distributed_dataset)
+        return self._unused
 
     def __next__(self) -> Any:
         self._has_run()
@@ -264,24 +271,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
 def _number(count: int, noun: str) -> str:
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count} {noun}{ending}"
-
-
-class _Reusing:
-    """Reuses an iterator that Keras created but never read."""
-
-    # Keras creates one at the end of an epoch and another at the start of the
-    # next, and creating one is expensive.
-
-    def __init__(self, owner: TowerEpochIterator):
-        self._owner = owner
-
-    def __iter__(self) -> Any:
-        owner = self._owner
-        if owner._unused is None:
-            if owner._order is not None:
-                owner._order.next_epoch()
-            owner._unused = iter(owner._distributed_dataset)
-        return owner._unused
 
 
 class Undistributed:

@@ -143,16 +143,11 @@ def quietly() -> Iterator[None]:
     """Log and announce nothing that a strategy would, inside a block."""
     # TensorFlow warns of strategies that run eagerly; and what a real strategy
     # would warn of is not worth a warning before there is one.
-    loggers = [tf.get_logger(), logging.getLogger("keras_towers")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
+    with contextlib.ExitStack() as stack, told.heard():
+        for logger in (tf.get_logger(), logging.getLogger("keras_towers")):
+            stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
-        with told.heard():
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        yield
 
 
 @contextlib.contextmanager
