@@ -51,11 +51,12 @@ class BatchShares:
     @property
     def _last(self) -> tf.Variable:
         """Each tower's part of the last batch; 0 if all states are equal."""
-        if self._counts is None:
-            self._counts = compat.hidden_variable(
-                "CPU:0", [0] * self._config.num_replicas, tf.int64
-            )
-        return self._counts
+        counts = self._counts
+        if counts is None:
+            parts = [0] * self._config.num_replicas
+            counts = compat.hidden_variable("CPU:0", parts, tf.int64)
+            self._counts = counts
+        return counts
 
     def weights(self) -> tf.Tensor | None:
         """Return the K weights of this process's towers, of mean 1 over all."""
