@@ -59,6 +59,12 @@ class ReplicaCall(TowerCall):
     refusal: str
     dropped: DroppedGradients | None = None
 
+    def told(self) -> contextlib.AbstractContextManager[None]:
+        """Write and tell what was observed of a ``fit`` in a block."""
+        if self.dropped is None:
+            return contextlib.nullcontext()
+        return self.dropped.told(self.config.name, self.asked.given)
+
     def train(self, steps: Any, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""
         raise NotImplementedError

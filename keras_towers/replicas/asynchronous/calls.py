@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -68,21 +69,6 @@ class AsyncCalls(TowerCalls):
         given = (self._step, self.adoption, asked, prepared, start)
         return _AsyncCall(self, *given)
 
-    def _run(self, call: TowerCall) -> Any:
-        add_atomically()
-        if not isinstance(call, _AsyncCall) or call.kind != "fit":
-            return super()._run(call)
-        with self._told(call):
-            return super()._run(call)
-
-    def _told(
-        self, call: _AsyncCall
-    ) -> contextlib.AbstractContextManager[None]:
-        """Write observations of the ``fit`` in a block."""
-        given = call.asked.given
-        with_writer(given, lambda epoch: write_staleness(self.staleness, epoch))
-        return contextlib.nullcontext()
-
 
 class ReplicaCalls(AsyncCalls):
     """Runs training on replicas whose gradients are averaged."""
@@ -130,13 +116,10 @@ class ReplicaCalls(AsyncCalls):
                 f"whose replicas are busy: {self._config.name} can run "
                 "train_on_batch there, or fit of another model."
             )
-        return super().open(asked, prepared, start)
-
-    def _told(
-        self, call: _AsyncCall
-    ) -> contextlib.AbstractContextManager[None]:
-        call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
-        return call.dropped.told(self._config.name, call.asked.given)
+        call = super().open(asked, prepared, start)
+        if asked.kind == "fit" and isinstance(call, _AsyncCall):
+            call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
+        return call
 
 
 class _AsyncCall(ReplicaCall):
@@ -156,6 +139,20 @@ class _AsyncCall(ReplicaCall):
         self._steps_here = 0
         self._shown: Any = None
         self._next_logs = 0.0
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        add_atomically()
+        with self.told(), super().opened():
+            yield
+
+    def told(self) -> contextlib.AbstractContextManager[None]:
+        if self._fits and self.dropped is None:
+            with_writer(
+                self.asked.given,
+                lambda epoch: write_staleness(self._calls.staleness, epoch),
+            )
+        return super().told()
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":

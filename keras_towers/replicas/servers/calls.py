@@ -121,27 +121,8 @@ class ServedCalls(TowerCalls):
             call.dropped = DroppedGradients(
                 self._quorum, lambda: self._counts_of(call.session)
             )
-        return call
-
-    def _run(self, call: TowerCall) -> Any:
-        if not isinstance(call, ServedFit):
-            return super()._run(call)
-        given = call.asked.given
-        # Behind what all other callbacks have done.
-        joins = keras.callbacks.LambdaCallback(
-            on_train_begin=call.begin, on_epoch_end=call.end_epoch
-        )
-        given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), joins
-        )
-        call.initial_epoch = given.get("initial_epoch") or 0
-        add_atomically()
         self.last = call.session
-        told: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if call.dropped is not None:
-            told = call.dropped.told(self._config.name, given)
-        with told, call.ended(), call.joined():
-            return super()._run(call)
+        return call
 
 
 class ServedFit(ReplicaCall):
@@ -151,7 +132,6 @@ class ServedFit(ReplicaCall):
         "the train function of a model whose weights parameter servers hold "
         "runs inside fit() only: call that."
     )
-    initial_epoch: int = 0
 
     def __init__(self, session: Session, *args: Any):
         super().__init__(*args)
@@ -159,6 +139,20 @@ class ServedFit(ReplicaCall):
         self._begun = False
         self._before: int | None = None
         self._left_out = 0
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        given = self.asked.given
+        # Behind what all other callbacks have done.
+        joins = keras.callbacks.LambdaCallback(
+            on_train_begin=self.begin, on_epoch_end=self.end_epoch
+        )
+        given["callbacks"] = callbacks_lib.with_added(
+            given.get("callbacks"), joins
+        )
+        add_atomically()
+        with self.told(), self._ended(), self._joined(), super().opened():
+            yield
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":
@@ -198,7 +192,8 @@ class ServedFit(ReplicaCall):
         session, model = self.session, self.model
         self._begun = True
         self._before = model._initial_epoch
-        epoch, behind = session.begin(self._before or self.initial_epoch)
+        first = self._before or self.asked.given.get("initial_epoch") or 0
+        epoch, behind = session.begin(first)
         if behind:
             # So that it reads what the others do, in the same order.
             epochs, self._left_out = self.epoch_iterator.pass_over(behind)
@@ -240,7 +235,7 @@ class ServedFit(ReplicaCall):
         self.model.stop_training = self.session.end_epoch(epoch, stops)
 
     @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
+    def _joined(self) -> Iterator[None]:
         """Train with the other workers inside a block."""
         # The session ends before the optimizer gives the weights their final
         # values. What the chief's callbacks assign or save in between reaches
@@ -283,7 +278,7 @@ class ServedFit(ReplicaCall):
         return logs
 
     @contextlib.contextmanager
-    def ended(self) -> Iterator[None]:
+    def _ended(self) -> Iterator[None]:
         """End the training after a block, as a whole or by an error."""
         error: BaseException | None = None
         try:
