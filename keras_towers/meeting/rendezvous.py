@@ -88,7 +88,6 @@ def join() -> None:
     os.environ.update(
         meet(
             environment,
-            range(environment.size),
             endpoint,
             file,
             seconds(MEETING_TIMEOUT, settings.MEETING_TIMEOUT_S),
@@ -191,12 +190,12 @@ class RendezvousFile:
 
 def _receive(
     environment: ClusterEnvironment,
-    ranks: range,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
     """Wait as rank 0 for all others, and tell them who has come."""
+    ranks = range(environment.size or 0)
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
     port = endpoint.port if endpoint else 0
@@ -250,7 +249,6 @@ def _receive(
 
 def _come(
     environment: ClusterEnvironment,
-    ranks: range,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
     wait_s: float,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check, watch
 from keras_towers.transport import messages, plain
+from keras_towers.transport.base import Transport
 
 # So many that any facts fit.
 _FACTS_BYTES = 1024
@@ -80,7 +81,7 @@ def load(name: str, title: str) -> ModuleType:
         ) from error
 
 
-class EngineTransport(ABC):
+class EngineTransport(Transport):
     """The common part of all engines' transports.
 
     Attributes:
@@ -94,17 +95,6 @@ class EngineTransport(ABC):
 
     def __init__(self):
         self._functions: dict[tuple, Callable] = {}
-
-    @property
-    @abstractmethod
-    def rank(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def size(self) -> int: ...
-
-    @abstractmethod
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor: ...
 
     @abstractmethod
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:

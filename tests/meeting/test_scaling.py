@@ -61,7 +61,7 @@ def met(size, monkeypatch):
         )
         meet = rendezvous._come if rank else rendezvous._receive
         file = rendezvous.RendezvousFile(it)
-        return meet(it, range(size), None, file, 60)
+        return meet(it, None, file, 60)
 
     with ThreadPoolExecutor(size) as pool:
         # Rank 0 is the last one.
