@@ -92,10 +92,6 @@ class Resuming(ResumesFit):
         self._skipped = 0
         self._signals: list[int] = []
 
-    @property
-    def start(self) -> Start:
-        return Start(self.kept.epoch, self.kept.batch, self.kept.seed)
-
     def begin(self, peers: Peers) -> Start:
         kept = self.kept
         if isinstance(kept, Stored):
@@ -106,7 +102,7 @@ class Resuming(ResumesFit):
                 told = check.gather(peers, mine, "reads the backup")
                 place, kept.metrics = told[0]
                 vars(kept).update(place)
-        return self.start
+        return Start(kept.epoch, kept.batch, kept.seed)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
