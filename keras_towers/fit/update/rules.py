@@ -189,11 +189,8 @@ class _Repeated:
         variables: Sequence[Any],
     ) -> None:
         """Make a weight smaller as another one of its kind was."""
-        cls = type(optimizer)
-        if (
-            cls._apply_weight_decay
-            is not keras.optimizers.Adam._apply_weight_decay
-        ):
+        usual = keras.optimizers.Adam._apply_weight_decay
+        if type(optimizer)._apply_weight_decay is not usual:
             original(variables)
             return
         for variable in variables:
@@ -295,12 +292,10 @@ class Recording:
         }
         for operation, attributes, device in self._steps:
             with tf.device(device) if device else _HERE:
+                given = [now.get(id(old), old) for old in operation.inputs]
                 copy = graph.create_op(
                     operation.type,
-                    [
-                        now.get(id(tensor), tensor)
-                        for tensor in operation.inputs
-                    ],
+                    given,
                     [output.dtype for output in operation.outputs],
                     attrs=attributes,
                     op_def=operation.op_def,
