@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, launchers, long, warm
+from tests.kit import gpus, long, scripts, warm
 from tests.kit.durations import Durations, long_before
 from tests.kit.untuned import (
     do_not_optimize_graphs,
@@ -43,7 +43,7 @@ else:
     # Starts TensorFlow, so that a snippet which splits the CPU in four cannot.
     tf.config.list_logical_devices()
 
-launchers.forget()
+scripts.forget_launchers()
 leave_untuned(optimize=bool(gpus.ON))
 
 _collective_keys = itertools.count(10_000, 1_000)

@@ -22,9 +22,8 @@ from tests.docs.migration import (  # noqa: F401
     tensorpack,
     tf_distribute,
 )
-from tests.kit.launchers import inherited
 from tests.kit.long import some_of
-from tests.kit.scripts import ROOT
+from tests.kit.scripts import ROOT, inherited
 from tests.launching.jobs import Launched
 
 long = pytest.mark.long

@@ -1,12 +1,38 @@
-"""Processes of Python that a test starts as a user would, alone."""
+"""Processes of Python that a test starts as a user would, alone.
 
+The tests may be run by a launcher or a manager of a cluster; nothing in a test
+is to hear of what that tells the processes that it starts.
+"""
+
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.kit.launchers import inherited
+from keras_towers.meeting.environments import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
+_RANKS = {launcher.rank_in for launcher in LAUNCHERS}
+_TOLD = (
+    *("HOROVOD_", "SLURM", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "PBS_", "LSB_"),
+    *("TORCHELASTIC_", "DMLC_", "TF_CONFIG", "TF_NUM_", "OMP_"),
+    *("WORLD_SIZE", "LOCAL_RANK"),
+)
+
+
+def inherited() -> dict[str, str]:
+    """The environment without what a launcher has told these tests."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _RANKS and not name.startswith(_TOLD)
+    }
+
+
+def forget_launchers() -> None:
+    """Leave nothing of what they have told in the environment."""
+    for name in os.environ.keys() - inherited():
+        del os.environ[name]
 
 
 def python(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.kit.launchers import inherited
+from tests.kit.scripts import inherited
 from tests.kit.warm import environment
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.kit.launchers import inherited
+from tests.kit.scripts import inherited
 from tests.kit.warm import environment
 from tests.launching.jobs import ROOT
 
