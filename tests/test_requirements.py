@@ -41,10 +41,11 @@ importlib.util.find_spec = lambda name, package=None: (
 sys.modules["tensorflow"] = None
 """
 
-# A Keras that says that it runs on another backend: not all are installed.
+# What says that it is a Keras on another backend: not all are installed.
 OTHER = """
-import keras
-keras.backend.backend = lambda: "jax"
+import sys, types
+keras = sys.modules["keras"] = types.ModuleType("keras")
+keras.backend = types.SimpleNamespace(backend=lambda: "jax")
 """
 
 NEED_IT = {"TowerStrategy", "strategy('tower')", "keras_towers.towers"}
