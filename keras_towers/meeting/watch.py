@@ -232,13 +232,15 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
     store = store_lib.from_environment()
     if size == 1 or store is None:
         return None
-    warning = os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+    warning_s = float(
+        os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+    )
     if os.environ.get(settings.STALL_DISABLE, "0") != "0":
-        warning = math.inf
+        warning_s = math.inf
     shutdown = os.environ.get(settings.STALL_SHUTDOWN, 0)
     if os.environ.get("HOROVOD_ELASTIC"):
         shutdown = 0  # Others can go on, and the driver decides with whom.
-    watch = StallWatch(rank, size, store, float(warning), float(shutdown))
+    watch = StallWatch(rank, size, store, warning_s, float(shutdown))
     watch.start()
     return watch
 
