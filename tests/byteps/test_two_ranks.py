@@ -6,7 +6,11 @@ from tests.byteps.test_jobs import pytestmark as pytestmark
 from tests.kit.ranks import Job, names
 
 # What does not depend on the engine is shown over the others.
-KEPT = names("tests.byteps.two_ranks")
+KEPT = (
+    *names("tests.byteps.two_ranks"),
+    *("dtypes_of_collectives", "a_large_sum_and_many_small_ones"),
+    "objects_that_are_no_data_are_refused",
+)
 MORE = (
     "embedding-clipped in shares",
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),

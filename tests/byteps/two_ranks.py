@@ -15,7 +15,7 @@ import keras_towers.byteps as bps
 from keras_towers.dropin.optimizer import reducer_of
 from keras_towers.transport.byteps import BytePSTransport
 from tests.kit.ranks import check, main
-from tests.processes import exact, training  # noqa: F401
+from tests.processes import exact, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s
 from tests.processes.small import RANK, X, Y, model, refused
 
@@ -39,26 +39,6 @@ def many_rounds_of_one_name():
         return wrong
 
     assert rounds(tf.constant(150)) == 0
-
-
-@check
-def sums_of_every_dtype():
-    transport = BytePSTransport()
-    dtypes = (
-        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
-        *(tf.int8, tf.uint8, tf.int32, tf.uint32, tf.int64, tf.uint64),
-    )
-    tensors = [tf.cast([[1, 0], [3, 4]], dtype) for dtype in dtypes]
-    tensors += [tf.zeros([0, 3]), tf.constant(2.5)]
-    for _ in range(3):
-        sums = transport.all_reduce(tensors, "dtypes")
-        for tensor, total in zip(tensors, sums, strict=True):
-            assert total.dtype == tensor.dtype
-            if tensor.dtype == tf.bool:
-                wanted = tensor
-            else:
-                wanted = tensor * tf.cast(transport.size, tensor.dtype)
-            np.testing.assert_array_equal(total, wanted)
 
 
 @check
@@ -88,23 +68,11 @@ def sums_of_unknown_length():
 
 
 @check
-def gathered_as_sent():
+def gathered_where_a_rank_has_nothing():
     transport = BytePSTransport()
-    rank = transport.rank
-    for dtype in (tf.bool, tf.float16, tf.float32, tf.int64, tf.complex64):
-        for rows in ((1, 2), (0, 3), (2, 0), (0, 0)):
-            mine = tf.cast(tf.fill([rows[rank], 2], rank + 1), dtype)
-            every = transport.all_gather(mine, f"gather.{dtype.name}")
-            wanted = [[r + 1] * 2 for r in range(2) for _ in range(rows[r])]
-            assert every.dtype == dtype
-            np.testing.assert_array_equal(
-                every, np.reshape(wanted, [-1, 2]).astype(dtype.as_numpy_dtype)
-            )
-    received = transport.all_to_all(tf.range(4) + 10 * rank, "exchange")
-    first = 2 * rank
-    assert list(received.numpy()) == [
-        *(first, first + 1, first + 10, first + 11)
-    ]
+    for rows in ((0, 3), (2, 0), (0, 0)):
+        mine = tf.fill([rows[transport.rank], 2], 1.0)
+        assert transport.all_gather(mine, "rows").shape == (sum(rows), 2)
 
 
 @check
@@ -126,13 +94,6 @@ def ranks_that_sum_different_tensors_are_told():
         transport.all_reduce([tf.ones([2 + transport.rank])], "different")
     # And go on.
     assert transport.gather_objects(transport.rank) == [0, 1]
-
-
-@check
-def only_data_is_sent():
-    transport = BytePSTransport()
-    with refused("cannot be sent to other ranks"):
-        transport.gather_objects(object())
 
 
 @check

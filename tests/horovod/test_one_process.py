@@ -199,6 +199,7 @@ def _distributed(**options):
         (lambda: _begin(RATES(0.1, 0.5), DECAY), "the optimizer with a number"),
         (lambda: _begin(WARM_UP(0.1)), "steps_per_epoch"),
         (lambda: hvd.SyncBatchNormalization(fused=True), "no fused form"),
+        (lambda: hvd.elastic.KerasState(model()), "have an optimizer before"),
     ],
 )
 def test_what_is_refused(call, words):

@@ -46,6 +46,11 @@ def dtypes_of_collectives():
         assert_is(found, [1, 1], dtype)
         (found,) = over.all_reduce([own(RANK, 0)], "sum")
         assert_is(found, [1, 0], dtype)
+
+
+@check
+def strings_are_refused():
+    over = transport()
     for send in (over.all_gather, over.all_to_all):
         with refused("string", "cannot be sent"):
             send(tf.constant(["a", "b"]), "strings")
