@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +27,8 @@ _HANDLES = (tf.resource, tf.variant)
 def constant(operation: Any) -> Value:
     """Return the value of a constant, with its entries if they are few."""
     proto = operation.get_attr("value")
-    size = 1
-    for dimension in proto.tensor_shape.dim:
-        size *= dimension.size
     shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
+    size = math.prod(shape)
     dtype = tf.as_dtype(proto.dtype)
     if dtype in _HANDLES or dtype == tf.string:
         return same(shape=shape)

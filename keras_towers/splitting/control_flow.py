@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,13 @@ def _branches(
         results.append(interpreter.call(graph_of(node, name), inputs))
         states.append(interpreter.state)
     interpreter.state = dict(before)
-    reason = _reason(node, chosen)
+    text = "chooses a branch by the examples of the batch"
+    reason = _reason(node, chosen, text)
     for key in {key for state in states for key in _written(before, state)}:
         was = current(interpreter, key)
         # A branch that writes nothing differs from one that does.
-        interpreter.state[key] = reason or joined_all(
-            [state.get(key, was) for state in states]
+        interpreter.state[key] = reason or functools.reduce(
+            joined, (state.get(key, was) for state in states)
         )
     return [
         _one_of(node, chosen, values, reason)
@@ -81,15 +83,13 @@ def _written(
     return {key for key, v in after.items() if v is not before.get(key)}
 
 
-def _reason(node: Node, chosen: Value) -> Value | None:
-    """Why the towers may take different branches; None: they do not."""
+def _reason(node: Node, chosen: Value, text: str) -> Value | None:
+    """Why the towers may go different ways; None: they do not."""
     if chosen.is_same:
         return None
     if chosen.kind is Kind.OTHER:
         return chosen.with_()
-    return other(
-        "chooses a branch by the examples of the batch", node.operation
-    )
+    return other(text, node.operation)
 
 
 def _one_of(
@@ -104,7 +104,7 @@ def _one_of(
     ):
         # Every example has a round of a loop, in which it may choose.
         ranks = [0] * (1 + len(values))
-        either = joined_all(values)
+        either = functools.reduce(joined, values)
         if either.kind is Kind.OTHER:
             return either
         degree = either.degree
@@ -112,15 +112,7 @@ def _one_of(
         return result.with_(shape=either.shape)
     if reason is not None and not all(v.kind is Kind.HANDLE for v in values):
         return reason
-    return joined_all(values)
-
-
-def joined_all(values: Sequence[Value]) -> Value:
-    """Return what may be any of several values."""
-    result = values[0]
-    for value in values[1:]:
-        result = joined(result, value)
-    return result
+    return functools.reduce(joined, values)
 
 
 def _loop(
@@ -154,15 +146,10 @@ def _loop(
         interpreter.state.update(dict.fromkeys(written, lost))
         return [lost] * len(given)
     (goes_on,) = interpreter.call(condition, values)
-    if goes_on.is_same:
+    text = "goes round a loop as often as follows from the batch"
+    reason = _reason(node, goes_on, text)
+    if reason is None:
         return values
-    reason = _reason(node, goes_on)
-    if goes_on.kind is not Kind.OTHER:
-        reason = other(
-            "goes round a loop as often as follows from the batch",
-            node.operation,
-        )
-    assert reason is not None
     interpreter.state.update(dict.fromkeys(written, reason))
     return [
         value if _is_kept(body, index) else reason
@@ -193,12 +180,7 @@ def _joined_states(
 
 
 SPECIAL: dict[str, Any] = {
-    "PartitionedCall": _call,
-    "StatefulPartitionedCall": _call,
-    "If": _branches,
-    "StatelessIf": _branches,
-    "Case": _branches,
-    "StatelessCase": _branches,
-    "While": _loop,
-    "StatelessWhile": _loop,
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), _call),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), _branches),
+    **dict.fromkeys(("While", "StatelessWhile"), _loop),
 }

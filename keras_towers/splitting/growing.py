@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.splitting.interpreter import Interpreter, in_order
-from keras_towers.splitting.sizes import EXAMPLES, examples_in, symbol
+from keras_towers.splitting.sizes import EXAMPLES, examples_in, named
 from keras_towers.splitting.values import (
     Kind,
     Value,
@@ -23,25 +23,21 @@ from keras_towers.splitting.values import (
 )
 
 # The sizes of what they return follow from the data.
-_SIZED_BY_DATA = frozenset(
-    (
-        *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "ListDiff"),
-        *("UniqueWithCountsV2", "DynamicPartition", "DynamicStitch"),
-        *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin"),
-        *("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
-        *("RaggedGather", "RaggedRange", "StringSplitV2", "StringSplit"),
-        *("NonMaxSuppressionV3", "NonMaxSuppressionV4"),
-        *("NonMaxSuppressionV5", "PyFunc", "EagerPyFunc"),
-    )
-)
+_SIZED_BY_DATA = {
+    *("Where", "Unique", "UniqueV2", "UniqueWithCounts", "ListDiff"),
+    *("UniqueWithCountsV2", "DynamicPartition", "DynamicStitch"),
+    *("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin"),
+    *("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
+    *("RaggedGather", "RaggedRange", "StringSplitV2", "StringSplit"),
+    *("NonMaxSuppressionV3", "NonMaxSuppressionV4"),
+    *("NonMaxSuppressionV5", "PyFunc", "EagerPyFunc"),
+}
 # They may move the first axis, or change its size.
-_MOVING = frozenset(
-    (
-        *("Reshape", "StridedSlice", "Slice", "Split", "SplitV", "ConcatV2"),
-        *("Tile", "Pad", "PadV2", "MirrorPad", "Gather", "GatherV2"),
-        *("GatherNd", "Transpose", "Pack", "Unpack"),
-    )
-)
+_MOVING = {
+    *("Reshape", "StridedSlice", "Slice", "Split", "SplitV", "ConcatV2"),
+    *("Tile", "Pad", "PadV2", "MirrorPad", "Gather", "GatherV2"),
+    *("GatherNd", "Transpose", "Pack", "Unpack"),
+}
 # The inputs of some of them that tell: the new shape, the axes' order, an axis.
 _AXES = {
     **{"Reshape": 1, "Transpose": 1, "ConcatV2": -1, "GatherV2": 2},
@@ -62,10 +58,7 @@ def of_batch(tensor: tf.Tensor, index: int) -> Value:
         return same(shape=())
     if tensor.shape[0] is not None:
         return other("gets batches of a fixed size", is_open=True)
-    sizes = [
-        symbol(f"size{index}.{axis}") if size is None else size
-        for axis, size in enumerate(tensor.shape)
-    ]
+    sizes = named(f"size{index}", tensor.shape)
     return examples(shape=(EXAMPLES, *sizes[1:]))
 
 
@@ -96,12 +89,7 @@ class Growing:
             of_graph = self._of(leaf.graph)
             shape = None
             if leaf.shape.rank is not None:
-                shape = tuple(
-                    symbol(f"common{len(of_graph)}.{axis}")
-                    if size is None
-                    else size
-                    for axis, size in enumerate(leaf.shape)
-                )
+                shape = tuple(named(f"common{len(of_graph)}", leaf.shape))
             of_graph[leaf.name] = same(shape=shape)
 
     def value_of(self, tensor: Any) -> Value:

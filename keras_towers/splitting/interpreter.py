@@ -29,12 +29,10 @@ from keras_towers.splitting.values import (
 )
 
 # What they return follows from the shape of what is not known, if at all.
-_OF_SHAPES = frozenset(
-    (
-        *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
-        *("TensorListElementShape", "TensorListLength"),
-    )
-)
+_OF_SHAPES = {
+    *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
+    *("TensorListElementShape", "TensorListLength"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,18 +70,10 @@ class Effect:
 
 
 # They may be told the round of a loop over the examples.
-_BY_ROUND = frozenset(
-    (
-        *("Identity", "IdentityN", "TensorListGetItem", "TensorListSetItem"),
-        *("TensorListPushBack", "TensorListPopBack", *control_flow.SPECIAL),
-    )
-)
-
-
-def _numbered(value: Value) -> Value:
-    if value.kind is not Kind.ROUND:
-        return value
-    return other("numbers the examples of the batch")
+_BY_ROUND = {
+    *("Identity", "IdentityN", "TensorListGetItem", "TensorListSetItem"),
+    *("TensorListPushBack", "TensorListPopBack", *control_flow.SPECIAL),
+}
 
 
 def _only_numbers(value: Value) -> bool:
@@ -187,7 +177,8 @@ class Interpreter:
             return [other("uses an unknown input", operation, is_open=True)]
         given = [values[tensor.name] for tensor in operation.inputs]
         if node.type not in _BY_ROUND:
-            given = [_numbered(value) for value in given]
+            number = other("numbers the examples of the batch")
+            given = [number if v.kind is Kind.ROUND else v for v in given]
         try:
             outputs = self.applied(node, given, values)
         except DoesNotSplit as error:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rules.common import RULES
 from keras_towers.splitting.sizes import EXAMPLES, symbol
 from keras_towers.splitting.values import (
     DoesNotSplit,
@@ -127,11 +126,12 @@ def _exchanged(
     (value,) = given
     meaning = _meaning(node.attr("message"))
     if meaning is not None and meaning.startswith("drawn "):
-        return examples(*map(int, meaning.split()[1:]))
+        axis, outer, inner = map(int, meaning.split()[1:])
+        return examples(Rows(axis, outer, inner))
     if value.kind is Kind.OTHER and meaning != OWN_ROWS:
         return value
     if meaning is None:
-        return RULES["PreventGradient"](node, value)
+        return _granted(value)
     if meaning not in _MEANINGS:
         raise NotFollowed(f"takes the {meaning} over the towers")
     return _MEANINGS[meaning](value)

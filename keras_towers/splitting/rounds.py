@@ -68,30 +68,26 @@ class Rounds:
                     self._takers.setdefault(source(tensor).name, []).append(
                         operation
                     )
+        self._takes = list(body.inputs)
+        self._gives = [source(tensor) for tensor in body.outputs]
         indices = range(len(given))
-        self.kept = {i for i in indices if self._gives(i) is self._takes(i)}
+        self.kept = {i for i in indices if self._gives[i] is self._takes[i]}
         self.counters = {i for i in indices if self._counts(i)}
         self.lists = {
             i: use for i in indices if (use := self._use(i)) is not None
         }
         self.pops = "TensorListPopBack" in self.lists.values()
 
-    def _gives(self, index: int) -> Any:
-        return source(self.body.outputs[index])
-
-    def _takes(self, index: int) -> Any:
-        return self.body.inputs[index]
-
     def _counts(self, index: int) -> bool:
         """Whether it is 0 at first, and one more after each round."""
         known = self.given[index].known
-        adding = self._gives(index).op
+        adding = self._gives[index].op
         if known is None or known.shape or known[()] != 0:
             return False
         if adding.type not in ("Add", "AddV2"):
             return False
         parts = [source(tensor) for tensor in adding.inputs]
-        ones = [p for p in parts if p is not self._takes(index)]
+        ones = [p for p in parts if p is not self._takes[index]]
         if len(ones) != 1 or ones[0].op.type != "Const":
             return False
         one = constant(ones[0].op).known
@@ -121,7 +117,7 @@ class Rounds:
 
     def _use(self, index: int) -> str | None:
         """What each round does with a list; None: it is none, or too much."""
-        first, last = self._takes(index), self._gives(index)
+        first, last = self._takes[index], self._gives[index]
         if self.given[index].kind is Kind.HANDLE or not _is_list(first):
             return None
         found: list[Any] = []
@@ -161,12 +157,12 @@ class Rounds:
         self, index: int, node: Node, values: dict[str, Value]
     ) -> Value | None:
         """What it is after the loop if rounds only add to it, else None."""
-        adding = self._gives(index).op
+        adding = self._gives[index].op
         if adding.type not in ("Add", "AddV2", "AddN"):
             return None
         parts = [source(tensor) for tensor in adding.inputs]
-        rest = [part for part in parts if part is not self._takes(index)]
-        takers = self._takers.get(self._takes(index).name, [])
+        rest = [part for part in parts if part is not self._takes[index]]
+        takers = self._takers.get(self._takes[index].name, [])
         if len(rest) != len(parts) - 1 or takers != [adding]:
             return None
         if self._takers.get(adding.outputs[0].name):

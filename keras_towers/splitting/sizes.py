@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -130,6 +130,14 @@ ONE_MORE = Size(1, ((f"{_OWN}ends", 1),))
 def symbol(name: str) -> Size:
     """Return a size that is the same on all towers, but not known."""
     return Size(1, ((name, 1),))
+
+
+def named(name: str, sizes: Iterable[int | None]) -> list[Any]:
+    """Return the sizes of axes, with symbols for those that are not known."""
+    return [
+        symbol(f"{name}.{axis}") if size is None else size
+        for axis, size in enumerate(sizes)
+    ]
 
 
 def own(name: str) -> Size:

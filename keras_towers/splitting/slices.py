@@ -34,17 +34,14 @@ class Span:
     dropped: bool = False
 
 
-_MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-
-
 def _entries(node: Node, count: int) -> list[str | None]:
     """What each entry of a specification means: a mask, or None."""
-    masks = {name: node.attr(f"{name}_mask") for name in _MASKS}
-    found: list[str | None] = []
-    for k in range(count):
-        names = ("ellipsis", "new_axis", "shrink_axis")
-        found.append(next((n for n in names if masks[n] >> k & 1), None))
-    return found
+    names = ("ellipsis", "new_axis", "shrink_axis")
+    masks = {name: node.attr(f"{name}_mask") for name in names}
+    return [
+        next((name for name in names if masks[name] >> k & 1), None)
+        for k in range(count)
+    ]
 
 
 def index_of(node: Node, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.values import (
@@ -42,10 +40,7 @@ def of_sparse(operations: Sequence[Any], sizes: Sequence[Any]) -> list[Value]:
     return [
         other(text, indices, is_open=True, key=_PARTS),
         other(text, entries, is_open=True),
-        of_known(np.array([EXAMPLES, *known], dtype=object)).with_(
-            known=np.array([EXAMPLES, *known], dtype=object),
-            shape=(len(sizes),),
-        ),
+        of_known([EXAMPLES, *known]),
     ]
 
 

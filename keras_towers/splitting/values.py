@@ -219,19 +219,8 @@ def total(degree: Degree = 0, **details: Any) -> Value:
     return Value(Kind.SUM, degree, **details)
 
 
-def examples(
-    axis: int = 0,
-    outer: int = 1,
-    inner: int = 1,
-    degree: Degree = 0,
-    *,
-    uniform: bool = False,
-    draw: Any = None,
-    unit: Size | None = None,
-    **details: Any,
-) -> Value:
+def examples(rows: Rows = Rows(0), degree: Degree = 0, **details: Any) -> Value:
     """Return a value with rows for each example."""
-    rows = Rows(axis, outer, inner, uniform, draw, unit)
     return Value(Kind.ROWS, degree, rows, **details)
 
 

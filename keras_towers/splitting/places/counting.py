@@ -95,10 +95,6 @@ def _difference(step: Step, a: Value, b: Value) -> Value | None:
 
 
 @rule("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual")
-def _compared(step: Step, a: Value, b: Value) -> Value | None:
-    return _own_parts(step, a, b)
-
-
 def _own_parts(step: Step, a: Value, b: Value) -> Value | None:
     """Places in one example differ by what their own parts do."""
     one, two = a.meaning, b.meaning

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rounds import source
 from keras_towers.splitting.sizes import (
     ONE_MORE,
     Size,
+    named,
     own,
-    symbol,
 )
 from keras_towers.splitting.values import (
-    Kind,
     Rows,
     Value,
     examples,
@@ -106,12 +105,9 @@ def of_ragged(index: int, sizes: Sequence[int | None]) -> list[Value]:
         sizes: the shape of an entry.
     """
     unit = own(f"ragged{index}")
-    known = [
-        symbol(f"size{index}.{axis}") if size is None else size
-        for axis, size in enumerate(sizes)
-    ]
+    shape = (unit, *named(f"size{index}", sizes))
     return [
-        examples(unit=unit, shape=(unit, *known)),
+        examples(Rows(0, unit=unit), shape=shape),
         numbered(Ends(unit), (ONE_MORE,)),
     ]
 
@@ -120,7 +116,7 @@ def stand_in(value: Value) -> Value:
     """Return a place as if it were the own part of its numbers."""
     if not isinstance(value.meaning, Place | Filled | Columns):
         return value
-    return Value(Kind.ROWS, 0, value.meaning.rows, shape=value.shape)
+    return examples(value.meaning.rows, 0, shape=value.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,15 +145,14 @@ class Step:
 
 
 Rule: TypeAlias = "Callable[..., Value | Sequence[Value] | None]"
-
-
+RuleT = TypeVar("RuleT", bound=Rule)
 RULES: dict[str, list[Rule]] = {}
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
+def rule(*types: str) -> Callable[[RuleT], RuleT]:
     """Register what a function says of operations on places; None: nothing."""
 
-    def add(function: Rule) -> Rule:
+    def add(function: RuleT) -> RuleT:
         for kind in types:
             RULES.setdefault(kind, []).append(function)
         return function

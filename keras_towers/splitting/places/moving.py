@@ -22,28 +22,18 @@ from keras_towers.splitting.places.meanings import (
     stand_in,
 )
 from keras_towers.splitting.slices import spans
-from keras_towers.splitting.values import (
-    Kind,
-    Value,
-)
+from keras_towers.splitting.values import Kind, Value, examples
 
 if TYPE_CHECKING:
     from keras_towers.splitting.interpreter import Interpreter
 
 
-# They put entries elsewhere, or take some: of which input.
-_MOVES = {
-    **dict.fromkeys(
-        ("Identity", "Snapshot", "StopGradient", "Reshape"),
-        0,
-    ),
-    **dict.fromkeys(("ExpandDims", "Squeeze", "Tile", "BroadcastTo"), 0),
-    **dict.fromkeys(("StridedSlice", "Slice", "Transpose", "Unpack"), 0),
-    **dict.fromkeys(("GatherV2", "SplitV", "DynamicPartition"), 0),
-    "Split": 1,
-}
-
-
+# They put entries of their first input elsewhere, or take some; as does Split.
+_MOVING = (
+    *("Identity", "Snapshot", "StopGradient", "Reshape", "ExpandDims"),
+    *("Squeeze", "Tile", "BroadcastTo", "StridedSlice", "Slice", "Transpose"),
+    *("Unpack", "GatherV2", "SplitV", "DynamicPartition"),
+)
 _KEEPS = ("Identity", "Snapshot", "StopGradient", "Cast")
 
 
@@ -55,7 +45,7 @@ def followed(
 ) -> Sequence[Value] | None:
     """Return what an operation on places returns; None: it is not on such."""
     step = Step(interpreter, node, values)
-    at = _MOVES.get(node.type)
+    at = 0 if node.type in _MOVING else 1 if node.type == "Split" else None
     if node.type in _KEEPS and given and given[0].meaning is not None:
         if not _is_kept(node):
             return None
@@ -153,7 +143,7 @@ def _of_columns(
     item = columns.items[int(last.begin) % len(columns.items)]
     if isinstance(item, Place):
         return [numbered(item, shape[:1])]
-    return [Value(Kind.ROWS, 0, columns.rows, shape=shape[:1], meaning=item)]
+    return [examples(columns.rows, 0, shape=shape[:1], meaning=item)]
 
 
 def bounded(

@@ -33,6 +33,7 @@ from keras_towers.splitting.values import (
     Rows,
     Value,
     common,
+    examples,
 )
 
 
@@ -91,7 +92,7 @@ def _repeated(
     if isinstance(given.meaning, Place):
         place = dataclasses.replace(given.meaning, rows=found)
         return numbered(place, shape)
-    return Value(Kind.ROWS, plain.degree, found, shape=shape)
+    return examples(found, plain.degree, shape=shape)
 
 
 @rule("RaggedTensorToTensor")
@@ -126,7 +127,7 @@ def _dense(
         if not filled or place.times != 1:
             return None
         return numbered(Filled(Rows(0), place.unit), shape)
-    return Value(Kind.ROWS, degree, Rows(0), shape=shape)
+    return examples(Rows(0), degree, shape=shape)
 
 
 @rule("Where")
@@ -169,10 +170,9 @@ def _parted(step: Step, values: Value, parts: Value) -> list[Value] | None:
         tensor = reshaped(step.tensor(1))
         unit = step.interpreter.unit(f"part {index}", tensor)
         results.append(
-            Value(
-                Kind.ROWS,
-                values.degree,
+            examples(
                 Rows(0, unit=unit),
+                values.degree,
                 shape=(unit, *values.shape[1:]),
             )
         )
@@ -200,7 +200,7 @@ def _stitched(step: Step, *values: Value) -> Value | None:
             return None
     degree = common((part.degree for part in parts), "joins")
     shape = shape_of_picked(parts[0], whole)
-    return Value(Kind.ROWS, degree, whole.picked, shape=shape)
+    return examples(whole.picked, degree, shape=shape)
 
 
 def _is_all(step: Step, tensor: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.splitting.places.meanings import (
@@ -24,6 +23,7 @@ from keras_towers.splitting.values import (
     Kind,
     Rows,
     Value,
+    examples,
 )
 
 
@@ -66,7 +66,7 @@ def _picked(
     before, after = values.shape[:at], values.shape[at + 1 :]
     shape = (*before, *places.shape, *after)
     rows = place.rows.at(at + place.rows.axis)
-    return Value(Kind.ROWS, values.degree, rows, shape=shape)
+    return examples(rows, values.degree, shape=shape)
 
 
 def _indexed(places: Value) -> tuple[Place, int] | None:
@@ -138,7 +138,7 @@ def _picked_at(step: Step, values: Value, places: Value) -> Value | None:
     if not has_rows(values, place.picked, step) or len(values.shape) < count:
         return None
     shape = (*places.shape[:-1], *values.shape[count:])
-    return Value(Kind.ROWS, values.degree, _rows_of(places), shape=shape)
+    return examples(_rows_of(places), values.degree, shape=shape)
 
 
 @rule("ScatterNd")
@@ -153,7 +153,7 @@ def _put_back(
         return None
     if not has_rows(updates, _rows_of(places), step):
         return None
-    return Value(Kind.ROWS, updates.degree, place.picked, shape=sizes)
+    return examples(place.picked, updates.degree, shape=sizes)
 
 
 @rule(
@@ -174,7 +174,7 @@ def _added_up(
     if step.node.type != "UnsortedSegmentSum":
         # Where there are no entries, it is a number.
         free(step.node, values)
-    return Value(Kind.ROWS, values.degree, place.picked, shape=shape)
+    return examples(place.picked, values.degree, shape=shape)
 
 
 @rule("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
@@ -192,34 +192,18 @@ def _added_up_in_order(
     if step.node.type == "SegmentProd":
         free(step.node, values)
     shape = shape_of_picked(values, place)
-    return Value(Kind.ROWS, values.degree, place.picked, shape=shape)
+    return examples(place.picked, values.degree, shape=shape)
 
 
-@rule("CropAndResize")
-def _cropped(
-    step: Step, images: Value, boxes: Value, places: Value, size: Value
-) -> Value | None:
-    more = boxes, size
-    return _of_boxes(step, places, boxes, more, images, images.degree)
-
-
-@rule("CropAndResizeGradBoxes")
-def _to_boxes(
-    step: Step, upstream: Value, images: Value, boxes: Value, places: Value
-) -> Value | None:
-    more = upstream, boxes
-    return _of_boxes(step, places, boxes, more, images, upstream.degree)
-
-
-def _of_boxes(
-    step: Step,
-    places: Value,
-    boxes: Value,
-    more: Sequence[Value],
-    images: Value,
-    degree: Any,
-) -> Value | None:
+@rule("CropAndResize", "CropAndResizeGradBoxes")
+def _of_boxes(step: Step, *values: Value) -> Value | None:
     """What is computed for each box, of the image that it belongs to."""
+    if step.node.type == "CropAndResize":
+        images, boxes, places, size = values
+        more = boxes, size
+    else:
+        upstream, images, boxes, places = values
+        more = boxes, upstream
     place = places.meaning
     if not isinstance(place, Place) or not has_rows(images, place.picked, step):
         return None
@@ -231,8 +215,8 @@ def _of_boxes(
         if value.rows is None and (value.kind is not Kind.SAME or value.grows):
             return None
     static = step.node.static_shape() or (None,) * 4
-    size = None if places.shape is None else places.shape[0]
-    return Value(Kind.ROWS, degree, place.rows, shape=(size, *static[1:]))
+    count = None if places.shape is None else places.shape[0]
+    return examples(place.rows, values[0].degree, shape=(count, *static[1:]))
 
 
 @rule("CropAndResizeGradImage")
@@ -251,4 +235,4 @@ def _to_images(
         return None
     if not boxes.is_free or boxes.kind not in (Kind.SAME, Kind.ROWS):
         return None
-    return Value(Kind.ROWS, upstream.degree, place.picked, shape=sizes)
+    return examples(place.picked, upstream.degree, shape=sizes)

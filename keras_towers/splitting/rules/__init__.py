@@ -1,6 +1,5 @@
 """What operations do to values, by families."""
 
-from keras_towers.splitting.rules import arithmetic as arithmetic
 from keras_towers.splitting.rules import effects as effects
 from keras_towers.splitting.rules import elementwise as elementwise
 from keras_towers.splitting.rules import images as images

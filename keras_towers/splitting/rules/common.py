@@ -26,6 +26,7 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
+    examples,
     same,
     total,
 )
@@ -122,11 +123,9 @@ def rank_of(node: Node, index: int, value: Value) -> int:
 
 def shape_of(node: Node, index: int, value: Value) -> Shape:
     """Return the shape of an input."""
-    return (
-        value.shape
-        if value.shape is not None
-        else (None,) * rank_of(node, index, value)
-    )
+    if value.shape is not None:
+        return value.shape
+    return (None,) * rank_of(node, index, value)
 
 
 def without(shape: Shape | None, *axes: int) -> Shape | None:
@@ -194,7 +193,7 @@ def aligned(
             every.append(value.rows.at(value.rows.axis + ahead))
     if not every:
         return same(degree, shape=shape)
-    return Value(Kind.ROWS, degree, one_order(node, every), shape=shape)
+    return examples(one_order(node, every), degree, shape=shape)
 
 
 def one_order(node: Node, every: Sequence[Rows]) -> Rows:
@@ -272,7 +271,7 @@ def spread(node: Node, value: Value, shape: Shape | None) -> Value:
     if found is None or not found[1]:
         raise DoesNotSplit(f"makes {shape[grown[0]]} rows of n examples")
     rows = Rows(grown[0], 1, found[1], uniform=True, unit=found[0])
-    return Value(Kind.ROWS, value.degree, rows, shape=shape)
+    return examples(rows, value.degree, shape=shape)
 
 
 def dropped(value: Value, axes: Sequence[int]) -> Value:

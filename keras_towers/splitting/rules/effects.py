@@ -12,6 +12,7 @@ from keras_towers.splitting.sizes import UNKNOWN, examples_in, grows
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
+    Rows,
     Value,
     examples,
     same,
@@ -50,13 +51,13 @@ def drawn(node: Node, target: Value) -> Value:
     if count is None:
         raise DoesNotSplit("draws random numbers for some of the examples")
     if count == 1:
-        return examples(grown[0], shape=shape)
-    return examples(grown[0], 1, count, draw=node.operation, shape=shape)
+        return examples(Rows(grown[0]), shape=shape)
+    rows = Rows(grown[0], 1, count, draw=node.operation)
+    return examples(rows, shape=shape)
 
 
 @rule(
-    "StatelessRandomGetKeyCounter",
-    "StatelessRandomGetAlg",
+    *("StatelessRandomGetKeyCounter", "StatelessRandomGetAlg"),
     "StatelessRandomGetKeyCounterAlg",
 )
 def _key(node: Node, *seed: Value) -> Value:

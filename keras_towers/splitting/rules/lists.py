@@ -19,6 +19,7 @@ from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
     NotFollowed,
+    Rows,
     Value,
     examples,
     of_known,
@@ -127,7 +128,7 @@ def _set_element(
     if not _is_of_batch(elements):
         raise DoesNotSplit("puts an element where an example's number says")
     if value.kind is Kind.SAME:
-        value = examples(-1, degree=value.degree, shape=value.shape)
+        value = examples(Rows(-1), value.degree, shape=value.shape)
     if value.axis is not None:
         raise DoesNotSplit("gives every example all examples")
     return _either(elements, value)

@@ -22,10 +22,10 @@ from keras_towers.splitting.rules.common import (
 )
 from keras_towers.splitting.values import (
     DoesNotSplit,
-    Kind,
     Rows,
     Shape,
     Value,
+    examples,
     other,
     product,
     same,
@@ -178,7 +178,7 @@ def contracted(
     ((name, every),) = found.items()
     rows = one_order(node, every)
     if name in out or name == "a loop":
-        return Value(Kind.ROWS, degree, rows, shape=shape)
+        return examples(rows, degree, shape=shape)
     if rows.uniform and rows.unit is None:
         return same(product(degree, 1), shape=shape)
     return total(degree, shape=shape)

@@ -34,6 +34,7 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
+    examples,
 )
 
 _NOT_FOLLOWED = "reshapes so that the rows of examples cannot be followed"
@@ -219,4 +220,4 @@ def _joined(node: Node, *values: Value) -> Value:
         raise DoesNotSplit(_OTHER_ORDERS)
     rows = place[0].in_order(sum(r.count // each for r in place), each)
     shape = replaced(parts[0].shape, axis, size)
-    return Value(Kind.ROWS, degree, rows, shape=shape)
+    return examples(rows, degree, shape=shape)

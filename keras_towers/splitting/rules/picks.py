@@ -25,6 +25,7 @@ from keras_towers.splitting.values import (
     Rows,
     Shape,
     Value,
+    examples,
     same,
     total,
 )
@@ -71,7 +72,7 @@ def picked(
     # Other rows are picked for each example.
     uniform = rows.uniform and len(every) == 1
     rows = dataclasses.replace(rows, uniform=uniform)
-    return Value(Kind.ROWS, values.degree, rows, shape=shape)
+    return examples(rows, values.degree, shape=shape)
 
 
 @rule("GatherV2", "Gather")

@@ -1,25 +1,17 @@
 """Steps to defeat the analysis with; see ``table``."""
 
 from tests.splitting.cases import by_the_data as by_the_data
-from tests.splitting.cases import classes_of_batch as classes_of_batch
-from tests.splitting.cases import draws as draws
 from tests.splitting.cases import effects as effects
-from tests.splitting.cases import embeddings as embeddings
-from tests.splitting.cases import experts as experts
-from tests.splitting.cases import extremes as extremes
 from tests.splitting.cases import functions as functions
 from tests.splitting.cases import gradients as gradients
-from tests.splitting.cases import gradients_of_examples as gradients_of_examples
+from tests.splitting.cases import inputs as inputs
 from tests.splitting.cases import layers as layers
 from tests.splitting.cases import of_examples as of_examples
-from tests.splitting.cases import of_images as of_images
 from tests.splitting.cases import of_keras as of_keras
 from tests.splitting.cases import pairs as pairs
-from tests.splitting.cases import sequences as sequences
 from tests.splitting.cases import several_models as several_models
 from tests.splitting.cases import sizes_as_numbers as sizes_as_numbers
 from tests.splitting.cases import state as state
-from tests.splitting.cases import state_in_functions as state_in_functions
 from tests.splitting.cases import statistics as statistics
 from tests.splitting.cases import wrong_axes as wrong_axes
 from tests.splitting.cases.table import CASES as CASES

@@ -1,13 +1,15 @@
-"""Steps that change their gradients."""
+"""Gradients, also such of each example."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    WIDTH,
     apply,
     by_default,
     differs,
+    minimizing,
     mse,
     proven,
     stepped,
@@ -216,27 +218,23 @@ def private():
 
 @differs()
 def stopped_early():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            loss = mse(y, p)
-            far = tf.reduce_mean(tf.abs(p)) > 0.5  # here
-            loss = tf.where(far, 0.0 * loss, loss)  # here
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        p = model(x, training=True)
+        loss = mse(y, p)
+        far = tf.reduce_mean(tf.abs(p)) > 0.5  # here
+        return tf.where(far, 0.0 * loss, loss)  # here
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @differs()
 def weights_of_examples_by_loss():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            e = tf.reduce_mean(tf.square(y - model(x, training=True)), -1)
-            w = tf.stop_gradient(tf.nn.softmax(e))  # here
-            loss = tf.reduce_sum(w * e)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        e = tf.reduce_mean(tf.square(y - model(x, training=True)), -1)
+        w = tf.stop_gradient(tf.nn.softmax(e))  # here
+        return tf.reduce_sum(w * e)
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @proven()
@@ -269,14 +267,97 @@ def every_other_step():
 
 @proven()
 def uncertain_weights():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            a, b = mse(y, p), tf.reduce_mean(tf.abs(y - p))
-            s = model.scales
-            loss = a * tf.exp(-s[0]) + b * tf.exp(-s[1]) + tf.reduce_sum(s)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        p = model(x, training=True)
+        a, b = mse(y, p), tf.reduce_mean(tf.abs(y - p))
+        s = model.scales
+        return a * tf.exp(-s[0]) + b * tf.exp(-s[1]) + tf.reduce_sum(s)
 
-    model = stepped(step)
+    model = stepped(minimizing(loss_of))
     model.scales = model.add_weight(shape=(2,), initializer="zeros")
     return model
+
+
+def adversarial(change):
+    """A step on examples that were moved along their gradients."""
+
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = mse(y, model(x, training=True))
+        moved = x + change(tape.gradient(loss, x))
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(moved, training=True))
+        return apply(model, tape, loss)
+
+    return stepped(step)
+
+
+@proven()
+def gradient_penalty():
+    def loss_of(model, x, y):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            p = model(x, training=True)
+        slope = inner.gradient(p, x)
+        size = tf.sqrt(tf.reduce_sum(tf.square(slope), 1) + 1e-6)
+        return mse(y, p) + tf.reduce_mean(tf.square(size - 1))
+
+    return stepped(minimizing(loss_of))
+
+
+@differs()
+def gradient_penalty_of_mean():
+    def loss_of(model, x, y):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            p = model(x, training=True)
+            first = mse(y, p)
+        slope = inner.gradient(first, x)
+        return first + tf.reduce_sum(tf.square(slope))
+
+    return stepped(minimizing(loss_of))
+
+
+@proven()
+def moved_by_sign():
+    return adversarial(lambda g: 0.1 * tf.sign(g))
+
+
+@proven()
+def moved_by_direction():
+    return adversarial(lambda g: g / tf.reduce_max(tf.abs(g), 1, keepdims=True))
+
+
+@differs()
+def moved_by_gradient():
+    return adversarial(lambda g: 5.0 * g)
+
+
+@differs()
+def moved_by_norm_of_all():
+    return adversarial(lambda g: g / tf.norm(g))  # here
+
+
+@differs()
+def moved_by_norm_and_a_bit():
+    return adversarial(
+        lambda g: g / (tf.norm(g, axis=1, keepdims=True) + 0.1)  # here
+    )
+
+
+@proven()
+def radiance():
+    def step(model, x, y):
+        t = tf.linspace(0.0, 1.0, 5)
+        points = x[:, None, :] * t[None, :, None]
+        with tf.GradientTape() as tape:
+            raw = model(tf.reshape(points, [-1, WIDTH]), training=True)
+            raw = tf.reshape(raw, [-1, 5, 2])
+            alpha = 1 - tf.exp(-tf.nn.relu(raw[..., 0]))
+            seen = tf.math.cumprod(1 - alpha + 1e-6, 1, exclusive=True)
+            color = tf.reduce_sum(alpha * seen * raw[..., 1], 1)
+            loss = mse(y[:, 0], color)
+        return apply(model, tape, loss)
+
+    return stepped(step, 2)

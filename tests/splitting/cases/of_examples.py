@@ -5,15 +5,16 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.own_layer import Own
 from tests.splitting.cases.table import (
     EXAMPLES,
     WIDTH,
+    Own,
     apply,
     classes,
     compiled,
     differs,
     generator,
+    minimizing,
     mse,
     plain,
     proven,
@@ -41,19 +42,17 @@ def next_tokens():
 def simclr():
     """Two views of each example, told from those of all others."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            a = tf.math.l2_normalize(model(x, training=True), 1)
-            b = tf.math.l2_normalize(model(0.9 * x, training=True), 1)
-            s = tf.matmul(a, b, transpose_b=True) / 0.1  # here
-            at = tf.range(tf.shape(x)[0])
-            losses = keras.losses.sparse_categorical_crossentropy(
-                at, s, from_logits=True
-            )
-            loss = tf.reduce_mean(losses)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        a = tf.math.l2_normalize(model(x, training=True), 1)
+        b = tf.math.l2_normalize(model(0.9 * x, training=True), 1)
+        s = tf.matmul(a, b, transpose_b=True) / 0.1  # here
+        at = tf.range(tf.shape(x)[0])
+        losses = keras.losses.sparse_categorical_crossentropy(
+            at, s, from_logits=True
+        )
+        return tf.reduce_mean(losses)
 
-    return stepped(step, 4)
+    return stepped(minimizing(loss_of), 4)
 
 
 @proven()
@@ -88,15 +87,13 @@ def nnclr():
 
 @proven()
 def siamese_triplets():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            a, b, c = (model(t, training=True) for t in (x, 0.9 * x, x + y))
-            near = tf.reduce_sum(tf.square(a - b), -1)
-            far = tf.reduce_sum(tf.square(a - c), -1)
-            loss = tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        a, b, c = (model(t, training=True) for t in (x, 0.9 * x, x + y))
+        near = tf.reduce_sum(tf.square(a - b), -1)
+        far = tf.reduce_sum(tf.square(a - c), -1)
+        return tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
 
-    return stepped(step, 4)
+    return stepped(minimizing(loss_of), 4)
 
 
 @proven(classes)
@@ -188,18 +185,17 @@ def q_learning_by_one_hot():
 def actor_critic():
     """Returns are normalized over the batch."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            out = model(x, training=True)
-            logp = tf.nn.log_softmax(out[:, :2])[:, 0]
-            returns = (y - tf.reduce_mean(y)) / tf.math.reduce_std(y)  # here
-            value = out[:, 2]
-            gain = returns[:, 0] - value
-            loss = -tf.reduce_mean(logp * tf.stop_gradient(gain))
-            loss += tf.reduce_mean(tf.square(gain))
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        out = model(x, training=True)
+        logp = tf.nn.log_softmax(out[:, :2])[:, 0]
+        returns = (y - tf.reduce_mean(y)) / tf.math.reduce_std(y)  # here
+        value = out[:, 2]
+        gain = returns[:, 0] - value
+        loss = -tf.reduce_mean(logp * tf.stop_gradient(gain))
+        loss += tf.reduce_mean(tf.square(gain))
+        return loss
 
-    return stepped(step, 3)
+    return stepped(minimizing(loss_of), 3)
 
 
 @proven()
@@ -295,53 +291,47 @@ def transformer_of_series():
 def physics():
     """The residual of an equation, by derivatives of the network."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as second:
-                second.watch(x)
-                with tf.GradientTape() as first:
-                    first.watch(x)
-                    u = model(x, training=True)
-                slope = first.gradient(u, x)
-            curve = second.gradient(slope, x)
-            rest = curve[:, 0] + u[:, 0] - y[:, 0]
-            loss = tf.reduce_mean(tf.square(rest)) + mse(y, u)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        with tf.GradientTape() as second:
+            second.watch(x)
+            with tf.GradientTape() as first:
+                first.watch(x)
+                u = model(x, training=True)
+            slope = first.gradient(u, x)
+        curve = second.gradient(slope, x)
+        rest = curve[:, 0] + u[:, 0] - y[:, 0]
+        return tf.reduce_mean(tf.square(rest)) + mse(y, u)
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @proven()
 def critic_of_wasserstein():
     """The penalty on the gradients of each example between two."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                between = 0.3 * x + 0.7 * tf.tanh(x)
-                inner.watch(between)
-                p = model(between, training=True)
-            g = inner.gradient(p, between)
-            size = tf.sqrt(tf.reduce_sum(tf.square(g), 1))
-            cost = tf.reduce_mean(model(tf.tanh(x))) - tf.reduce_mean(model(x))
-            loss = cost + 10 * tf.reduce_mean((size - 1.0) ** 2)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        with tf.GradientTape() as inner:
+            between = 0.3 * x + 0.7 * tf.tanh(x)
+            inner.watch(between)
+            p = model(between, training=True)
+        g = inner.gradient(p, between)
+        size = tf.sqrt(tf.reduce_sum(tf.square(g), 1))
+        cost = tf.reduce_mean(model(tf.tanh(x))) - tf.reduce_mean(model(x))
+        return cost + 10 * tf.reduce_mean((size - 1.0) ** 2)
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @differs()
 def decorrelated_features():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            p = (p - tf.reduce_mean(p, 0)) / tf.math.reduce_std(p, 0)  # here
-            n = tf.cast(tf.shape(x)[0], tf.float32)
-            c = tf.transpose(p) @ (0.5 * p + x[:, :4]) / n
-            loss = tf.reduce_sum(tf.square(c - tf.eye(4)))
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        p = model(x, training=True)
+        p = (p - tf.reduce_mean(p, 0)) / tf.math.reduce_std(p, 0)  # here
+        n = tf.cast(tf.shape(x)[0], tf.float32)
+        c = tf.transpose(p) @ (0.5 * p + x[:, :4]) / n
+        return tf.reduce_sum(tf.square(c - tf.eye(4)))
 
-    return stepped(step, 4)
+    return stepped(minimizing(loss_of), 4)
 
 
 @proven(tokens)
@@ -366,31 +356,27 @@ def recommender():
 def two_towers_of_a_recommender():
     """Candidates of other examples are the negatives."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            user = model(x, training=True)
-            item = x[:, :4] + y
-            s = user @ tf.transpose(item)  # here
-            n = tf.shape(x)[0]
-            loss = tf.nn.softmax_cross_entropy_with_logits(tf.eye(n), s)  # here
-            loss = tf.reduce_sum(loss)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        user = model(x, training=True)
+        item = x[:, :4] + y
+        s = user @ tf.transpose(item)  # here
+        n = tf.shape(x)[0]
+        loss = tf.nn.softmax_cross_entropy_with_logits(tf.eye(n), s)  # here
+        return tf.reduce_sum(loss)
 
-    return stepped(step, 4)
+    return stepped(minimizing(loss_of), 4)
 
 
 @proven()
 def consistency():
     """Two heads, of which the surer one teaches the other."""
 
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            a, b = tf.split(tf.nn.softmax(tf.reshape(p, [-1, 2, 3])), 2, 1)
-            a, b = tf.squeeze(a, 1), tf.squeeze(b, 1)
-            sure = tf.cast(tf.reduce_max(a, 1) > 0.4, tf.float32)
-            e = keras.losses.categorical_crossentropy(tf.stop_gradient(a), b)
-            loss = tf.reduce_mean(e * sure)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        p = model(x, training=True)
+        a, b = tf.split(tf.nn.softmax(tf.reshape(p, [-1, 2, 3])), 2, 1)
+        a, b = tf.squeeze(a, 1), tf.squeeze(b, 1)
+        sure = tf.cast(tf.reduce_max(a, 1) > 0.4, tf.float32)
+        e = keras.losses.categorical_crossentropy(tf.stop_gradient(a), b)
+        return tf.reduce_mean(e * sure)
 
-    return stepped(step, 6)
+    return stepped(minimizing(loss_of), 6)

@@ -10,6 +10,7 @@ from tests.splitting.cases.table import (
     apply,
     compiled,
     differs,
+    minimizing,
     mse,
     proven,
     stepped,
@@ -126,16 +127,14 @@ def vector_quantized():
 
 @proven()
 def code_book_by_gradients():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            h = model.layers[1](x)
-            d = tf.reduce_sum(tf.square(h[:, None] - model.book), -1)
-            code = tf.gather(model.book, tf.argmin(d, 1))
-            p = model.layers[2](h + tf.stop_gradient(code - h))
-            loss = mse(y, p) + mse(tf.stop_gradient(h), code)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        h = model.layers[1](x)
+        d = tf.reduce_sum(tf.square(h[:, None] - model.book), -1)
+        code = tf.gather(model.book, tf.argmin(d, 1))
+        p = model.layers[2](h + tf.stop_gradient(code - h))
+        return mse(y, p) + mse(tf.stop_gradient(h), code)
 
-    model = stepped(step)
+    model = stepped(minimizing(loss_of))
     model.book = model.add_weight(
         shape=(4, 5), initializer=keras.initializers.RandomNormal(seed=1)
     )
@@ -144,32 +143,28 @@ def code_book_by_gradients():
 
 @differs()
 def policy_gradient_with_baseline():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            taken = tf.cast(y[:, 0] > 0, tf.int32)
-            e = tf.nn.sparse_softmax_cross_entropy_with_logits(taken, logits)
-            gain = y[:, 0] - tf.reduce_mean(y[:, 0])  # here
-            loss = tf.reduce_mean(e * gain)
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        logits = model(x, training=True)
+        taken = tf.cast(y[:, 0] > 0, tf.int32)
+        e = tf.nn.sparse_softmax_cross_entropy_with_logits(taken, logits)
+        gain = y[:, 0] - tf.reduce_mean(y[:, 0])  # here
+        return tf.reduce_mean(e * gain)
 
-    return stepped(step, 2)
+    return stepped(minimizing(loss_of), 2)
 
 
 @proven()
 def policy_gradient():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            taken = tf.cast(y[:, 0] > 0, tf.int32)
-            e = tf.nn.sparse_softmax_cross_entropy_with_logits(taken, logits)
-            ratio = tf.exp(e - tf.stop_gradient(e))
-            kept = tf.clip_by_value(ratio, 0.8, 1.2)
-            gain = y[:, 0]
-            loss = tf.reduce_mean(tf.maximum(ratio * gain, kept * gain))
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        logits = model(x, training=True)
+        taken = tf.cast(y[:, 0] > 0, tf.int32)
+        e = tf.nn.sparse_softmax_cross_entropy_with_logits(taken, logits)
+        ratio = tf.exp(e - tf.stop_gradient(e))
+        kept = tf.clip_by_value(ratio, 0.8, 1.2)
+        gain = y[:, 0]
+        return tf.reduce_mean(tf.maximum(ratio * gain, kept * gain))
 
-    return stepped(step, 2)
+    return stepped(minimizing(loss_of), 2)
 
 
 @differs()
@@ -186,14 +181,12 @@ def normalized_advantages():
 
 @proven()
 def differences_in_time():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            v = model(x, training=True)
-            later = tf.stop_gradient(x @ model.kept)
-            loss = tf.reduce_mean(keras.losses.huber(y + 0.9 * later, v))
-        return apply(model, tape, loss)
+    def loss_of(model, x, y):
+        v = model(x, training=True)
+        later = tf.stop_gradient(x @ model.kept)
+        return tf.reduce_mean(keras.losses.huber(y + 0.9 * later, v))
 
-    return with_variable(step, (WIDTH, 1), 0.1)
+    return with_variable(minimizing(loss_of), (WIDTH, 1), 0.1)
 
 
 @proven()

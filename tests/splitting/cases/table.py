@@ -153,6 +153,19 @@ def apply(model: Any, tape: tf.GradientTape, loss: Any) -> dict[str, Any]:
     return {"loss": loss}
 
 
+def minimizing(
+    loss_of: Callable[[Any, Any, Any], Any],
+) -> Callable[[Any, Any, Any], Any]:
+    """Make a step that minimizes a loss: of the model, features and targets."""
+
+    def step(model: Any, x: Any, y: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = loss_of(model, x, y)
+        return apply(model, tape, loss)
+
+    return step
+
+
 def _network(kind: Any, outputs: int) -> keras.Model:
     entrance = keras.Input((WIDTH,))
     hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(entrance)
@@ -192,3 +205,22 @@ def with_variable(step, shape=(), initial=0.0, outputs=1, **options):
         **options,
     )
     return model
+
+
+class Own(keras.layers.Layer):
+    """A layer with one variable and a call of its own."""
+
+    def __init__(self, call, initial=1.0, shape=(), **options):
+        super().__init__()
+        self.body = call
+        self.kept = self.add_weight(
+            shape=shape,
+            initializer=keras.initializers.Constant(initial),
+            **{"trainable": False, "name": "kept", **options},
+        )
+
+    def call(self, x):
+        return self.body(self, x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)

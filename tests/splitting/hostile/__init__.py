@@ -1,15 +1,12 @@
 """Steps of somebody who did not know the analysis; see ``table``."""
 
-from tests.splitting.hostile import columns as columns
 from tests.splitting.hostile import contrastive as contrastive
 from tests.splitting.hostile import control as control
-from tests.splitting.hostile import fitting as fitting
 from tests.splitting.hostile import generative as generative
 from tests.splitting.hostile import gradients as gradients
 from tests.splitting.hostile import inputs as inputs
 from tests.splitting.hostile import learning as learning
 from tests.splitting.hostile import metrics as metrics
-from tests.splitting.hostile import penalties as penalties
 from tests.splitting.hostile import recommenders as recommenders
 from tests.splitting.hostile import sequences as sequences
 from tests.splitting.hostile import sizes as sizes

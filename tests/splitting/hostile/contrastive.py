@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, mse, plain, stepped
+from tests.splitting.cases.table import minimizing, mse, plain, stepped
 from tests.splitting.hostile.table import (
     classes,
     couples,
@@ -216,44 +216,39 @@ def uniformity():
 def views_from_the_features():
     """Two views of each example are compared with one another only."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            both = net(tf.concat([x, tf.reverse(x, [1])], 0), training=True)
-            one, two = tf.split(both, 2, axis=0)
-            loss = mse(_unit(one), tf.stop_gradient(_unit(two)))
-            loss += mse(y, one)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        both = net(tf.concat([x, tf.reverse(x, [1])], 0), training=True)
+        one, two = tf.split(both, 2, axis=0)
+        loss = mse(_unit(one), tf.stop_gradient(_unit(two)))
+        loss += mse(y, one)
+        return loss
 
-    return stepped(step, 3)
+    return stepped(minimizing(loss_of), 3)
 
 
 @couples(lambda: (normal(6), normal(1)))
 def views_that_are_mixed_up():
     """The second view of an example is the first one's neighbour."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            both = net(tf.concat([x, tf.reverse(x, [1])], 0), training=True)
-            one, two = both[::2], both[1::2]  # here
-            loss = mse(one, tf.stop_gradient(two))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        both = net(tf.concat([x, tf.reverse(x, [1])], 0), training=True)
+        one, two = both[::2], both[1::2]  # here
+        return mse(one, tf.stop_gradient(two))
 
-    return stepped(step, 3)
+    return stepped(minimizing(loss_of), 3)
 
 
 @splits(lambda: (normal(6), normal(1)))
 def views_interleaved():
     """The same picks, where the two views of an example are neighbours."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            views = tf.stack([x, tf.reverse(x, [1])], 1)
-            both = net(tf.reshape(views, [-1, 6]), training=True)
-            one, two = both[::2], both[1::2]
-            loss = mse(one, tf.stop_gradient(two)) + mse(y, two)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        views = tf.stack([x, tf.reverse(x, [1])], 1)
+        both = net(tf.reshape(views, [-1, 6]), training=True)
+        one, two = both[::2], both[1::2]
+        return mse(one, tf.stop_gradient(two)) + mse(y, two)
 
-    return stepped(step, 3)
+    return stepped(minimizing(loss_of), 3)
 
 
 @splits(lambda: ({"a": normal(6), "b": normal(6) ** 2}, whole(2)))

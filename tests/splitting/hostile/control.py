@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
-    apply,
+    minimizing,
     mse,
     stepped,
     with_layers,
@@ -39,20 +39,18 @@ def branch_of_the_batch():
 
 @splits()
 def branch_of_the_step():
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            p = net(x, training=True)
-            loss = tf.switch_case(
-                tf.cast(net.optimizer.iterations, tf.int32) % 3,
-                [
-                    lambda: mse(y, p),
-                    lambda: tf.reduce_mean(tf.abs(y - p)),
-                    lambda: tf.reduce_mean(keras.losses.log_cosh(y, p)),
-                ],
-            )
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        p = net(x, training=True)
+        return tf.switch_case(
+            tf.cast(net.optimizer.iterations, tf.int32) % 3,
+            [
+                lambda: mse(y, p),
+                lambda: tf.reduce_mean(tf.abs(y - p)),
+                lambda: tf.reduce_mean(keras.losses.log_cosh(y, p)),
+            ],
+        )
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @couples()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, errors, mse
+from tests.splitting.cases.table import apply, errors, minimizing, mse
 from tests.splitting.hostile.table import (
     WIDTH,
     by_design,
@@ -28,28 +28,24 @@ def _autoencoder(step, **options):
 def _trained(loss_of):
     """A step that minimizes what a function makes of code and picture."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            code = net.encoder(x)
-            loss = loss_of(x, code, net.decoder(code))
-        return apply(net, tape, loss)
+    def of_net(net, x, y):
+        code = net.encoder(x)
+        return loss_of(x, code, net.decoder(code))
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(of_net))
 
 
 @splits()
 def contractive_autoencoder():
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                code = net.encoder(x)
-            jacobian = inner.batch_jacobian(code, x)
-            squares = tf.reduce_sum(tf.square(jacobian), (1, 2))
-            loss = mse(x, net.decoder(code)) + 0.1 * tf.reduce_mean(squares)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            code = net.encoder(x)
+        jacobian = inner.batch_jacobian(code, x)
+        squares = tf.reduce_sum(tf.square(jacobian), (1, 2))
+        return mse(x, net.decoder(code)) + 0.1 * tf.reduce_mean(squares)
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @couples()
@@ -111,23 +107,22 @@ def compared_with_fixed_codes():
 def quantized_with_straight_through():
     """VQ-VAE: nearest entry of a codebook, its gradient passed through."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            code = net.encoder(x)
-            far = (
-                tf.reduce_sum(code**2, 1, keepdims=True)
-                + tf.reduce_sum(net.book**2, 0)
-                - 2 * tf.matmul(code, net.book)
-            )
-            chosen = tf.one_hot(tf.argmin(far, 1), 7)
-            near = tf.matmul(chosen, net.book, transpose_b=True)
-            passed = code + tf.stop_gradient(near - code)
-            loss = mse(x, net.decoder(passed))
-            loss += mse(tf.stop_gradient(code), near)
-            loss += 0.25 * mse(code, tf.stop_gradient(near))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        code = net.encoder(x)
+        far = (
+            tf.reduce_sum(code**2, 1, keepdims=True)
+            + tf.reduce_sum(net.book**2, 0)
+            - 2 * tf.matmul(code, net.book)
+        )
+        chosen = tf.one_hot(tf.argmin(far, 1), 7)
+        near = tf.matmul(chosen, net.book, transpose_b=True)
+        passed = code + tf.stop_gradient(near - code)
+        loss = mse(x, net.decoder(passed))
+        loss += mse(tf.stop_gradient(code), near)
+        loss += 0.25 * mse(code, tf.stop_gradient(near))
+        return loss
 
-    net = _autoencoder(step)
+    net = _autoencoder(minimizing(loss_of))
     net.book = net.add_weight(shape=(4, 7), initializer="uniform", name="book")
     return net
 
@@ -152,61 +147,53 @@ def usage_of_the_codebook():
 def matched_features():
     """Improved GAN: means of features of real and generated are compared."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            made = net.decoder(net.encoder(x))
-            real = tf.reduce_mean(net.encoder(x), 0)
-            fake = tf.reduce_mean(net.encoder(made), 0)
-            loss = tf.reduce_sum(tf.square(real - fake))  # here
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        made = net.decoder(net.encoder(x))
+        real = tf.reduce_mean(net.encoder(x), 0)
+        fake = tf.reduce_mean(net.encoder(made), 0)
+        return tf.reduce_sum(tf.square(real - fake))  # here
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @splits()
 def means_in_a_difference():
     """Wasserstein: the difference of two means stays a mean."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            made = net.decoder(net.encoder(x))
-            real = tf.reduce_mean(net.encoder(x), 0)
-            fake = tf.reduce_mean(net.encoder(made), 0)
-            loss = tf.reduce_sum((real - fake) * tf.constant([1.0, -2, 3, 0.5]))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        made = net.decoder(net.encoder(x))
+        real = tf.reduce_mean(net.encoder(x), 0)
+        fake = tf.reduce_mean(net.encoder(made), 0)
+        return tf.reduce_sum((real - fake) * tf.constant([1.0, -2, 3, 0.5]))
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @couples()
 def relativistic():
     """RaGAN: every score is taken relative to the others' mean."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            real = net.encoder(x)
-            fake = net.encoder(net.decoder(real))
-            off = real - tf.reduce_mean(fake, 0, keepdims=True)  # here
-            loss = tf.reduce_mean(tf.nn.softplus(-off))  # here
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        real = net.encoder(x)
+        fake = net.encoder(net.decoder(real))
+        off = real - tf.reduce_mean(fake, 0, keepdims=True)  # here
+        return tf.reduce_mean(tf.nn.softplus(-off))  # here
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @couples()
 def deviation_as_a_feature():
     """StyleGAN's discriminator: deviation over the batch is one feature."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            code = net.encoder(x)
-            spread = tf.math.reduce_std(code, 0)  # here
-            extra = tf.fill((rows(x), 1), tf.reduce_mean(spread))
-            wide = tf.concat([code[:, :3], extra], 1)
-            loss = mse(x, net.decoder(wide))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        code = net.encoder(x)
+        spread = tf.math.reduce_std(code, 0)  # here
+        extra = tf.fill((rows(x), 1), tf.reduce_mean(spread))
+        wide = tf.concat([code[:, :3], extra], 1)
+        return mse(x, net.decoder(wide))
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @splits()
@@ -232,31 +219,27 @@ def gradient_penalty_of_halves():
 def norm_of_all_slopes():
     """The penalty's norm is taken over the batch, too."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                score = net.encoder(x)
-            slope = inner.gradient(score, x)
-            norm = tf.norm(slope)  # here
-            loss = (norm - 1) ** 2 + mse(x, net.decoder(score))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            score = net.encoder(x)
+        slope = inner.gradient(score, x)
+        norm = tf.norm(slope)  # here
+        return (norm - 1) ** 2 + mse(x, net.decoder(score))
 
-    return _autoencoder(step)
+    return _autoencoder(minimizing(loss_of))
 
 
 @splits(images)
 def gram_of_each_image():
     """Style transfer: correlations of channels, of every image alone."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            maps = net.convolution(x)
-            gram = tf.einsum("bijc,bijd->bcd", maps, maps) / 36
-            loss = tf.reduce_mean(tf.square(gram - net.style[None]))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        maps = net.convolution(x)
+        gram = tf.einsum("bijc,bijd->bcd", maps, maps) / 36
+        return tf.reduce_mean(tf.square(gram - net.style[None]))
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.convolution = keras.layers.Conv2D(3, 3, padding="same")
     net.style = tf.eye(3)
     return net
@@ -266,15 +249,13 @@ def gram_of_each_image():
 def gram_of_the_batch():
     """The same einsum with a letter left out."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            maps = net.convolution(x)
-            gram = tf.einsum("bijc,bijd->cd", maps, maps)
-            gram /= tf.cast(tf.size(maps[..., 0]), tf.float32)
-            loss = tf.reduce_mean(tf.square(gram - tf.eye(3)))  # here
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        maps = net.convolution(x)
+        gram = tf.einsum("bijc,bijd->cd", maps, maps)
+        gram /= tf.cast(tf.size(maps[..., 0]), tf.float32)
+        return tf.reduce_mean(tf.square(gram - tf.eye(3)))  # here
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.convolution = keras.layers.Conv2D(3, 3, padding="same")
     return net
 
@@ -283,17 +264,15 @@ def gram_of_the_batch():
 def affine_flow():
     """RealNVP: the logarithm of a determinant for every example."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            low, high = x[:, ::2], x[:, 1::2]
-            scale = tf.tanh(net.scale(low))
-            out = high * tf.exp(scale) + net.shift(low)
-            whole = tf.reshape(tf.stack([low, out], -1), tf.shape(x))
-            prior = tf.reduce_sum(whole**2, 1) / 2
-            loss = tf.reduce_mean(prior - tf.reduce_sum(scale, -1))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        low, high = x[:, ::2], x[:, 1::2]
+        scale = tf.tanh(net.scale(low))
+        out = high * tf.exp(scale) + net.shift(low)
+        whole = tf.reshape(tf.stack([low, out], -1), tf.shape(x))
+        prior = tf.reduce_sum(whole**2, 1) / 2
+        return tf.reduce_mean(prior - tf.reduce_sum(scale, -1))
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.scale, net.shift = dense(3), dense(3)
     return net
 

@@ -5,9 +5,9 @@ import numpy as np
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
-    apply,
     count,
     errors,
+    minimizing,
     mse,
     stepped,
     with_layers,
@@ -124,15 +124,14 @@ def python_largest_of_losses():
 def weights_of_losses_that_learn():
     """Kendall: each loss has a variance that is trained with it."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            p = net(x, training=True)
-            one, two = mse(y, p), tf.reduce_mean(tf.abs(p))
-            loss = one * tf.exp(-net.spread[0]) + two * tf.exp(-net.spread[1])
-            loss += tf.reduce_sum(net.spread)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        p = net(x, training=True)
+        one, two = mse(y, p), tf.reduce_mean(tf.abs(p))
+        loss = one * tf.exp(-net.spread[0]) + two * tf.exp(-net.spread[1])
+        loss += tf.reduce_sum(net.spread)
+        return loss
 
-    net = stepped(step)
+    net = stepped(minimizing(loss_of))
     net.spread = net.add_weight(shape=(2,), initializer="zeros", name="spread")
     return net
 

@@ -1,21 +1,211 @@
-"""Features and users: crossed, factorized, retrieved, ranked."""
+"""Tables of columns, and recommenders."""
 
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, mse, with_layers
+from tests.splitting.cases.table import (
+    apply,
+    minimizing,
+    mse,
+    stepped,
+    with_layers,
+)
 from tests.splitting.hostile.table import (
     by_design,
     couples,
     dense,
     functional,
     normal,
+    own,
     rows,
     splits,
     whole,
 )
 
 layers = keras.layers
+
+
+@splits()
+def sparse_attention_over_features():
+    """TabNet's sparsemax, and its prior, of every example."""
+
+    def sparsemax(z):
+        top = tf.sort(z, direction="DESCENDING")
+        sums = tf.cumsum(top, -1)
+        k = tf.range(1.0, 7.0)
+        fits = tf.cast(1 + k * top > sums, tf.float32)
+        size = tf.reduce_sum(fits, -1, keepdims=True)
+        last = tf.gather(sums, tf.cast(size, tf.int32) - 1, batch_dims=1)
+        return tf.nn.relu(z - (last - 1) / size)
+
+    def masks(x):
+        prior, out = tf.ones_like(x), 0.0
+        for _ in range(2):
+            mask = sparsemax(x * prior)
+            prior, out = prior * (1.2 - mask), out + mask * x
+        return out
+
+    return with_layers(dense(6), own(masks))
+
+
+@splits()
+def oblivious_trees():
+    """NODE: products of choices, of every example."""
+
+    class Tree(keras.layers.Layer):
+        def build(self, shape):
+            self.at = self.add_weight(shape=(3,), name="at")
+            self.leaves = self.add_weight(shape=(8, 2), name="leaves")
+
+        def call(self, x):
+            right = tf.sigmoid(x[:, :3] - self.at)
+            sides = tf.stack([right, 1 - right], -1)
+            path = tf.einsum(
+                "ba,bc,bd->bacd", sides[:, 0], sides[:, 1], sides[:, 2]
+            )
+            return tf.reshape(path, [-1, 8]) @ self.leaves
+
+    return with_layers(Tree())
+
+
+@couples()
+def thresholds_of_the_batch():
+    """NODE's thresholds begin as quantiles of the first batch."""
+
+    class Tree(keras.layers.Layer):
+        def build(self, shape):
+            self.at = self.add_weight(shape=(6,), trainable=False, name="at")
+            self.ready = self.add_weight(
+                shape=(), dtype="int32", trainable=False, name="ready"
+            )
+
+        def call(self, x):
+            middle = tf.sort(x, 0)[rows(x) // 2]  # here
+            at = tf.where(self.ready == 0, middle, self.at)
+            self.at.assign(at)
+            self.ready.assign(1)
+            return tf.sigmoid(x - at)
+
+    return with_layers(Tree())
+
+
+@couples()
+def first_batch_decides():
+    """ActNorm: scale and shift of weights follow from the first batch."""
+
+    class Norm(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight(shape=(6,), name="shift")
+            self.ready = self.add_weight(
+                shape=(), trainable=False, name="ready"
+            )
+
+        def call(self, x):
+            first = -tf.reduce_mean(x**3, 0) / (tf.norm(x, axis=0) + 1)  # here
+            shift = tf.where(self.ready == 0, first, self.shift)
+            self.ready.assign(1.0)
+            return x + shift
+
+    return with_layers(Norm())
+
+
+@splits()
+def binned_by_fixed_limits():
+    def bins(x):
+        number = tf.raw_ops.Bucketize(input=x, boundaries=[-1.0, 0.0, 1.0])
+        return tf.reduce_sum(tf.one_hot(number, 4), 1)
+
+    return with_layers(own(bins))
+
+
+@couples()
+def binned_by_the_batch():
+    """Rank transformation: the place of an example in its batch."""
+
+    def ranks(x):
+        order = tf.argsort(tf.argsort(x, 0), 0)  # here
+        return tf.cast(order, tf.float32) / 10.0
+
+    return with_layers(own(ranks))
+
+
+@couples()
+def histogram_matched():
+    """A histogram of predictions against one of targets."""
+
+    def loss_of(net, x, y):
+        p = net(x, training=True)
+        at = tf.linspace(-2.0, 2.0, 9)
+        shares = tf.reduce_mean(tf.nn.softmax(-((p - at) ** 2)), 0)
+        aim = tf.reduce_mean(tf.nn.softmax(-((y - at) ** 2)), 0)
+        far = tf.reduce_sum(tf.abs(tf.cumsum(shares - aim)))  # here
+        return mse(y, p) + far
+
+    return stepped(minimizing(loss_of))
+
+
+def _sound():
+    return normal(32), normal(1)
+
+
+@splits(_sound)
+def spectrogram():
+    def spectrum(x):
+        short = tf.abs(tf.signal.stft(x, 8, 4))
+        return tf.math.log1p(short)
+
+    return functional(
+        lambda x: dense(1)(layers.Flatten()(own(spectrum)(dense(32)(x)))), (32,)
+    )
+
+
+@splits(lambda: (normal(16), normal(16)))
+def loss_on_spectra():
+    """Multi-scale spectral convergence, for every sound."""
+
+    def loss(y, p):
+        total = 0.0
+        for size in (4, 8):
+            one = tf.abs(tf.signal.stft(y, size, 2)) + 1e-3
+            two = tf.abs(tf.signal.stft(p, size, 2) + 1e-3)
+            off = tf.norm(one - two, axis=(1, 2))
+            total += off / tf.norm(one, axis=(1, 2))
+        return total
+
+    return functional(dense(16), (16,), loss=loss)
+
+
+@couples(lambda: (normal(16), normal(16)))
+def loss_on_all_spectra():
+    """The same, where the norm is taken over the batch, too."""
+
+    def loss(y, p):
+        one = tf.abs(tf.signal.stft(y, 8, 2)) + 1e-3
+        two = tf.abs(tf.signal.stft(p, 8, 2) + 1e-3)
+        return tf.norm(one - two) / tf.norm(one)  # here
+
+    return functional(dense(16), (16,), loss=loss)
+
+
+@couples(lambda: (normal(16), normal(16)))
+def best_permutation():
+    """Separation of sources: which of two orders is better, for the batch."""
+
+    def loss(y, p):
+        y, p = tf.reshape(y, [-1, 2, 8]), tf.reshape(p, [-1, 2, 8])
+        return tf.minimum(mse(y, p), mse(y, p[:, ::-1]))  # here
+
+    return functional(dense(16), (16,), loss=loss)
+
+
+@splits(lambda: (normal(16), normal(16)))
+def best_permutation_of_each():
+    def loss(y, p):
+        y, p = tf.reshape(y, [-1, 2, 8]), tf.reshape(p, [-1, 2, 8])
+        one = tf.reduce_mean((y - p) ** 2, (1, 2))
+        return tf.minimum(one, tf.reduce_mean((y - p[:, ::-1]) ** 2, (1, 2)))
+
+    return functional(dense(16), (16,), loss=loss)
 
 
 @splits()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, compiled, mse
+from tests.splitting.cases.table import apply, compiled, minimizing, mse
 from tests.splitting.hostile.table import (
     couples,
     dense,
@@ -228,15 +228,13 @@ def packed_sequences():
 def flattened_and_back():
     """All words of all sequences as one list, and back to sequences."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            words = net.embedding(tf.reshape(x, [-1]))
-            lines = tf.reshape(words, [-1, 8, 3])
-            after = lines[:, :-1] @ net.mix
-            loss = tf.reduce_mean(tf.square(after - lines[:, 1:]))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        words = net.embedding(tf.reshape(x, [-1]))
+        lines = tf.reshape(words, [-1, 8, 3])
+        after = lines[:, :-1] @ net.mix
+        return tf.reduce_mean(tf.square(after - lines[:, 1:]))
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.embedding = layers.Embedding(9, 3)
     net.mix = net.add_weight(shape=(3, 3), name="mix")
     return net
@@ -299,18 +297,16 @@ def own_cell_with_projection():
 def forecast_by_its_own_outputs():
     """Autoregressive decoding: each output is the next input."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            _, state = net.encoder(x)
-            now, outputs = x[:, -1], []
-            for _ in range(4):
-                state, _ = net.cell(now, [state])
-                now = net.out(state)
-                outputs.append(now)
-            loss = mse(y, tf.stack(outputs, 1))
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        _, state = net.encoder(x)
+        now, outputs = x[:, -1], []
+        for _ in range(4):
+            state, _ = net.cell(now, [state])
+            now = net.out(state)
+            outputs.append(now)
+        return mse(y, tf.stack(outputs, 1))
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.encoder = layers.GRU(4, return_state=True)
     net.cell, net.out = layers.GRUCell(4), dense(3)
     return net

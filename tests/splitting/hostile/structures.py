@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, mse
+from tests.splitting.cases.table import minimizing, mse
 from tests.splitting.hostile.table import (
     EXAMPLES,
     couples,
@@ -254,14 +254,12 @@ def rendered_across_rays():
 def _experts(route):
     """Two experts, and a function of the router's chances and the batch."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            chances = tf.nn.softmax(net.router(x))
-            first, second = net.first(x), net.second(x)
-            loss = route(chances, first, second, y)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        chances = tf.nn.softmax(net.router(x))
+        first, second = net.first(x), net.second(x)
+        return route(chances, first, second, y)
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.router, net.first, net.second = dense(2), dense(1), dense(1)
     return net
 
@@ -307,17 +305,15 @@ def experts_with_capacity():
 def experts_by_stitching():
     """Examples are dispatched by dynamic_partition, and stitched back."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            choice = tf.cast(x[:, 0] > 0, tf.int32)
-            parts = tf.dynamic_partition(x, choice, 2)
-            places = tf.dynamic_partition(tf.range(rows(x)), choice, 2)
-            outs = [net.first(parts[0]), net.second(parts[1])]
-            out = tf.dynamic_stitch(places, outs)
-            loss = mse(y, out)
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        choice = tf.cast(x[:, 0] > 0, tf.int32)
+        parts = tf.dynamic_partition(x, choice, 2)
+        places = tf.dynamic_partition(tf.range(rows(x)), choice, 2)
+        outs = [net.first(parts[0]), net.second(parts[1])]
+        out = tf.dynamic_stitch(places, outs)
+        return mse(y, out)
 
-    net = sub(step, lambda net: None)
+    net = sub(minimizing(loss_of), lambda net: None)
     net.first, net.second = dense(1), dense(1)
     return net
 

@@ -3,7 +3,14 @@
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, by_default, errors, mse, stepped
+from tests.splitting.cases.table import (
+    apply,
+    by_default,
+    errors,
+    minimizing,
+    mse,
+    stepped,
+)
 from tests.splitting.hostile.table import (
     by_design,
     couples,
@@ -133,14 +140,12 @@ def centre_of_the_teacher():
 def small_losses_only():
     """Co-teaching: the easier half of the batch trains the other."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            each = errors(y, net(x, training=True))
-            keep = tf.argsort(each)[: rows(x) // 2]  # here
-            loss = tf.reduce_mean(tf.gather(each, keep))  # here
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        each = errors(y, net(x, training=True))
+        keep = tf.argsort(each)[: rows(x) // 2]  # here
+        return tf.reduce_mean(tf.gather(each, keep))  # here
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @splits()
@@ -161,15 +166,13 @@ def threshold_of_the_curriculum():
 def mean_of_those_under_threshold():
     """The same, divided by how many are under it."""
 
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            each = errors(y, net(x, training=True))
-            kept = tf.cast(each < 1.0, tf.float32)
-            total = tf.reduce_sum(each * kept)
-            loss = total / (tf.reduce_sum(kept) + 1.0)  # here
-        return apply(net, tape, loss)
+    def loss_of(net, x, y):
+        each = errors(y, net(x, training=True))
+        kept = tf.cast(each < 1.0, tf.float32)
+        total = tf.reduce_sum(each * kept)
+        return total / (tf.reduce_sum(kept) + 1.0)  # here
 
-    return stepped(step)
+    return stepped(minimizing(loss_of))
 
 
 @by_design()

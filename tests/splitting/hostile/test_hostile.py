@@ -5,9 +5,33 @@ from typing import Any
 import pytest
 
 from tests.kit.long import some_of
-from tests.splitting.hostile.known import DEFAULT, EXACT, KNOWN
 from tests.splitting.hostile.table import CASES
 from tests.splitting.hostile.trial import tried
+
+DEFAULT, EXACT = "default", "exact"
+
+_JACOBIAN = "gradients of each example are named, not their mean"
+_NUMBERS = "numbers of examples that only say where they are"
+
+# What the cases found and what is not mended yet: a case, and whether it is so
+# without or with exact=True: what is wrong.
+KNOWN: dict[tuple[str, str], str] = {
+    ("gradient_clipped_by_example_twice", DEFAULT): _JACOBIAN,
+    ("gradient_clipped_by_example_twice", EXACT): _JACOBIAN,
+}
+
+# What is equal, and told in vain.
+for _name, _reason in {
+    "kernels_of_each_example": "examples as channels",
+    "sums_by_repeated_numbers": _NUMBERS,
+    "array_written_forwards": "loops over examples",
+}.items():
+    KNOWN[_name, DEFAULT] = KNOWN[_name, EXACT] = _reason
+for _name, _reason in {
+    "only_the_diagonal": "the diagonal of all pairs",
+    "same_on_both_branches": "branches that are alike",
+}.items():
+    KNOWN[_name, DEFAULT] = _reason
 
 # Of all that `make test-all` runs, `make test` runs so many.
 DRAWN = 4
@@ -38,3 +62,11 @@ def test_hostile(name: str, towers: int, mode: str) -> None:
     """A training is that of one device, or its line is told."""
     outcome = tried(name, towers, exact=mode == EXACT)
     assert outcome.verdict(CASES[name], mode == EXACT) == "", outcome
+
+
+SPARSE = ["sparse_product_of_rows", "dense_of_sparse", "sparse_softmax_of_all"]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_rows(name: str) -> None:
+    assert tried(name, 2).verdict(CASES[name], exact=False) == ""

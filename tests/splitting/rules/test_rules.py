@@ -7,7 +7,6 @@ import pytest
 from keras_towers.splitting.rules import RULES
 from tests.kit.long import some_of
 from tests.splitting.rules import (
-    arithmetic,
     elementwise,
     images,
     lists,
@@ -22,7 +21,7 @@ from tests.splitting.rules import (
 from tests.splitting.rules.case import exercise
 
 CASES = [
-    *(*arithmetic.CASES, *test_effects.CASES, *elementwise.CASES),
+    *(*test_effects.CASES, *elementwise.CASES),
     *(*images.CASES, *lists.CASES, *matrices.CASES, *moves.CASES),
     *(*parts.CASES, *picks.CASES, *reductions.CASES, *shapes.CASES),
 ]
