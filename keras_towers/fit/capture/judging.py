@@ -12,7 +12,6 @@ import keras
 from keras.metrics import Metric
 
 from keras_towers import settings
-from keras_towers.devices import all_on_host
 from keras_towers.fit import told
 from keras_towers.fit.capture import splits, verdict
 from keras_towers.fit.capture.checks import CannotSplit
@@ -281,8 +280,7 @@ def rehearse(waiting: Sequence[Pending]) -> None:
 
 def _may_join(config: TowerConfig) -> bool:
     """Whether a step may exchange values where its author exchanges none."""
-    on_host = all_on_host(config.devices)
-    return config.exact and config.average and on_host and _is_joined(config)
+    return config.exact and config.average and _is_joined(config)
 
 
 def _is_joined(config: TowerConfig) -> bool:

@@ -123,8 +123,10 @@ class StepTraces:
                 return trace
         if tower.local_index or one_device:
             return None
-        # Other ranks get gradients while the step computes others.
-        way: Way = "called" if alone else "inlined"
+        # Other ranks get gradients while the step computes others. Functions
+        # that are called are optimised for the host.
+        on_host = devices.all_on_host(self._config.devices)
+        way: Way = "called" if alone and on_host else "inlined"
         try:
             self._shared = self._traced(tower, step, data, way=way)
         except CannotShare as error:
@@ -172,11 +174,6 @@ class StepTraces:
                 if not shared:
                     trace.finish()
                     return trace
-                # With XLA every tower has one device, be it its own.
-                if way != "xla" and not devices.all_on_host(
-                    self._config.devices
-                ):
-                    raise CannotShare("runs on other devices than CPUs")
                 any_size = way != "xla"
                 checks.check_parts(self._pieces, self._shares, any_size)
                 trace.finish(checks.common_shapes(self._pieces))

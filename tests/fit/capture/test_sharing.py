@@ -2,6 +2,7 @@
 
 import functools
 import random
+from unittest import mock
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.capture import checks
+from keras_towers.fit.capture import checks, sharing
 from keras_towers.fit.context import tower as tower_lib
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Own, Twice, shown
@@ -66,6 +67,14 @@ def test_one_trace_is_the_same_as_those_of_all_towers(reasons, monkeypatch):
 
     one, found, traces = trained()
     assert reasons() == [] and traces == 1
+    # As on accelerators, whose towers inline the trace.
+    with monkeypatch.context() as patch:
+        on_accelerators = mock.Mock(**{"all_on_host.return_value": False})
+        patch.setattr(sharing, "devices", on_accelerators)
+        inlined, history, traces = trained()
+    assert reasons() == [] and traces == 1
+    same_history(history, found)
+    same_model(inlined, one)
     monkeypatch.setattr(checks, "check_parts", _refused)
     each, wanted, traces = trained()
     # And one that is analysed.
