@@ -44,6 +44,11 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), f"{link}: no such heading"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_merge_is_left_half_done(page):
+    assert not re.search(r"^(<{7}|>{7}) ", page.read_text(), re.MULTILINE)
+
+
 def test_the_site_has_every_page():
     """It does not see files outside of its folder."""
     listed = (ROOT / "mkdocs.yml").read_text()
