@@ -13,7 +13,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -107,7 +107,7 @@ class HorovodTransport(engine.EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
-    carries = (
+    carries: Collection[tf.DType] | None = (
         *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
         *(tf.float16, tf.float32, tf.float64),
     )

@@ -9,7 +9,7 @@ arrive as they were sent.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ DIFFERENT = "the ranks do not sum the same tensors"
 class Sums(EngineTransport):
     """The collectives of a ``Transport``, built from sums of vectors."""
 
-    carries = None
+    carries: Collection[tf.DType] | None = None
 
     @abstractmethod
     def _sum_known(

@@ -23,6 +23,7 @@ from keras_towers.splitting.values import (
     Shape,
     Value,
     common,
+    other,
     product,
     same,
     total,
@@ -155,8 +156,9 @@ def _batch_norm(node: Node, images: Value, *parameters: Value) -> list[Value]:
     _along_first(node, images)
     refuse_others(parameters, "normalizes by what follows from the batch")
     free(node, images)
-    rest = [same() for _ in range(node.num_outputs - 1)]
-    return [images.with_(shape=images.shape), *rest]
+    # What is for a gradient in training may be left unset otherwise.
+    unset = [other("is unset but in training")] * (node.num_outputs - 3)
+    return [images.with_(shape=images.shape), same(), same(), *unset]
 
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
