@@ -87,7 +87,7 @@ def compare(
         with told.heard() as heard:
             found = group.trained(strategy())
         told_of = [f"tells: {one.message}" for one in heard]
-        said = "; ".join(filter(None, [_differences(found, wanted), *told_of]))
+        said = "; ".join(filter(None, [differences(found, wanted), *told_of]))
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     if said and len(parts) > 1:
@@ -186,7 +186,7 @@ def told_of(recipes: Recipes, towers: int) -> list[str]:
     return [one.message for one in heard]
 
 
-def _differences(found: Values, wanted: Values) -> str:
+def differences(found: Values, wanted: Values) -> str:
     """Name what differs, relative to a value's size; NaNs are equal."""
     if found.keys() != wanted.keys():
         return f"has {sorted(found)}, not {sorted(wanted)}"
