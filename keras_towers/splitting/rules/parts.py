@@ -70,14 +70,14 @@ def _split_into(
 @rule("StridedSlice", sizes=(1, 2, 3))
 def _strided(node: Node, value: Value, *ends: Value) -> Value:
     shape = shape_of(node, 0, value)
-    taken = spans(node, shape, *(end.known for end in ends))
+    taken = spans(node, shape, *map(_entries_of, ends))
     _check_ends(value, taken, ends)
     return _taken(node, value, shape, taken)
 
 
 @rule("Slice", sizes=(1, 2))
 def _slice(node: Node, value: Value, *ends: Value) -> Value:
-    begin, size = (end.known for end in ends)
+    begin, size = map(_entries_of, ends)
     if begin is None or size is None:
         raise DoesNotSplit("takes a slice whose ends follow from the data")
     shape = shape_of(node, 0, value)
@@ -90,6 +90,14 @@ def _slice(node: Node, value: Value, *ends: Value) -> Value:
         taken.append(Span(axis) if all_of_it else Span(axis, first, count))
     _check_ends(value, taken, ends)
     return _taken(node, value, shape, taken)
+
+
+def _entries_of(end: Value) -> Any:
+    """What is known of the entries of a slice's end; None: not even if same."""
+    if end.known is not None or not end.is_same or not end.shape:
+        return end.known
+    (count,) = end.shape
+    return [UNKNOWN] * count if isinstance(count, int) else None
 
 
 def _check_ends(
@@ -165,7 +173,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
             "takes a slice of a tensor whose shape follows from the data"
         )
     shape = tuple(target.known)
-    taken = spans(node, shape, *(end.known for end in ends))
+    taken = spans(node, shape, *map(_entries_of, ends))
     _check_ends(value, taken, ends)
     if value.axis is None:
         return _zeros_around(node, value, shape)

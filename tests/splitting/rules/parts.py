@@ -20,7 +20,30 @@ def _twice(x: Any) -> Any:
     return tf.repeat(x, 2, 0)
 
 
+def _cropped(x: Any, axis: int = 1) -> Any:
+    """Take two entries from where nobody knows, the same for all towers."""
+    begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
+    if axis:
+        return x[:, begin : begin + 2]
+    return x[begin : begin + 2]
+
+
+def _cropped_gradient(x: Any) -> Any:
+    return tf.gradients(_cropped(x) ** 2, x)[0]
+
+
 _SLICES = [
+    _slice("somewhere", _cropped, "acb", "ab", letters="ab"),
+    _put_back("somewhere", _cropped_gradient, "acb", "ab", letters="ab"),
+    Case(
+        "StridedSlice",
+        functools.partial(_cropped, axis=0),
+        floats("acb"),
+        "",
+        {"a": "some of the examples"},
+        letters="a",
+        note="rows from somewhere",
+    ),
     _slice("other", lambda x: x[:, 1:3], "acb", "ab", letters="ab"),
     _slice("dropped", lambda x: x[:, 1], "acb", "ab", letters="ab"),
     _slice("new", lambda x: x[:, None, ..., 1:], "acb", "ac", letters="ac"),
