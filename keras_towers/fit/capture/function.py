@@ -126,12 +126,17 @@ def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
     meta = tf.compat.v1.MetaGraphDef()
     meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=not shapes))
     known = {
-        tensor.op.name: shape.as_proto()
+        tensor.op.name: shape
         for tensor, shape in zip(graph.inputs, shapes, strict=False)
     }
     for node in meta.graph_def.node:
-        if node.name in known:
-            node.attr["shape"].shape.CopyFrom(known[node.name])
+        # TensorFlow makes nothing of the shape of what a graph is given, but
+        # takes what is ensured for true.
+        of = node.input[0] if node.op == "EnsureShape" else node.name
+        if of in known:
+            shape = tf.TensorShape(node.attr["shape"].shape)
+            shape = shape.merge_with(known[of])
+            node.attr["shape"].shape.CopyFrom(shape.as_proto())
     # What TensorFlow takes for the results of a graph.
     meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
     config = _config()

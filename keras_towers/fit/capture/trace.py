@@ -256,7 +256,7 @@ def _unless_known(tensor: tf.Tensor) -> Any:
 def _with_operation(leaf: Any) -> Any:
     if not isinstance(leaf, tf.Tensor):
         return leaf
-    return tf.compat.v1.placeholder_with_default(leaf, leaf.shape)
+    return tf.ensure_shape(leaf, leaf.shape)
 
 
 def _with_rows(data: Any) -> Iterator[tf.Tensor | None]:

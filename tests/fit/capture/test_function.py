@@ -30,6 +30,28 @@ def test_it_is_optimised_once_and_not_inlined():
 
 
 @pytest.mark.optimized
+def test_sizes_that_all_towers_share_are_numbers_in_it():
+    def sized(x):
+        x = tf.ensure_shape(x, x.shape)
+        return x / tf.cast(tf.shape(x)[0] * tf.size(x), x.dtype)
+
+    graph = traced(sized, [None, 3], tf.float32)
+    for shape in ([2, 3], [None, 3]):
+        function = GraphFunction(graph, shapes=[tf.TensorShape(shape)])
+        operations = function._function.graph.get_operations()
+        assert ("Shape" in {op.type for op in operations}) is (not shape[0])
+        (result,) = function([tf.ones([2, 3])])
+        assert result.numpy() == pytest.approx(1 / 12)
+
+
+def test_a_shape_that_the_step_ensures_stays_ensured():
+    graph = traced(lambda x: tf.ensure_shape(x, [2, 3]), [None, None])
+    function = GraphFunction(graph, shapes=[tf.TensorShape([2, None])])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="compatible"):
+        function([tf.ones([2, 4])])
+
+
+@pytest.mark.optimized
 def test_inlined_an_output_is_ready_before_what_follows():
     """Other ranks get it while others are computed."""
 
