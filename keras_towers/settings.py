@@ -133,6 +133,8 @@ SAVE_WAIT_S = 10.0
 SAVE_OWN_S = 1.0
 #: Ranks that a message names, at most.
 NAMED = 8
+#: Ranks after its own, at most, that a rank looks at while it waits.
+LOOKED_AT = 32
 #: Bytes for each example, up to which [a metric that is no
 #: sum](exactness.md#custom-training-steps) is given those of the global batch.
 METRIC_BYTES = 2**16

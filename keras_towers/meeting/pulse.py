@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import subprocess
@@ -50,10 +51,9 @@ class Pulse:
             raise OSError(*error)
         return dataclasses.replace(endpoint, port=port, secret=secret)
 
-    def by_rank(self, key: str) -> dict[int, Any]:
+    def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The values that ranks have left, each at ``key-rank``."""
-        found = self._ask("by_rank", key)
-        return {int(rank): value for rank, value in found.items()}
+        return dict(self._ask("by_rank", key, [*ranks]))
 
     def tell(self, key: str, values: Sequence[Any]) -> None:
         """Leave a value for each rank, at ``key-rank``."""
@@ -102,9 +102,9 @@ class _Beside:
             return [0, "", error.errno, error.strerror]
         return [self._server.endpoint.port, self._server.secret]
 
-    def by_rank(self, key: str) -> dict[str, Any]:
+    def by_rank(self, key: str, ranks: Sequence[int]) -> list[Any]:
         assert self._server is not None
-        return self._server.by_rank(key)
+        return [*self._server.by_rank(key, ranks).items()]
 
     def tell(self, key: str, values: Sequence[Any]) -> bool:
         assert self._server is not None
@@ -156,10 +156,8 @@ class _Beside:
         beat_s: float,
         lost_s: float,
     ) -> None:
-        signs = Liveness(
-            range(len(names)),
-            lambda _: {int(r): s for r, s in server.by_rank(_PULSE).items()},
-        )
+        words = functools.partial(server.by_rank, _PULSE)
+        signs = Liveness(range(len(names)), words)
         while not self._over.wait(beat_s):
             signs.look()
             lost = {}

@@ -218,7 +218,7 @@ def _receive(
             file.write(dataclasses.replace(own, address=address))
         for late_s in waiting(wait_s, settings.NETWORK_POLL_S):
             # All of them each time: one may have ended and been started again.
-            guests = {**beside.by_rank(_GUEST), 0: me}
+            guests = {**beside.by_rank(_GUEST, ranks), 0: me}
             if len(guests) == len(ranks):
                 break
             if late_s:

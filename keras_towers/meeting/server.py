@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -99,16 +99,12 @@ class StoreServer(ThreadingHTTPServer):
     def put(self, key: str, value: Any) -> None:
         self.write(SCOPE, key, json.dumps(value).encode())
 
-    def by_rank(self, key: str) -> dict[str, Any]:
+    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
         """The values that ranks have written, each at ``key-rank``."""
         with self.lock:
-            values = [*self.values[SCOPE].items()]
-        start = f"{key}-"
-        return {
-            name.removeprefix(start): json.loads(value)
-            for name, value in values
-            if name.startswith(start)
-        }
+            values = self.values[SCOPE]
+            found = {rank: values.get(f"{key}-{rank}") for rank in ranks}
+        return {r: json.loads(v) for r, v in found.items() if v is not None}
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
         """Read a value, waiting for so long if there is none."""
@@ -187,7 +183,8 @@ class Handler(BaseHTTPRequestHandler):
             slot = server.place(self._key, self.connection)
             value = (slot.told() if slot else NO_PLACE).encode()
         elif self._scope == SCOPE and self._key.endswith(f"-{ALL}"):
-            found = server.by_rank(self._key.removesuffix(f"-{ALL}"))
+            key = self._key.removesuffix(f"-{ALL}")
+            found = server.by_rank(key, json.loads(self._body))
             value = json.dumps(found).encode()
         else:
             told = server.read(self._scope, self._key, self._hold_s())

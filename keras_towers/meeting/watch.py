@@ -2,7 +2,7 @@
 
 Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
 over Gloo. Here every rank leaves word in the store of how far it has come, and
-one that waits for long reads the words of all.
+one that waits for long reads the words of those after it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class StallWatch(threading.Thread):
         self.place: tuple[int, int] = rank, size
         self._rank = rank
         self._store = store
-        self._others = [r for r in range(size) if r != rank]
+        # If each looked at all, what the store is asked would grow with N times
+        # N. Who is missed is told by those before it.
+        looked_at = range(1, min(size, settings.LOOKED_AT + 1))
+        self._others = sorted((rank + after) % size for after in looked_at)
         # Of the others, from the first look at them on.
         self._signs: Liveness | None = None
         self._warning_s = warning_s
