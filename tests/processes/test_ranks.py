@@ -43,9 +43,8 @@ RARER = (
     "training_goes_on_where_ranks_are_not_synchronised",
     "state_that_rank_0_has_loaded_in_shares",
     "logs_by_what_they_are",
-    # Others show own data of ranks, compression, and state in shares.
+    # Others show compression, and state in shares.
     "forms_are_near_the_exact_sum",
-    "distribution_with_own_data_of_each_rank",
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
     "timeline_of_a_fit_that_fails",
     "after_a_round_that_only_some_ranks_went_on_with",
