@@ -126,6 +126,8 @@ def test_some_rows_are_right():
             assert found == rows[namespace, name][exact], name
 
 
+# All classes, one after the other.
+@pytest.mark.timeout(3600)
 @pytest.mark.long
 @on_its_version
 def test_the_page_says_what_is_so():
