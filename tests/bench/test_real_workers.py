@@ -47,7 +47,7 @@ def path(tmp_path):
         ),
         pytest.param(
             BENCH,
-            "--models small --processes 2 --timeout 60 "
+            "--models small --processes 2 --timeout 150 "
             "--strategies horovod,multi-worker",
             ["compute", "horovod", "multi-worker", "plain"],
             marks=pytest.mark.long,
