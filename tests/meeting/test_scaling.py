@@ -105,7 +105,7 @@ def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog, size):
     here.stop()
     late = f"rank {size - 1} is outside of training."
     assert all(late in record.getMessage() for record in caplog.records)
-    # At each beat a rank leaves word, asks who is lost, and for all words.
+    # At each beat a rank leaves word, asks who is lost, and for words.
     assert sum(asked.values()) <= 3 * size * (beats + 1), (beats, asked)
     assert told and max(told) <= looking
     assert threading.active_count() < 100

@@ -58,18 +58,18 @@ class GraphFunction:
             graph.inputs = [graph.inputs[index] for index in self._order]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
-        self._optimised: bool = way == "called" and not (
+        self._is_optimised: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
         self._function = compat.function_from_graph(
             f"{graph.name}_{next(_numbers)}",
             # ``shapes`` of the first inputs may be better known than to the
             # graph.
-            _optimised(graph, shapes) if self._optimised else graph,
+            _optimised(graph, shapes) if self._is_optimised else graph,
             _ATTRIBUTES[way],
         )
         config = _config()
-        if self._optimised:
+        if self._is_optimised:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
         self._config = config.SerializeToString()
 
@@ -78,7 +78,7 @@ class GraphFunction:
         inputs = [inputs[index] for index in self._order]
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
-        if self._optimised:
+        if self._is_optimised:
             inputs = [_held(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)

@@ -44,6 +44,34 @@ def test_sizes_that_all_towers_share_are_numbers_in_it():
         assert result.numpy() == pytest.approx(1 / 12)
 
 
+@pytest.mark.optimized
+def test_one_function_for_towers_that_differ_in_a_number():
+    graph = compat.func_graph_from_py_func(
+        *("body", lambda x, n: [tf.cos(x) * n]),
+        *([tf.TensorSpec([3]), tf.TensorSpec([])], {}),
+    )
+    function = GraphFunction(graph)
+
+    @tf.function
+    def caller(x):
+        calls = [function([x, tf.constant(n)]) for n in (2.0, 3.0)]
+        return [total for (total,) in calls]
+
+    context = compat.eager_context()
+    context.enable_run_metadata()
+    one, other = caller(tf.zeros([3]))
+    metadata = context.export_run_metadata()
+    context.disable_run_metadata()
+    assert (one.numpy()[0], other.numpy()[0]) == (2, 3)
+    called = [
+        node.attr["f"].func.name
+        for found in metadata.function_graphs
+        for node in found.post_optimization_graph.node
+        if "PartitionedCall" in node.op
+    ]
+    assert len(called) == 2 and len(set(called)) == 1, called
+
+
 def test_a_shape_that_the_step_ensures_stays_ensured():
     graph = traced(lambda x: tf.ensure_shape(x, [2, 3]), [None, None])
     function = GraphFunction(graph, shapes=[tf.TensorShape([2, None])])
