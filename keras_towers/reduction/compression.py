@@ -2,8 +2,8 @@
 
 =================  ============================================================
 ``all_reduce``     no compression
-``fp16``           the engine sums in float16: right for NCCL; slower than no
-                   compression over Gloo, which adds float16 in software
+``fp16``           sends float16; the engine sums it, if it does so in hardware,
+                   as NCCL does; otherwise as ``fp16_shards``
 ``fp16_shards``    sends float16; each rank sums one shard in float32
 ``bf16_shards``    the same with bfloat16: the range of float32, 8 bits of
                    precision; engines cannot sum bfloat16 themselves
@@ -64,10 +64,6 @@ def rounded(dtype: tf.DType) -> Link:
     return link
 
 
-fp16: CommunicationHook = chain(rounded(tf.float16), all_reduce)
-"""Sum in float16, by the transport's all-reduce."""
-
-
 def _shards(dtype: tf.DType) -> CommunicationHook:
     """Send a dtype of 16 bits; each rank sums its shard in float32."""
 
@@ -100,6 +96,17 @@ fp16_shards: CommunicationHook = _shards(tf.float16)
 
 bf16_shards: CommunicationHook = _shards(tf.bfloat16)
 """Send bfloat16; each rank sums its shard in float32."""
+
+
+_summed_in_float16 = chain(rounded(tf.float16), all_reduce)
+
+
+def fp16(
+    transport: Transport, tensors: Sequence[tf.Tensor], key: str
+) -> list[tf.Tensor]:
+    """Send float16; engines that sum it as fast as they send it do so."""
+    hook = _summed_in_float16 if transport.sums_float16 else fp16_shards
+    return hook(transport, tensors, key)
 
 
 def _sum_shards(
@@ -165,7 +172,7 @@ CompressionName: TypeAlias = Literal[
 _FEEDBACK = "; what a rank's rounding loses is added to its next gradient"
 _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
     "none": (lambda: all_reduce, ""),
-    "fp16": (lambda: fp16, "sent and summed in float16"),
+    "fp16": (lambda: fp16, "sent in float16, and summed in it over NCCL and BytePS"),
     "fp16-shards": (lambda: fp16_shards, "sent in float16"),
     "bf16": (lambda: bf16_shards, "sent in bfloat16"),
     "fp16-feedback": (

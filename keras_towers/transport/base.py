@@ -23,9 +23,13 @@ class Transport(Peers, Protocol):
 
     Attributes:
         name: the display name of the engine.
+        sums_float16: whether it sums float16 as fast as it can send it.
     """
 
     name: str
+
+    @property
+    def sums_float16(self) -> bool: ...
 
     def mark(self, what: str) -> None:
         """Record what this rank is about to wait for; empty: nothing.
@@ -66,6 +70,7 @@ class SingleProcess:
     """A ``Transport`` for a single process: every sum is its input."""
 
     name = "one process"
+    sums_float16 = True
     rank = 0
     size = 1
     local_rank = 0

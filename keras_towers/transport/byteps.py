@@ -49,6 +49,8 @@ class BytePSTransport(Sums):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
+    # Its servers do, with the processor's instructions for it.
+    sums_float16 = True
 
     # One per process, however many strategies there are.
     _names: list[str] = []

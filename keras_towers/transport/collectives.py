@@ -105,6 +105,10 @@ class CollectiveTransport(EngineTransport):
     def local_size(self) -> int:
         return self._task.cluster.local_size
 
+    @property
+    def sums_float16(self) -> bool:
+        return self._gpu is not None
+
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         # Eagerly, each operation would take as long as a small message.
         return packed(

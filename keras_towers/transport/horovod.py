@@ -173,6 +173,12 @@ class HorovodTransport(engine.EngineTransport):
     def local_size(self) -> int:
         return self._hvd.local_size()
 
+    @property
+    def sums_float16(self) -> bool:
+        # Gloo and MPI add float16 on the processor, number by number.
+        gpus = tf.config.list_physical_devices("GPU")
+        return bool(gpus and self._hvd.nccl_built())
+
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
         return bool(self._hvd.mpi_enabled())

@@ -22,7 +22,8 @@ class ThreadTransport:
 
     name = "threads"
 
-    def __init__(self, meeting, rank):
+    def __init__(self, meeting, rank, sums_float16=True):
+        self.sums_float16 = sums_float16
         self._meeting, self.rank = meeting, rank
         self.size = self.local_size = meeting.size
         self.local_rank = rank
@@ -49,12 +50,12 @@ class ThreadTransport:
         return tf.concat([parts[self.rank] for parts in sent], axis=0)
 
 
-def on_ranks(size, function):
+def on_ranks(size, function, **engine):
     """Call ``function(transport)`` on every rank; results and the keys used."""
     meeting = Meeting(size)
     with concurrent.futures.ThreadPoolExecutor(size) as pool:
         futures = [
-            pool.submit(function, ThreadTransport(meeting, rank))
+            pool.submit(function, ThreadTransport(meeting, rank, **engine))
             for rank in range(size)
         ]
         return [future.result(timeout=60) for future in futures], meeting.keys

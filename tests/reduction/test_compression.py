@@ -68,6 +68,20 @@ def test_sums_in_32_bits_are_rounded_once(exchange, dtype, size, calls):
     assert len(set(keys)) == calls
 
 
+def test_float16_is_summed_in_hardware_or_in_shards():
+    # In float16, each 1 would be lost in the first sum.
+    rows = [tf.constant([2048.0]), tf.constant([1.0]), tf.constant([1.0])]
+
+    def totals(exchange, **engine):
+        return on_ranks(3, lambda t: exchange(t, [rows[t.rank]], "k"), **engine)
+
+    for (total,) in totals(fp16, sums_float16=True)[0]:
+        assert total.numpy() == [2048]
+    for (total,) in totals(fp16, sums_float16=False)[0]:
+        assert total.numpy() == [2050]
+    assert totals(fp16, sums_float16=False) == totals(fp16_shards)
+
+
 @pytest.mark.parametrize("exchange", ROUNDING)
 def test_16_bits_travel_as_they_are(exchange):
     values = [
