@@ -172,7 +172,10 @@ CompressionName: TypeAlias = Literal[
 _FEEDBACK = "; what a rank's rounding loses is added to its next gradient"
 _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
     "none": (lambda: all_reduce, ""),
-    "fp16": (lambda: fp16, "sent in float16, and summed in it over NCCL and BytePS"),
+    "fp16": (
+        lambda: fp16,
+        "sent in float16, and summed in it over NCCL and BytePS",
+    ),
     "fp16-shards": (lambda: fp16_shards, "sent in float16"),
     "bf16": (lambda: bf16_shards, "sent in bfloat16"),
     "fp16-feedback": (
