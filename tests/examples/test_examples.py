@@ -79,8 +79,8 @@ def test_a_slow_worker_is_not_waited_for(tmp_path):
     out = launched("sync_replicas.py", tmp_path)
     counted = r"80 updates; used by replica: (\d+) (\d+) (\d+)"
     *fast, slow = map(int, re.search(counted, out).groups())
-    # On a busy machine the others may be late, too.
-    assert sum(fast) + slow == 160 and slow < min(fast), out
+    # The others may be late, too, and more than two may have come in time.
+    assert sum(fast) + slow >= 160 and slow < min(fast), out
     assert not re.search(r"dropped: 0 0 0\b", out)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -80,6 +81,31 @@ def one_that_stops_leaves_and_the_chief_ends_all():
         assert len(history.epoch) == epochs[s.RANK]
         s.assert_same_model(mine)
         assert_ordinary(mine)
+
+
+@check
+def data_is_read_no_more_when_a_fit_has_ended():
+    """A process that ends while TensorFlow runs Python code hangs."""
+    read = []
+
+    class Slow(keras.utils.PyDataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            read.append(index)
+            time.sleep(0.2)
+            return s.X[:8], s.Y[:8]
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    with s.Strategy():
+        s.model().fit(Slow(), verbose=0, callbacks=[kt.EveryRank(Stop())])
+    until_here = len(read)
+    time.sleep(1)
+    assert len(read) == until_here < 100
 
 
 @check

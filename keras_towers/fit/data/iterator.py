@@ -251,6 +251,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         super().reset()
         self._set_steps()
 
+    def release(self) -> None:
+        """Let go of the data, when what is being read has been read."""
+        # Keras's generator and its iterator hold one another.
+        self._epoch_iterator = self._current_iterator = self._unused = None
+
     def was_empty(self) -> bool:
         """Whether an epoch that produced no logs had no batch at all."""
         return (
