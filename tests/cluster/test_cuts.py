@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from keras_towers import settings
 from tests.cluster.jobs import (
     NOTICED_S,
     STEPS,
