@@ -74,6 +74,8 @@ NOISE = {
 GENERATOR = tf.random.Generator.from_seed(1)
 
 
+# TensorFlow makes constants of draws with a fixed seed.
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("noise", "compiled"),
     [

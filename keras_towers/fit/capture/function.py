@@ -158,6 +158,8 @@ def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
     for node in definition.node:
         node.device = ""
     result = compat.FuncGraph(graph.name)
+    # Draws with a fixed seed may be constants by now (``fit.step.drawn``).
+    result.traced = graph
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     result.inputs = [_same(result, tensor) for tensor in graph.inputs]

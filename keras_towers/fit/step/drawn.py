@@ -50,7 +50,7 @@ def _called(operations: Iterable[tf.Operation]) -> Iterator[Any]:
         for name in _function_names(operation):
             graph = compat.graph_of_function(operation.graph, name)
             if graph is not None:
-                yield graph
+                yield getattr(graph, "traced", graph)
 
 
 def _function_names(operation: tf.Operation) -> Iterator[str]:
