@@ -7,7 +7,6 @@ import dataclasses
 import linecache
 import pathlib
 from typing import Any
-from typing import Any
 
 import keras
 import numpy as np
