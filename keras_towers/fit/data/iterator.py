@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -252,9 +253,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._set_steps()
 
     def release(self) -> None:
-        """Let go of the data, when what is being read has been read."""
-        # Keras's generator and its iterator hold one another.
+        """Let go of the data, once what is being read has been read."""
+        # Keras's generator and its iterator hold one another. Only the end of
+        # the process waits for data that does not come.
+        held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
+        threading.Thread(target=held.clear).start()
 
     def was_empty(self) -> bool:
         """Whether an epoch that produced no logs had no batch at all."""
