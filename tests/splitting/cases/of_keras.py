@@ -17,6 +17,7 @@ from tests.splitting.cases.table import (
     plain,
     proven,
     stepped,
+    unproven,
 )
 
 
@@ -101,7 +102,7 @@ def metrics_of_classes():
     )
 
 
-@differs()
+@unproven()
 def metric_by_function():
     def largest(y, p):
         return tf.reduce_max(tf.abs(y - p))  # here
@@ -109,7 +110,7 @@ def metric_by_function():
     return plain("mse", 1, metrics=[largest])
 
 
-@differs()
+@unproven()
 def metric_of_moving_mean():
     class Moving(keras.metrics.Metric):
         def __init__(self):
