@@ -15,8 +15,8 @@ EXAMPLES, BATCH, WIDTH = 42, 16, 6
 
 PROVEN = "proven"
 DIFFERS = "differs"
-# It does not differ, not by the numbers here, or not once fit has found out, and
-# is not proven either.
+# It does not differ, or not by the numbers here, or not once fit has found out;
+# and is not proven either.
 UNPROVEN = "unproven"
 # It differs as fit says when it begins: by random numbers, or by statistics.
 BY_DESIGN = "by design"
