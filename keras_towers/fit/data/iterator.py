@@ -33,6 +33,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
     # shuffle identically.
 
     _distributed_dataset: Any
+    _current_iterator: Any
+    _epoch_iterator: Any
     data_adapter: Any
     steps_per_epoch: int | None
 
