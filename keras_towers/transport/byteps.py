@@ -49,8 +49,6 @@ class BytePSTransport(Sums):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
-    # Its servers do, with the processor's instructions for it.
-    sums_float16 = True
 
     # One per process, however many strategies there are.
     _names: list[str] = []
@@ -73,6 +71,11 @@ class BytePSTransport(Sums):
     def was_launched(self) -> bool:
         """Whether something has described a job, maybe of one process."""
         return byteps_start.was_launched()
+
+    @property
+    def sums_float16(self) -> bool:
+        # Its servers use the processor's instructions for it.
+        return True
 
     @property
     def rank(self) -> int:
