@@ -3,6 +3,7 @@
 In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 """
 
+import collections
 import itertools
 import os
 import pathlib
@@ -154,7 +155,17 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("gpu") and not gpus.ON:
             item.add_marker(pytest.mark.skip("`make test-gpu` runs it"))
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: -long_before(item.nodeid))
+        # Those of a function go to one process, and not all have been measured.
+        counts = collections.Counter(map(_function, items))
+        items.sort(
+            key=lambda item: (
+                -max(long_before(item.nodeid), counts[_function(item)] / 2)
+            )
+        )
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
