@@ -57,10 +57,12 @@ def test_a_launcher_on_this_machine_gives_none():
 
 
 def test_it_answers_before_its_command_does():
-    process = start(
-        command=["printf", "a\\0b"], answers=True, stdout=subprocess.PIPE
-    )
-    assert process.communicate(timeout=LIMIT_S)[0] == "\0a\0b"
+    command = ["printf", "a\\0b"]
+    # It ends its command when its stdin closes.
+    with start(
+        command=command, answers=True, lost_s=None, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.read() == "\0a\0b"
 
 
 def test_a_folder_that_is_not_there_is_named():

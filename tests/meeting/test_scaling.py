@@ -93,18 +93,19 @@ def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog, size):
     for one in watches:
         one.mark("step 1" if one.place[0] < size - 1 else "")
         one.start()
+    late = f"rank {size - 1} is outside of training."
     with caplog.at_level(logging.WARNING, "keras_towers"):
-        # Those before it tell who is missed.
+        # Those before it tell who is missed; on a busy machine others may miss
+        # a sign of life.
         looking = min(5, size - 1)
-        assert wait_until(lambda: len(caplog.records) >= looking)
+        assert wait_until(lambda: caplog.text.count(late) >= looking)
     beats = asked["PUT stall"] / size
     for one in watches:
         one.stop()
     for one in watches:
         one.join(60)
     here.stop()
-    late = f"rank {size - 1} is outside of training."
-    assert all(late in record.getMessage() for record in caplog.records)
+    assert caplog.text.count(late) == looking
     # At each beat a rank leaves word, asks who is lost, and for words.
     assert sum(asked.values()) <= 3 * size * (beats + 1), (beats, asked)
     assert told and max(told) <= looking

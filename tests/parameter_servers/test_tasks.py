@@ -20,7 +20,7 @@ from keras_towers import settings
 from keras_towers.meeting import store
 from keras_towers.parameter_servers.connection import take_role
 settings.NOTICE_S = 0.3
-settings.LOST_S = 1.0
+settings.LOST_S = 6.0
 job = take_role("MyStrategy")
 print("started", job.starts)
 def happens(what):
