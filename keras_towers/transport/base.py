@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.meeting.check import Peers
 
 
+@runtime_checkable
 class Transport(Peers, Protocol):
     """Connects the processes of a job.
 
