@@ -175,9 +175,9 @@ class HorovodTransport(engine.EngineTransport):
 
     @property
     def sums_float16(self) -> bool:
-        # Gloo and MPI add float16 on the processor, number by number.
-        gpus = tf.config.list_physical_devices("GPU")
-        return bool(gpus and self._hvd.nccl_built())
+        # Gloo and MPI add float16 on the processor, number by number. The build
+        # is the same on all ranks, which have to choose alike; GPUs may not be.
+        return bool(self._hvd.nccl_built())
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""

@@ -62,6 +62,7 @@ def test_it_answers_before_its_command_does():
     with start(
         command=command, answers=True, lost_s=None, stdout=subprocess.PIPE
     ) as process:
+        assert process.wait(LIMIT_S) == 0
         assert process.stdout.read() == "\0a\0b"
 
 

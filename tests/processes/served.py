@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import threading
 import time
 
 import keras
@@ -18,6 +19,7 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
+from keras_towers.fit.data.iterator import RELEASES
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import resources
 from tests.exactness import models as m
@@ -103,6 +105,9 @@ def data_is_read_no_more_when_a_fit_has_ended():
 
     with s.Strategy():
         s.model().fit(Slow(), verbose=0, callbacks=[kt.EveryRank(Stop())])
+    for thread in threading.enumerate():
+        if thread.name == RELEASES:
+            thread.join(60)
     until_here = len(read)
     time.sleep(1)
     assert len(read) == until_here < 100

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("keras_towers")
 
+# The thread that waits until data that nobody wants has been read.
+RELEASES = "keras-towers-releases"
 # For Dataset.take(): all elements; the steps find the end by themselves.
 _UNTIL_ALL_END = -1
 
@@ -260,7 +262,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         # the process waits for data that does not come.
         held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
-        threading.Thread(target=held.clear).start()
+        threading.Thread(target=held.clear, name=RELEASES).start()
 
     def was_empty(self) -> bool:
         """Whether an epoch that produced no logs had no batch at all."""
