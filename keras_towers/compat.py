@@ -417,11 +417,12 @@ def make_function_trace_again() -> None:
     import tensorflow as tf
 
     # A function is traced again if it has created a variable (the second time
-    # TensorFlow raises a ValueError). A variable that depends on no other is
-    # initialized by itself, so that no step is run as it was first traced.
+    # TensorFlow raises a ValueError). A variable that depends on nothing, not
+    # by control either, is initialized by itself, so that no step is run as it
+    # was first traced.
     graph = get_default_graph()
     creators = graph._variable_creator_stack
-    with single_device_mode():
+    with single_device_mode(), tf.control_dependencies(None):
         graph._variable_creator_stack = [
             (priority, creator)
             for priority, creator in creators
