@@ -217,15 +217,6 @@ class Looking(Stepping):
         return [self.steps.numpy()]
 
 
-class TwoUpdates(Stepping):
-    """Applies its gradients in two parts."""
-
-    def update(self, grads, variables):
-        self.optimizer.build(variables)
-        for part in (slice(0, 2), slice(2, 4)):
-            self.optimizer.apply(grads[part], variables[part])
-
-
 def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:
     """Return a function that builds and compiles a model."""
 
