@@ -13,7 +13,7 @@ import keras_towers as kt
 from keras_towers.fit.capture import checks, sharing
 from keras_towers.fit.context import tower as tower_lib
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts, Own, Twice, shown
+from tests.fit.step.acts import Acts, Both, Own, Twice, shown
 from tests.kit.compare import assert_same, outcome, same_history, same_model
 from tests.kit.long import some_of
 from tests.kit.training import X, Y, classifier, fit
@@ -130,14 +130,6 @@ def test_a_first_write(reasons):
 class Iterates(Own):
     def way(self, grads, weights):
         super().way(grads, iter(weights))
-
-
-class Both(Own):
-    """Updates two parts, whose gradients are known before."""
-
-    def way(self, grads, weights):
-        super().way(grads[:2], weights[:2])
-        super().way(grads[2:], weights[2:])
 
 
 class Keeps(Own):

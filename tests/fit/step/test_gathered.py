@@ -160,10 +160,15 @@ def _of_unknown_origin(z, y):
     return kt.gather(mean * tf.ones([z.shape[0], 2]))
 
 
+def _others(z, y):
+    return kt.gather(tf.matmul(kt.gather(z), tf.tanh(z), transpose_b=True))
+
+
 @pytest.mark.parametrize(
     "given, act, message",
     [
         (_pairs, c.training(), "each pair.*kt.gather\\(x\\)"),
+        (_others, _single_batch, "each pair"),
         (_joined, c.training(), "not known.*join afterwards"),
         (_joined, _single_batch, "not known.*join afterwards"),
         (_of_unknown_origin, _single_batch, "from tf.shape"),
