@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.exactness import models as m
 from tests.fit.capture import test_xla
 from tests.fit.data import test_rows
-from tests.fit.step import test_named_logs, test_whole_metrics, written
+from tests.fit.step import test_whole_metrics, test_written, written
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled
@@ -28,21 +28,19 @@ def assert_exact(make, act):
             np.testing.assert_allclose(one, other, rtol=5e-6, atol=5e-6)
 
 
-class Writing(written.Counting, written.BatchMeans):
+class Writing(written.Writing):
     """Writes sums, counts, and means over the batch, also natively."""
 
     def prepare(self):
-        written.Counting.prepare(self)
-        written.BatchMeans.prepare(self)
+        super().prepare()
         self.native = tf.Variable(tf.zeros(X.shape[1]), trainable=False)
 
     def after(self, x, p):
-        written.Counting.after(self, x, p)
-        written.BatchMeans.after(self, x, p)
+        super().after(x, p)
         self.native.assign(0.7 * self.native + 0.3 * tf.reduce_mean(x, 0))
 
     def state(self):
-        return [self.native.numpy()]
+        return [*super().state(), self.native.numpy()]
 
 
 @check
@@ -64,12 +62,13 @@ def state_that_a_step_writes_whatever_runs_in_between():
 def logs_by_what_they_are():
     # The states of metrics, on the other hand, are each rank's own.
     def act(model):
-        returned = test_named_logs.trained(model)
-        for metric in (model.hits, *model.metrics, *vars(model)["hidden"]):
+        history, seen, _ = test_written.trained(model)
+        wrong, _ = vars(model)["hidden"]
+        for metric in (model.hits, *model.metrics, wrong):
             metric.reset_state()
-        return returned
+        return history, seen
 
-    assert_exact(written.made(test_named_logs.Reporting), act)
+    assert_exact(written.made(test_written.Reporting), act)
 
 
 @check
@@ -89,7 +88,7 @@ def xla_compiles_what_each_rank_computes():
 @check
 def metrics_that_are_no_sums():
     def act(model):
-        returned = test_whole_metrics.fit(model)
+        returned = test_whole_metrics.trained(model)
         # Of the sums among them every rank has its own part.
         model.reset_metrics()
         return returned

@@ -1,6 +1,7 @@
 """exact=True exchanges what towers need of one another."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -96,37 +97,35 @@ def test_equal_to_one_device(name, logged):
     assert strategy.describe().count("with values of all towers for") == 2
 
 
-def test_not_without_exact(logged):
-    with kt.TowerStrategy(2):
-        act(CASES["contrastive"]())
-    assert logged("combines every example with every other")
+PAIRS = "combines every example with every other"
 
 
-def test_rows_of_a_tower_do_not_meet_those_of_all(logged):
-    """What would need all rows of everything is told instead."""
-    with kt.TowerStrategy(2, exact=True):
-        act(_made(Attending)())
-    assert logged("combines every example with every other")
-
-
-def test_as_many_traces_as_are_allowed(logged, monkeypatch):
-    monkeypatch.setattr(kt.settings, "JOINING_TRACES", 0)
-    with kt.TowerStrategy(2, exact=True):
-        act(CASES["masked mean"]())
-    assert logged("takes Maximum of a sum or mean over the batch")
+@pytest.mark.parametrize(
+    ("make", "options", "wanted"),
+    [
+        (CASES["contrastive"], {}, PAIRS),
+        # It would need all rows of everything.
+        (_made(Attending), {"exact": True}, PAIRS),
+        (CASES["masked mean"], {"exact": True}, "takes Maximum of a sum"),
+    ],
+)
+def test_what_is_not_exchanged_is_told(
+    make, options, wanted, logged, monkeypatch
+):
+    if wanted != PAIRS:
+        monkeypatch.setattr(kt.settings, "JOINING_TRACES", 0)
+    with kt.TowerStrategy(2, **options):
+        make().train_on_batch(X[:6], Y[:6])
+    assert logged(wanted)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_predictions_are_analysed(exact, logged):
-    def predicted(model):
-        return model.predict(X, batch_size=6, verbose=0)
-
-    make, strategy = _made(Standardized), kt.TowerStrategy(2, exact=exact)
-    if exact:
-        assert_exact(make, predicted, strategy, tolerance=2e-5)
-    else:
-        with strategy:
-            predicted(make())
+    model, strategy = _made(Standardized)(), kt.TowerStrategy(2, exact=exact)
+    wanted = model.predict(X, batch_size=6, verbose=0)
+    with strategy:
+        found = model.predict(X, batch_size=6, verbose=0)
+    assert np.allclose(found, wanted, atol=2e-5) is exact
     said = logged("the prediction step of")
     assert bool(said) is not exact
     assert "outputs" in str(said) or exact

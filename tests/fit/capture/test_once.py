@@ -1,7 +1,6 @@
 """What a step does besides computing happens once, or it is told."""
 
 import contextlib
-import functools
 
 import keras
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.long import long_but
 from tests.splitting.cases.table import apply, generator, mse, stepped
 
 BATCH, TOLERANCE = 16, 2e-6
@@ -37,72 +35,38 @@ def counting():
     return called, calls
 
 
-def counts_calls(path):
+def does_what_is_alike(path):
+    """Calls Python, fills a queue, writes a table, and prints now and then."""
     called, calls = counting()
-
-    def step(model, x, y):
-        return plain(model, x, y, 1 / called(1.0))
-
-    return stepped(step), lambda: calls
-
-
-def counts_after_the_update(path):
-    called, calls = counting()
-
-    def step(model, x, y):
-        logs = plain(model, x, y)
-        called(2.0)
-        return logs
-
-    return stepped(step), lambda: calls
-
-
-def fills_a_queue(path):
     queue = tf.queue.FIFOQueue(100, [tf.float32], [()])
-
-    def step(model, x, y):
-        queue.enqueue(1.0)
-        size = tf.cast(queue.size(), tf.float32)
-        return plain(model, x, y, 1 / size)
-
-    return stepped(step), lambda: int(queue.size())
-
-
-def reads_a_table_before_and_after(path):
-    """What the examples find follows from when they look."""
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
     keys = tf.constant([0, 1], tf.int64)
 
     def step(model, x, y):
+        queue.enqueue(1.0)
+        size = tf.cast(queue.size(), tf.float32)
+        # What the examples find follows from when they look.
         own = tf.cast(x[:, 0] > 0, tf.int64)
         before = table.lookup(own)
         table.insert(keys, table.lookup(keys) + [1.0, 2.0])
         found = tf.ensure_shape(table.lookup(own) + before, [None])
-        return plain(model, x * found[:, None], y, 0.1)
-
-    return stepped(step), lambda: table.lookup(keys).numpy().tolist()
-
-
-def prints_now_and_then(path):
-    def step(model, x, y):
         done = model.optimizer.iterations
         tf.cond(
             done.value % 2 == 0,
             lambda: tf.print(done.value, output_stream=f"file://{path}"),
             tf.no_op,
         )
-        return plain(model, x, y)
+        factor = 0.1 / size / called(1.0)
+        logs = plain(model, x * found[:, None], y, factor)
+        # Also after the update.
+        called(2.0)
+        return logs
 
-    return stepped(step), lambda: path.read_text().split()
+    def happened():
+        kept = table.lookup(keys).numpy().tolist()
+        return calls, int(queue.size()), kept, path.read_text().split()
 
-
-ALIKE = [
-    counts_calls,
-    counts_after_the_update,
-    fills_a_queue,
-    reads_a_table_before_and_after,
-    prints_now_and_then,
-]
+    return stepped(step), happened
 
 
 def prints_its_loss(path):
@@ -117,15 +81,6 @@ def prints_its_loss(path):
     return stepped(step), shown
 
 
-def counts_examples(path):
-    called, calls = counting()
-
-    def step(model, x, y):
-        return plain(model, x, y, 1 / called(tf.shape(x)[0]))
-
-    return stepped(step), lambda: calls
-
-
 def sums_in_python(path):
     called, calls = counting()
 
@@ -133,9 +88,6 @@ def sums_in_python(path):
         return plain(model, x, y, 1 / called(x))
 
     return stepped(step), lambda: calls
-
-
-OF_EXAMPLES = [prints_its_loss, counts_examples, sums_in_python]
 
 
 def fitted(build, path, scope):
@@ -150,40 +102,34 @@ def fitted(build, path, scope):
     return numbers, happened()
 
 
-@functools.cache
-def on_one_device(build, folder):
-    return fitted(build, folder / "one", contextlib.nullcontext())
-
-
 def check(build, folder, strategy):
-    wanted, seen = on_one_device(build, folder)
+    wanted, seen = fitted(build, folder / "one", contextlib.nullcontext())
     found, also = fitted(build, folder / "towers", strategy)
     assert also == seen
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, atol=TOLERANCE)
     assert "proven to be that of one device" in strategy.describe()
+    return seen
 
 
-@pytest.mark.parametrize("build", ALIKE)
-def test_what_is_alike_happens_once(build, tmp_path, logged):
-    check(build, tmp_path, kt.TowerStrategy(towers=3))
+def test_what_is_alike_happens_once(tmp_path, logged):
+    check(does_what_is_alike, tmp_path, kt.TowerStrategy(towers=3))
     assert not logged("step of")
 
 
 @pytest.mark.parametrize(
-    "build", long_but([prints_its_loss].__contains__, OF_EXAMPLES)
+    "build",
+    [prints_its_loss, pytest.param(sums_in_python, marks=pytest.mark.long)],
 )
 def test_what_follows_from_examples(build, tmp_path, logged):
     """It is told; exact=True gives it those of all towers."""
     strategy = kt.TowerStrategy(towers=2)
-    _, seen = on_one_device(build, tmp_path)
-    _, also = fitted(build, tmp_path / "towers", strategy)
-    assert also != seen
+    _, happened = fitted(build, tmp_path / "not exact", strategy)
     ((_, message),) = logged("has an effect")
     assert "test_once.py:" in message
     exact = kt.TowerStrategy(towers=2, exact=True)
-    (tmp_path / "towers").unlink(missing_ok=True)
-    check(build, tmp_path, exact)
+    seen = check(build, tmp_path, exact)
+    assert happened != seen
 
 
 def test_what_cannot_be_taken_out_is_told(tmp_path, logged):

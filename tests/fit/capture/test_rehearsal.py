@@ -1,8 +1,5 @@
 """What is not proven is rehearsed on a few examples, and told if need be."""
 
-import contextlib
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -10,27 +7,14 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
+from tests.fit.step.acts import Acts
+from tests.kit.compare import assert_exact
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(44, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
 BATCH = 16
 REHEARSED = "rehearsed, and on"
-
-
-@keras.saving.register_keras_serializable()
-class Own(keras.layers.Layer):
-    """Calls a function of a tensor, whose shape stays."""
-
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
-
-    def compute_output_shape(self, shape):
-        return shape
 
 
 def bessel_of_each(x):
@@ -49,49 +33,34 @@ def with_the_sum_of_all(x):
     return x + tf.reduce_sum(values)
 
 
-def model_of(function, layers=(), dtype=None, **compiled):
+def model_of(function, *layers, optimizer="adam", loss="mse", **compiled):
     keras.utils.set_random_seed(0)
+    ends = keras.layers.Dense(4), keras.layers.Dense(1)
     model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(4, name="first"),
-            *layers,
-            Own(function, name="own"),
-            keras.layers.Dense(1, name="last"),
-        ]
+        [keras.Input((4,)), ends[0], *layers, Acts(function), ends[1]]
     )
-    compiled = {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]} | (
-        compiled
-    )
-    model.compile(**compiled)
+    model.compile(optimizer, loss, metrics=["mae"], **compiled)
     return model
 
 
-def fitted(make, scope=None, **how):
-    how = {"batch_size": BATCH, "shuffle": False, "epochs": 2} | how
-    with scope or contextlib.nullcontext():
-        model = make()
-        history = model.fit(X, Y, verbose=0, **how)
-    weights = [np.array(v) for v in model.variables]
-    return weights, history.history
+def fit(model, x=X, batch_size=BATCH, **how):
+    how = {"shuffle": False, "verbose": 0, **how}
+    return model.fit(x, Y, batch_size=batch_size, **how)
 
 
-def check_equal(make, scope, **how):
-    one, history = fitted(make, **how)
-    many, also = fitted(make, scope, **how)
-    for mine, theirs in zip(one, many, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-    for name, values in history.items():
-        np.testing.assert_allclose(values, also[name], rtol=1e-4)
+def fitted(strategy, *layers, **options):
+    with strategy:
+        fit(model_of(*layers, **options))
 
 
 @pytest.mark.parametrize("options, steps", [({}, 3), ({"random": "global"}, 1)])
 def test_what_is_equal_in_it_is_not_told(logged, options, steps):
     strategy = kt.TowerStrategy(3, **options)
-    check_equal(
+    assert_exact(
         lambda: model_of(bessel_of_each, steps_per_execution=steps),
+        lambda model: fit(model, validation_data=(X[:20], Y[:20])),
         strategy,
-        validation_data=(X[:20], Y[:20]),
+        tolerance=1e-5,
     )
     assert not logged("step of")
     described = strategy.describe()
@@ -99,30 +68,24 @@ def test_what_is_equal_in_it_is_not_told(logged, options, steps):
     assert "not proven to be that of one device" in described
 
 
-@pytest.mark.parametrize("mode", ["warn", "error"])
-def test_what_differs_in_it_is_told_with_the_line_and_the_size(logged, mode):
-    strategy = kt.TowerStrategy(3, on_difference=mode)
-    asked = contextlib.nullcontext()
-    if mode == "error":
-        asked = pytest.raises(kt.TowerError, match="In a rehearsal on 6 ex")
-    with asked:
-        fitted(lambda: model_of(first_positive_of_all), strategy)
+def test_what_differs_in_it_is_told_with_the_line_and_the_size(logged):
+    strategy = kt.TowerStrategy(3)
+    fitted(strategy, first_positive_of_all)
     assert "differs from that of one device" in strategy.describe()
-    if mode == "warn":
-        ((_, said),) = logged("step of")
-        assert "differs: it" in said and "In a rehearsal on 6 examples" in said
-        assert "values, _ = tf.unique(" in said
-        assert "keras_towers.gather" in said
+    ((_, said),) = logged("step of")
+    assert "differs: it" in said and "In a rehearsal on 6 examples" in said
+    assert "values, _ = tf.unique(" in said
+    assert "keras_towers.gather" in said
 
 
 def test_what_fails_for_a_part_of_the_examples_is_told(logged):
     x = np.where(np.arange(len(X)) % 6 == 0, 1.0, -1.0)[:, None] * np.abs(X)
-    strategy = kt.TowerStrategy(2)
-    with strategy:
-        model = keras.Sequential([Own(first_positive_of_all)])
-        model.add(keras.layers.Dense(1))
-        model.compile("sgd", "mse")
-        model.fit(x, Y, batch_size=12, shuffle=False, verbose=0, epochs=1)
+    model = keras.Sequential(
+        [Acts(first_positive_of_all), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    with kt.TowerStrategy(2):
+        fit(model, x, 12)
     ((_, said),) = logged("step of")
     assert "may differ: it" in said
     assert "a part of them failed alone (InvalidArgumentError)" in said
@@ -137,15 +100,14 @@ def test_what_differs_by_design_is_not_compared(logged, exact):
         keras.layers.BatchNormalization(),
         keras.layers.GaussianNoise(0.1, seed=2),
     ]
-    fitted(lambda: model_of(bessel_of_each, by_design), strategy)
+    fitted(strategy, bessel_of_each, *by_design)
     assert not logged("step of")
     assert REHEARSED in strategy.describe()
 
 
 def test_what_differs_beside_exchanges_is_told(logged):
     norm = keras.layers.BatchNormalization()
-    make = functools.partial(model_of, with_the_sum_of_all, [norm])
-    fitted(make, kt.TowerStrategy(3, exact=True))
+    fitted(kt.TowerStrategy(3, exact=True), with_the_sum_of_all, norm)
     ((_, said),) = logged("step of")
     assert "In a rehearsal on 6 examples the difference" in said
 
@@ -162,7 +124,7 @@ def test_what_has_effects_is_not_rehearsed(logged):
         return bessel_of_each(x) * tf.ensure_shape(number, [])
 
     strategy = kt.TowerStrategy(2)
-    fitted(lambda: model_of(noting), strategy, epochs=1)
+    fitted(strategy, noting)
     # Once for each batch.
     assert len(said) == 3
     ((_, told),) = logged("may differ")
@@ -177,24 +139,23 @@ def test_what_shows_nothing_is_told(logged):
         return tf.reduce_mean(bessel_of_each(y_pred) * 0.0, -1)
 
     strategy = kt.TowerStrategy(2)
-    fitted(lambda: model_of(tf.identity, loss=flat), strategy, epochs=1)
+    fitted(strategy, tf.identity, loss=flat)
     assert len(logged("may differ")) == 1
     # Nor does what is no number, as where gradients overflow in float16.
     half = keras.layers.Dense(4, dtype="mixed_float16")
     overflows = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(), initial_scale=1e30
     )
-    make = functools.partial(model_of, bessel_of_each, [half])
-    fitted(lambda: make(optimizer=overflows), strategy, epochs=1)
+    fitted(strategy, bessel_of_each, half, optimizer=overflows)
     assert len(logged("may differ: it")) == 2
 
 
 def test_what_is_too_slow_or_has_too_few_examples_is_told(logged, monkeypatch):
-    strategy = kt.TowerStrategy(3)
-    fitted(lambda: model_of(bessel_of_each), strategy, batch_size=4)
+    with kt.TowerStrategy(3):
+        fit(model_of(bessel_of_each), batch_size=4)
     assert len(logged("may differ")) == 1
     monkeypatch.setattr(settings, "REHEARSED_TRACE_S", 0.0)
-    fitted(lambda: model_of(first_positive_of_all), kt.TowerStrategy(3))
+    fitted(kt.TowerStrategy(3), first_positive_of_all)
     assert len(logged("may differ")) == 2
 
 

@@ -1,5 +1,6 @@
 """However the block is left, the model is ordinary and holds its weights."""
 
+import contextlib
 import signal
 import threading
 
@@ -29,16 +30,23 @@ def after_batch(number, act):
     return [keras.callbacks.LambdaCallback(on_train_batch_end=behind)]
 
 
+@contextlib.contextmanager
+def left_by(error, model, towers=2, **words):
+    """A block that is left by an error, and an ordinary model after it."""
+    originals = Originals(model)
+    with pytest.raises(error, **words), kt.TowerStrategy(towers) as strategy:
+        yield strategy
+    originals.assert_back()
+    assert_ordinary(model)
+
+
 def test_ctrl_c_in_the_middle_of_fit():
     """The weights are those of the steps that ran, and training goes on."""
     reference, model = linear(run_eagerly=True), linear()
     fit(reference, x=X[: 2 * BATCH], y=Y[: 2 * BATCH])
     fit(reference)
-    originals = Originals(model)
-    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
+    with left_by(KeyboardInterrupt, model):
         fit(model, callbacks=after_batch(1, interrupt))
-    originals.assert_back()
-    assert_ordinary(model)
     assert int(model.optimizer.iterations) == 2
     fit(model)
     same_model(model, reference)
@@ -47,17 +55,14 @@ def test_ctrl_c_in_the_middle_of_fit():
 def test_ctrl_c_at_any_moment():
     """A signal from outside, while steps run: whole steps are kept."""
     model, reference = linear(), linear()
-    originals = Originals(model)
     timer = threading.Timer(0.05, interrupt)
 
     def start():
         if timer.ident is None:
             timer.start()
 
-    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
+    with left_by(KeyboardInterrupt, model):
         fit(model, epochs=3000, callbacks=after_batch(2, start))
-    originals.assert_back()
-    assert_ordinary(model)
     steps = int(model.optimizer.iterations)
     assert steps >= 3
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
@@ -71,12 +76,11 @@ def test_ctrl_c_at_any_moment():
 def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     """The signal comes while Python is inside a step, wherever that is."""
     model = linear(keras.layers.BatchNormalization(), run_eagerly=True)
-    originals = Originals(model)
     # Python drops what is raised in the callback of a weak reference, of which
     # TensorFlow has many: the second one is for that.
     timers = [threading.Timer(d, interrupt) for d in (delay, delay + 1.5)]
     try:
-        with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
+        with left_by(KeyboardInterrupt, model):
             fit(model, x=X[:4], y=Y[:4])
             for timer in timers:
                 timer.start()
@@ -84,8 +88,6 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
     finally:
         for timer in timers:
             timer.cancel()
-    originals.assert_back()
-    assert_ordinary(model)
     assert np.isfinite(fit(model)["loss"][-1])
 
 
@@ -98,14 +100,11 @@ def test_ctrl_c_while_the_block_is_left(monkeypatch):
         return original(*args)
 
     model = linear(keras.layers.BatchNormalization())
-    originals = Originals(model)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2):
+    with left_by(KeyboardInterrupt, model):
         fit(model)
         monkeypatch.setattr(SpreadVariables, "gather", impatient)
     assert signal.getsignal(signal.SIGINT) is before
-    originals.assert_back()
-    assert_ordinary(model)
     monkeypatch.undo()
     with kt.TowerStrategy(3):
         model.predict_on_batch(X[:8])
@@ -125,13 +124,10 @@ def test_ctrl_c_while_the_step_is_traced():
             return inputs
 
     model = linear(Slow())
-    originals = Originals(model)
     before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(3):
+    with left_by(KeyboardInterrupt, model, towers=3):
         fit(model)
         raise AssertionError("never traced on towers")
-    originals.assert_back()
-    assert_ordinary(model)
     assert threading.active_count() <= before
     assert traced
     fit(model)
@@ -160,16 +156,12 @@ def test_errors_caught_inside_and_in_the_block_itself():
         raise Boom
 
     model = linear()
-    originals = Originals(model)
-    strategy = kt.TowerStrategy(2)
-    with pytest.raises(Boom, match="the block"), strategy:
+    with left_by(Boom, model, match="the block") as strategy:
         with pytest.raises(Boom):
             fit(model, callbacks=after_batch(STEPS - 1, fail))
         assert model.distribute_strategy == strategy
         fit(model)
         raise Boom("the block")
-    originals.assert_back()
-    assert_ordinary(model)
     # The same strategy can be entered again.
     with strategy:
         fit(model)

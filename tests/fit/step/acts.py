@@ -44,6 +44,14 @@ class Own(keras.Model):
         self.optimizer.apply(grads, weights)
 
 
+class Both(Own):
+    """Updates two parts, whose gradients are known before."""
+
+    def way(self, grads: list[Any], weights: list[Any]) -> None:
+        super().way(grads[:2], weights[:2])
+        super().way(grads[2:], weights[2:])
+
+
 class Twice(Own):
     """Updates once more."""
 

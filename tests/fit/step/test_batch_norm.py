@@ -37,14 +37,6 @@ def making(layers, **options):
     return compiled(build, **options)
 
 
-def one_norm(**options):
-    return making(lambda: [keras.Input((6,)), Norm(), Dense(3)], **options)
-
-
-def global_towers(number=3):
-    return kt.TowerStrategy(number, batch_norm="global")
-
-
 def test_options_of_the_layer_and_losses_before_and_after_it():
     """Towers take turns at the statistics, on the same layer objects."""
 
@@ -77,6 +69,7 @@ def test_a_bias_before_it_differs_by_rounding_with_adam_as_by_the_order():
     make = making(
         lambda: [keras.Input((6,)), Dense(7), Norm(), Dense(3)],
         optimizer=keras.optimizers.Adam,
+        run_eagerly=True,
     )
 
     def trained(order, strategy):
@@ -88,23 +81,27 @@ def test_a_bias_before_it_differs_by_rounding_with_adam_as_by_the_order():
 
     order = np.arange(COUNT)
     one = trained(order, contextlib.nullcontext())
-    others = [
+    for other in (
         trained(order[::-1], contextlib.nullcontext()),
         trained(order, kt.TowerStrategy(2, exact=True)),
-    ]
-    for other in others:
+    ):
         apart = {name: np.abs(one[name] - other[name]).max() for name in NAMES}
         follow = apart.pop("bias"), apart.pop("moving mean")
         assert max(follow) > 1e-5 > max(apart.values())
 
 
 @pytest.mark.core
-def test_far_from_zero_and_eagerly():
+@pytest.mark.parametrize(
+    "strategy", [kt.TowerStrategy, kt.ParameterServerTowerStrategy]
+)
+def test_far_from_zero_and_eagerly(strategy):
     """Where mean(x^2) - mean(x)^2 would cancel."""
     act = fitting(np.float32(1000) + X)
+    make = making(
+        lambda: [keras.Input((6,)), Norm(), Dense(3)], run_eagerly=True
+    )
     # The examples themselves are rounded to 6e-5.
-    make = one_norm(run_eagerly=True)
-    assert_exact(make, act, global_towers(), tolerance=1e-4)
+    assert_exact(make, act, strategy(3, batch_norm="global"), tolerance=1e-4)
 
 
 def test_masks_and_a_synchronized_layer():
@@ -135,10 +132,5 @@ def test_convolutions_in_half_precision():
         x = layers.Add(**half)([Norm(**half)(x), shortcut])
         return keras.Model(inputs, Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
-    act = fitting(IMAGES)
-    assert_exact(compiled(build), act, global_towers(), tolerance=5e-3)
-
-
-def test_weights_that_exist_once():
-    strategy = kt.ParameterServerTowerStrategy(3, batch_norm="global")
-    assert_exact(one_norm(), fitting(), strategy)
+    strategy = kt.TowerStrategy(3, batch_norm="global")
+    assert_exact(compiled(build), fitting(IMAGES), strategy, tolerance=5e-3)

@@ -6,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import same_model
+from tests.kit.compare import assert_same, outcome
 from tests.kit.long import some_of
-from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import X, Y, classifier
+from tests.kit.training import X, Y, classifier, fit
 
 
 class Elsewhere:
@@ -29,21 +28,15 @@ FORMS = {
 }
 
 
-def trained(model):
-    model.fit(X[:20], Y[:20], batch_size=8, shuffle=False, verbose=0)
-    return model
-
-
-@functools.cache
-def on_one_device():
-    return trained(classifier())
-
-
-@pytest.mark.parametrize("form", some_of(FORMS))
+@pytest.mark.parametrize("form", some_of(FORMS, 3))
 def test_any_callable_is_exact(form):
-    model = classifier()
-    model.train_step = FORMS[form](model)
-    with kt.TowerStrategy(3):
-        trained(model)
-    same_model(model, on_one_device())
-    assert_ordinary(model)
+    def make():
+        model = classifier()
+        model.train_step = FORMS[form](model)
+        return model
+
+    def trained(model):
+        return fit(model, x=X[:20], y=Y[:20])
+
+    wanted = outcome(classifier, trained, in_graph=False)
+    assert_same(outcome(make, trained, kt.TowerStrategy(3)), wanted)

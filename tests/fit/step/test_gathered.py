@@ -123,14 +123,11 @@ def _single_batch(model):
     return model.train_on_batch(c.X[:7], c.Y[:7])
 
 
-def test_of_any_number_of_rows():
-    # The last batch has one example: none for a second tower.
-    make, act = _making(*LOSSES), c.training(17)
-    assert_exact(make, act, kt.TowerStrategy(2))
-
-
-def test_of_static_shapes():
-    assert_exact(_making(*LOSSES), _single_batch, kt.TowerStrategy(2))
+# Of any number of rows, where the last batch has one example, none for a second
+# tower; and of static shapes.
+@pytest.mark.parametrize("act", [c.training(17), _single_batch])
+def test_exact(act):
+    assert_exact(_making(*LOSSES), act, kt.TowerStrategy(2))
 
 
 def dropped(z, y):
@@ -158,13 +155,13 @@ def _joined(z, y):
     return kt.gather(tf.concat([kt.gather(z), z], 0))
 
 
-def _others(z, y):
-    return kt.gather(tf.matmul(kt.gather(z), tf.tanh(z), transpose_b=True))
-
-
 def _of_unknown_origin(z, y):
     mean = tf.reduce_mean(kt.gather(z))
     return kt.gather(mean * tf.ones([z.shape[0], 2]))
+
+
+def _others(z, y):
+    return kt.gather(tf.matmul(kt.gather(z), tf.tanh(z), transpose_b=True))
 
 
 @pytest.mark.parametrize(
@@ -183,27 +180,17 @@ def test_refused(given, act, message):
         act(model)
 
 
-@pytest.mark.parametrize(
-    "loss, warned", [(centred, "gathered again"), (views, "tf.concat")]
-)
-def test_eagerly_what_is_not_known_for_sure_is_said(loss, warned):
-    make = _making(loss, run_eagerly=True)
-    strategy = kt.TowerStrategy(2)
+def test_eagerly_what_is_not_known_for_sure_is_said_or_refused():
+    make = _making(itself, centred, run_eagerly=True)
     with told.heard() as heard:
-        if loss is centred:
-            assert_exact(make, _single_batch, strategy)
-        else:
-            with strategy:
-                _single_batch(make())
-    assert any(warned in one.message for one in heard)
-
-
-def test_eagerly_the_rows_of_the_global_batch():
-    """Unless they are what was gathered itself, they are refused."""
-    eager = {"run_eagerly": True}
-    assert_exact(_making(itself, **eager), _single_batch, kt.TowerStrategy(2))
+        assert_exact(make, _single_batch, kt.TowerStrategy(2))
+        with kt.TowerStrategy(2):
+            _single_batch(_making(views, run_eagerly=True)())
+    for warned in "gathered again", "tf.concat":
+        assert any(warned in one.message for one in heard)
+    # The rows of the global batch, unless they are what was gathered itself.
     with (
         pytest.raises(kt.TowerError, match="7 rows.*run_eagerly"),
         kt.TowerStrategy(2),
     ):
-        _single_batch(_making(twice, **eager)())
+        _single_batch(_making(twice, run_eagerly=True)())

@@ -114,16 +114,6 @@ def test_a_vector_of_losses():
 class Custom(keras.Sequential):
     """A step of the user's own; subclasses say what its loss is."""
 
-    def __init__(self, layers):
-        super().__init__(layers)
-        # It is given one number a batch, without sample weights: the mean over
-        # batches, each of which counts once, as on one device.
-        self.tracker = keras.metrics.Mean(name="mean")
-
-    @property
-    def metrics(self):
-        return [self.tracker]
-
     def train_step(self, data):
         x, y = data
         variables = self.trainable_variables
@@ -134,11 +124,10 @@ class Custom(keras.Sequential):
             losses = [self.loss_of(values) for _ in halves]
         for loss, some in zip(losses, halves, strict=True):
             self.optimizer.apply(tape.gradient(loss, some), some)
+        # It is given one number a batch, without sample weights: the mean over
+        # batches, each of which counts once, as on one device.
         self.tracker.update_state(self.logged(values))
         return {"mean": self.tracker.result()}
-
-    def logged(self, values):
-        return self.loss_of(values)
 
 
 class Divided(Custom):
@@ -148,19 +137,23 @@ class Divided(Custom):
         strategy = tf.distribute.get_strategy()
         return tf.reduce_mean(losses) / strategy.num_replicas_in_sync
 
+    logged = loss_of
+
 
 class Summed(Custom):
     def loss_of(self, losses):
         return tf.reduce_sum(losses)
+
+    logged = loss_of
 
 
 class Scaled(Custom):
     def loss_of(self, losses):
         return self.optimizer.scale_loss(tf.reduce_mean(losses))
 
-    def logged(self, values):
+    def logged(self, losses):
         # A scaled loss is the tower's own.
-        return tf.reduce_mean(values)
+        return tf.reduce_mean(losses)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +163,7 @@ def test_custom_steps(cls, average):
     def make():
         keras.utils.set_random_seed(1)
         model = cls([keras.Input((6,)), Dense(5, "tanh"), Dense(3)])
+        model.tracker = keras.metrics.Mean(name="mean")
         model.compile(keras.optimizers.SGD(0.01, 0.9))
         model.optimizer.build(model.trainable_variables)
         return model

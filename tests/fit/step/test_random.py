@@ -1,19 +1,20 @@
 """Towers draw their rows of what one device would draw, bit by bit."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from keras_towers.fit import told
 from keras_towers.fit.context import replica_context
 from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.rows import Rows
 from keras_towers.fit.step import draws as draws_lib
+from tests.fit.step.acts import Acts
 
-COUNTS = (5, 1, 7)
+# 5, 4 and 4 on three towers.
+COUNT = 13
 SEED = [7, 42]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint64")
@@ -24,63 +25,27 @@ random = tf.random
 def warned():
     """The warnings of a test."""
     with told.heard() as heard:
-        yield lambda: {one.message for one in heard}
+        yield lambda: {one.message for one in heard if one.about == "random"}
 
 
-def _data(tail):
-    total = sum(COUNTS)
-    size = total * int(np.prod(tail))
-    return np.linspace(0.1, 3, size, dtype="float32").reshape(total, *tail)
+def _data(tail, count=COUNT):
+    size = count * int(np.prod(tail))
+    return np.linspace(0.1, 3, size, dtype="float32").reshape(count, *tail)
 
 
-def _int64(value):
-    return tf.constant(value, tf.int64)
+def drawn(draw, x, towers, random="global", eager=False):
+    """What a model draws for the rows of ``x``."""
+    inputs = keras.Input([None if size == 7 else size for size in x.shape[1:]])
+    model = keras.Model(inputs, Acts(draw)(inputs))
+    model.compile(run_eagerly=eager)
+    with kt.TowerStrategy(towers, random=random):
+        return model.predict(x, batch_size=len(x), verbose=0)
 
 
-def _tower(rows, index=0, total=2, share=0.5):
-    return replica_context.activate(
-        tower_lib.Tower(index, total, share=share, rows=rows)
-    )
-
-
-def _known(piece):
-    """A tower's part of the batch, which it knows to be that."""
-    tower_lib.current().values.note_batch(piece)
-    return piece
-
-
-def _numpy(tensors):
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), tensors)
-
-
-def on_towers(draw, x, counts=COUNTS, eager=False):
-    """What each tower draws for its rows of ``x``."""
-    starts = itertools.accumulate(counts, initial=0)
-    found = []
-    for index, (start, count) in enumerate(zip(starts, counts, strict=False)):
-
-        def step(piece, start, index=index):
-            count = tf.shape(piece, out_type=tf.int64)[0]
-            graph = None if eager else tf.compat.v1.get_default_graph()
-            rows = Rows(start, count, _int64(len(x)), graph)
-            with _tower(rows, index, len(counts)):
-                return draw(_known(rows.mark(piece)))
-
-        run = step if eager else tf.function(step)
-        with draws_lib.replaced():
-            piece = tf.constant(x[start : start + count])
-            found.append(_numpy(run(piece, _int64(start))))
-    return found
-
-
-def assert_rows(draw, x, axis=0, **kwargs):
-    wanted = _numpy(tf.function(draw)(tf.constant(x)))
-    found = on_towers(draw, x, **kwargs)
-    for name, whole in wanted.items():
-        parts = [of_tower[name] for of_tower in found]
-        np.testing.assert_array_equal(
-            np.concatenate(parts, axis), whole, err_msg=name
-        )
+def assert_rows(draw, x, **kwargs):
+    found = drawn(draw, x, towers=3, **kwargs)
+    for name, whole in draw(tf.constant(x)).items():
+        np.testing.assert_array_equal(found[name], whole, err_msg=name)
 
 
 def all_of(draws):
@@ -155,6 +120,24 @@ def test_rows_of_a_draw_with_rejections(warned):
     assert not warned()
 
 
+def on_a_tower(draw, piece, start, total):
+    """What a tower draws for rows that begin anywhere in the batch."""
+
+    @tf.function
+    def step(piece):
+        graph = tf.compat.v1.get_default_graph()
+        numbers = (start, len(piece), total)
+        rows = Rows(*(tf.constant(n, tf.int64) for n in numbers), graph)
+        tower = tower_lib.Tower(0, 2, share=0.5, rows=rows)
+        with replica_context.activate(tower):
+            piece = rows.mark(piece)
+            tower.values.note_batch(piece)
+            return draw(piece)
+
+    with draws_lib.replaced():
+        return step(tf.constant(piece))
+
+
 def test_counts_beyond_32_bits():
     """Far into a draw, where the whole one would not fit into memory."""
     start = 2**33
@@ -164,16 +147,10 @@ def test_counts_beyond_32_bits():
         shape=[3, 4], key=key, counter=counter, alg=1
     )
 
-    @tf.function
-    def step(piece):
-        graph = tf.compat.v1.get_default_graph()
-        rows = Rows(*map(_int64, (start, len(piece), 2 * start)), graph)
-        with _tower(rows):
-            piece = _known(rows.mark(piece))
-            return random.stateless_uniform(tf.shape(piece), SEED)
+    def draw(x):
+        return random.stateless_uniform(tf.shape(x), SEED)
 
-    with draws_lib.replaced():
-        found = step(tf.zeros([3, 4]))
+    found = on_a_tower(draw, _data((4,), 3), start, 2 * start)
     np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
 
@@ -227,13 +204,16 @@ SHAPES |= {
 
 
 def test_shapes_with_examples(warned):
-    assert_rows(all_of(SHAPES), _data((6,)), counts=(5, 8))
+    assert_rows(all_of(SHAPES), _data((6,)))
     assert not warned()
 
 
 def test_examples_in_another_dimension(warned):
-    turned = {"turned": lambda x: _dropped(tf.transpose(x, [1, 0, 2]))}
-    assert_rows(all_of(turned), _data((3, 5)), axis=1)
+    def draw(x):
+        turned = _dropped(tf.transpose(x, [1, 0, 2]))
+        return {"turned": tf.transpose(turned, [1, 0, 2])}
+
+    assert_rows(draw, _data((3, 5)))
     assert not warned()
 
 
@@ -253,14 +233,11 @@ def test_what_is_the_same_on_all_towers(warned):
 
     def draw(x):
         # Seven steps of time, where a tower has seven examples.
-        length = tf.compat.v1.placeholder_with_default(x, [None, None, 2])
-        shapes = (6, 6), (1, 6), (7, 2), [tf.shape(length)[1], 2]
-        return [_normal(shape) for shape in shapes]
+        shapes = (6, 6), (1, 6), (7, 2), [tf.shape(x)[1], 2]
+        sums = [tf.reduce_sum(_normal(shape)) for shape in shapes]
+        return {"sums": tf.zeros_like(x[:, 0, :1]) + sums}
 
-    data = _data((7, 2))
-    for found in on_towers(draw, data):
-        for mine, whole in zip(found, draw(data), strict=True):
-            np.testing.assert_array_equal(mine, whole)
+    assert_rows(draw, _data((7, 2), 21))
     assert not warned()
 
 
@@ -290,7 +267,7 @@ GENERATOR = random.Generator.from_seed(4)
 @pytest.mark.parametrize("name", [*OWN_STREAM, *AS_KERAS])
 def test_what_cannot_be_known_is_said(name, warned):
     draw = {**OWN_STREAM, **AS_KERAS}[name]
-    one, other = on_towers(draw, _data((6,)), counts=(6, 6))
+    one, other = np.split(drawn(draw, _data((6,), 12), towers=2), 2)
     (message,) = warned()
     wanted = "in a loop" if name == "in a loop" else "differs from one device"
     assert wanted in message
@@ -309,22 +286,17 @@ def test_misunderstood_rows_fail(warned):
         return _dropped(tf.image.crop_and_resize(images, *boxes, [1, 1]))
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="random="):
-        on_towers(draw, _data((6,)))
+        on_a_tower(draw, _data((6,), 5), 0, COUNT)
 
 
 def test_eagerly_rows_are_counted(warned):
-    draws = all_of({"dropped": _dropped})
-    assert_rows(draws, _data((6,)), counts=(7, 4, 2), eager=True)
+    assert_rows(all_of({"dropped": _dropped}), _data((6,)), eager=True)
     (message,) = {text.partition(":")[0] for text in warned()}
     assert message == "run_eagerly=True"
 
 
-@pytest.mark.parametrize("share, rows", [(None, True), (0.5, False)])
-def test_other_towers_draw_as_keras_does(share, rows):
-    """Towers with an own batch, and those of random="tower"."""
-    x = tf.constant(_data((6,)))
-    wanted = _dropped(x).numpy()
-    known = Rows(_int64(3), _int64(4), _int64(9)) if rows else None
-    with draws_lib.replaced(), _tower(known, 1, share=share):
-        found = _dropped(x).numpy()
-    np.testing.assert_array_equal(found, wanted)
+def test_towers_that_draw_for_themselves_draw_as_keras_does():
+    x = _data((6,), 8)
+    wanted = [_dropped(half) for half in np.split(x, 2)]
+    found = drawn(_dropped, x, towers=2, random="tower")
+    np.testing.assert_array_equal(found, np.concatenate(wanted))

@@ -47,46 +47,56 @@ class Stepping(keras.Sequential):
         """What is done after the update."""
 
 
-class Averaging(Stepping):
-    """A moving average of the weights, by hand."""
+class Writing(Stepping):
+    """Writes what a step may write without asking how many examples it has."""
 
     def prepare(self):
-        self.shadow = [
-            self.add_weight(shape=w.shape, name=f"shadow_{i}", trainable=False)
-            for i, w in enumerate(self.trainable_variables)
-        ]
-
-    def after(self, x, p):
-        for shadow, weight in zip(
-            self.shadow, self.trainable_variables, strict=True
-        ):
-            shadow.assign(0.9 * shadow + 0.1 * weight)
-
-
-class Target(Stepping):
-    """A target network, updated by hand, that no layer tracks."""
-
-    def prepare(self):
+        super().prepare()
+        weights, width = self.trainable_variables, m.FEATURES.shape[1]
         target = keras.models.clone_model(self)
-        target.build((None, m.FEATURES.shape[1]))
-        target.set_weights([v.numpy() for v in self.trainable_variables])
-        self.__dict__["target"] = [target]
+        target.build((None, width))
+        target.set_weights([v.numpy() for v in weights])
+        # A target network, updated by hand, that no layer tracks.
+        self.__dict__["target"] = target
+        self.shadow = [self.written(w.shape) for w in weights]
+        self.counted = self.written(dtype="int64")
+        self.seen = self.written(aggregation="sum")
+        self.first = self.written(aggregation="only_first_replica")
+        self.of_batches = self.written((width,))
+
+    def written(self, shape: Any = (), **options: Any) -> keras.Variable:
+        return self.add_weight(
+            shape=shape, initializer="zeros", trainable=False, **options
+        )
+
+    def before(self, x):
+        for weight in self.trainable_variables:
+            if "bias" in weight.name:
+                weight.assign(0.9 * weight)
 
     def after(self, x, p):
-        target = self.__dict__["target"][0]
-        for old, new in zip(
-            target.trainable_variables, self.trainable_variables, strict=True
+        super().after(x, p)
+        target = self.__dict__["target"].trainable_variables
+        for shadow, old, new in zip(
+            self.shadow, target, self.trainable_variables, strict=True
         ):
+            shadow.assign(0.9 * shadow + 0.1 * new)
             old.assign(0.8 * old + 0.2 * new)
+        self.counted.assign_add(1)
+        self.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        self.first.assign(self.first * 0.5 + 1.0)
+        mean = tf.reduce_mean(x, 0)
+        self.of_batches.assign(0.7 * self.of_batches + 0.3 * mean)
 
     def state(self):
-        return self.__dict__["target"][0].get_weights()
+        return self.__dict__["target"].get_weights()
 
 
 class ClippingSometimes(Stepping):
     """Clips its weights in every other step, as a Wasserstein critic."""
 
     def prepare(self):
+        super().prepare()
         self.turns = self.add_weight(
             shape=(), dtype="int32", initializer="zeros", trainable=False
         )
@@ -99,62 +109,14 @@ class ClippingSometimes(Stepping):
 
         self.turns.assign_add(1)
         tf.cond(self.turns % 2 == 0, clip, lambda: 0)
-
-
-class Decaying(Stepping):
-    """Decays a bias before the forward pass."""
-
-    def before(self, x):
-        for weight in self.trainable_variables:
-            if "bias" in weight.name:
-                weight.assign(0.9 * weight)
-
-
-class Counting(Stepping):
-    """Counts steps and examples."""
-
-    def prepare(self):
-        self.counted = self.add_weight(
-            shape=(), dtype="int64", initializer="zeros", trainable=False
-        )
-        self.seen = self.add_weight(
-            shape=(),
-            initializer="zeros",
-            trainable=False,
-            aggregation="sum",
-            name="seen",
-        )
-        self.first = self.add_weight(
-            shape=(),
-            initializer="zeros",
-            trainable=False,
-            aggregation="only_first_replica",
-            name="first",
-        )
-
-    def after(self, x, p):
-        self.counted.assign_add(1)
-        self.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
-        self.first.assign(self.first * 0.5 + 1.0)
-
-
-class BatchMeans(Stepping):
-    """A moving mean of the features, of every batch."""
-
-    def prepare(self):
-        self.of_batches = self.add_weight(
-            shape=(m.FEATURES.shape[1],), initializer="zeros", trainable=False
-        )
-
-    def after(self, x, p):
-        mean = tf.reduce_mean(x, 0)
-        self.of_batches.assign(0.7 * self.of_batches + 0.3 * mean)
+        super().after(x, p)
 
 
 class Native(Stepping):
     """Counters and averages in plain ``tf.Variable``s."""
 
     def prepare(self):
+        super().prepare()
         self.steps = tf.Variable(0, trainable=False, name="steps")
         self.mean = tf.Variable(
             tf.zeros(m.FEATURES.shape[1]), trainable=False, name="mean"
@@ -162,6 +124,7 @@ class Native(Stepping):
         self.table = tf.Variable(tf.zeros([3, 2]), trainable=False)
 
     def after(self, x, p):
+        super().after(x, p)
         self.steps.assign_add(1)
         self.mean.assign_sub(0.3 * (self.mean - tf.reduce_mean(x, 0)))
         self.table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [1]))
@@ -171,34 +134,15 @@ class Native(Stepping):
         return [v.numpy() for v in (self.steps, self.mean, self.table)]
 
 
-class Together(Stepping):
-    """Does what all of these do."""
-
-    kinds = (
-        *(ClippingSometimes, Averaging, Target, Decaying),
-        *(Counting, BatchMeans, Native),
-    )
-
-    def prepare(self):
-        for kind in self.kinds:
-            kind.prepare(self)
-
-    def before(self, x):
-        for kind in self.kinds:
-            kind.before(self, x)
-
-    def after(self, x, p):
-        for kind in self.kinds:
-            kind.after(self, x, p)
+class Unconditional(Writing, Native):
+    """Does both, in every step."""
 
     def state(self):
-        return [*Target.state(self), *Native.state(self)]
+        return [*Writing.state(self), *Native.state(self)]
 
 
-class Unconditional(Together):
-    """Does so in every step."""
-
-    kinds = Together.kinds[1:]
+class Together(ClippingSometimes, Unconditional):
+    """Does all of it."""
 
 
 class Looking(Stepping):
@@ -215,15 +159,6 @@ class Looking(Stepping):
 
     def state(self):
         return [self.steps.numpy()]
-
-
-class TwoUpdates(Stepping):
-    """Applies its gradients in two parts."""
-
-    def update(self, grads, variables):
-        self.optimizer.build(variables)
-        for part in (slice(0, 2), slice(2, 4)):
-            self.optimizer.apply(grads[part], variables[part])
 
 
 def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:

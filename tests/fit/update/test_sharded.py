@@ -12,25 +12,12 @@ from keras_towers.fit.weights import moved
 from tests.exactness import models as m
 from tests.exactness.contract import assert_contract
 from tests.fit.one_device import two_layers
+from tests.fit.step.acts import Both
 from tests.kit.compare import assert_exact, close, same_model
 from tests.kit.ordinary import all_variables
 from tests.kit.training import adam, fit
 
 TOWERS = 4
-
-
-class InTwoCalls(keras.Sequential):
-    """Averages overwrite also the weights that a call is not for."""
-
-    def train_step(self, data):
-        x, y = data
-        weights = self.trainable_weights
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, weights)
-        for some in (slice(0, 2), slice(2, 5)):
-            self.optimizer.apply(gradients[some], weights[some])
-        return {"loss": loss}
 
 
 def _partly_decayed():
@@ -47,10 +34,11 @@ def _averaged():
 @pytest.mark.parametrize(
     "cls, optimizer, updates",
     [
-        (keras.Sequential, _partly_decayed, "sharded"),
-        (InTwoCalls, _averaged, "sharded"),
-        # Each tower's copies of weights that a call is not for.
-        (InTwoCalls, _averaged, "each"),
+        (keras.Model, _partly_decayed, "sharded"),
+        # Averages overwrite also the weights that a call is not for.
+        (Both, _averaged, "sharded"),
+        # Each tower's copies of those.
+        (Both, _averaged, "each"),
     ],
 )
 def test_weights_of_some_kinds(cls, optimizer, updates):
@@ -58,7 +46,7 @@ def test_weights_of_some_kinds(cls, optimizer, updates):
 
     def make():
         keras.utils.set_random_seed(1)
-        model = cls(
+        inner = keras.Sequential(
             [
                 keras.Input((4,), dtype="int32"),
                 keras.layers.Embedding(12, 4),
@@ -67,6 +55,7 @@ def test_weights_of_some_kinds(cls, optimizer, updates):
                 keras.layers.Dense(3),
             ]
         )
+        model = cls(inner.inputs, inner.outputs)
         model.compile(optimizer(), m.cross_entropy(), jit_compile=False)
         model.optimizer.build(model.trainable_variables)
         return model
