@@ -35,8 +35,6 @@ ON_TOWERS = [
 RARER = (
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
-    "own_data_of_unequal_length",
-    "parts_with_other_numbers_of_rows",
     "stop_of_evaluate_and_predict",
     "xla_compiles_what_each_rank_computes",
     "a_fit_within_an_epoch_of_another",
