@@ -11,21 +11,21 @@ from keras_towers.reduction import shared_memory
 from tests.kit.ranks import check
 from tests.processes import small as s
 
-# More than what small messages may have.
-WIDE = (900, 96, 3)
+X = np.random.default_rng(0).normal(size=(s.COUNT, 96)).astype("float32")
+# Both layers together are more than what small messages may have.
+WIDTH = 900
 
 
 def train(compression):
     """Weights after three batches: those of this rank, equal to the other's."""
-    # Layers draw their seeds when they are created.
+    keras.backend.clear_session()
     keras.utils.set_random_seed(0)
-    layers = [
-        keras.layers.Dense(units, "tanh", name=f"wide_{units}")
-        for units in WIDE
-    ]
-    mine = s.eager(*layers, optimizer=keras.optimizers.SGD(0.1, momentum=0.5))
+    layers = keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(3)
+    mine = keras.Sequential([keras.layers.Input((96,)), *layers])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    mine.compile(optimizer, "mse", run_eagerly=True)
     with s.Strategy(compression=compression):
-        s.fit(mine, batch_size=20)
+        s.fit(mine, X, batch_size=20)
     s.assert_same_model(mine)
     return mine.get_weights()
 
