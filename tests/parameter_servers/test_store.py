@@ -118,3 +118,12 @@ def test_other_versions_are_named(here, monkeypatch):
     said = "worker 1 has TensorFlow 1.15.0, but ps 0 has TensorFlow 2"
     with pytest.raises(TowerError, match=said):
         lib.introduce(worker(1), 0)
+
+
+def test_names_are_those_of_the_job_and_its_tasks():
+    prefixes = {lib.prefix(c) for c in (worker(0), worker(1), SERVER)}
+    assert len(prefixes) == 1
+    other = worker(0, {**JOBS, "ps": ("b:1",)})
+    assert lib.prefix(other) not in prefixes
+    names = [lib.task_name(worker(0), rank) for rank in range(3)]
+    assert names == ["chief 0", "worker 0", "worker 1"]
