@@ -10,22 +10,34 @@ class Worker:
     """A worker, played by the test."""
 
     def __init__(self, rank):
-        it = Barrier("tests/barrier", DEVICE, rank, 2)
+        self._barrier = Barrier("tests/barrier", DEVICE, rank, 2)
         self._calls = Functions()
-        self._acts = {
-            "begin": it.begin,
-            "enter": it.enter,
-            "arrive": it.arrive,
-            "wait": lambda: it.wait(it.came()),
-            "leave": it.leave,
-            "tell_first": lambda: it.tell(it.rank, it.next_even(), 0),
-            "wait_for_first": lambda: it.wait(it.next_even(), 0),
-        }
 
     def does(self, *names):
         for name in names:
-            found = self._calls(name, self._acts[name])
+            found = self._calls(name, getattr(self, f"_{name}"))
         return found
+
+    def _begin(self):
+        return self._barrier.begin()
+
+    def _enter(self):
+        return self._barrier.enter()
+
+    def _arrive(self):
+        self._barrier.arrive()
+
+    def _wait(self):
+        return self._barrier.wait(self._barrier.came())
+
+    def _leave(self):
+        return self._barrier.leave()
+
+    def _tell_first(self):
+        self._barrier.tell(self._barrier.rank, self._barrier.next_even(), 0)
+
+    def _wait_for_first(self):
+        return self._barrier.wait(self._barrier.next_even(), 0)
 
 
 def test_a_part_is_waited_for_before_the_whole():
