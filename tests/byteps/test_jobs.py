@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from tests.launching.jobs import ROOT, Launched, all_gone
-from tests.processes import started
 from tests.processes.by_hand import ByHand
 
 pytestmark = [
@@ -19,7 +18,6 @@ pytestmark = [
     ),
 ]
 LIMIT_S = 100
-TRAINS = "tests.processes.started"
 
 
 def role(process: psutil.Process) -> str:
@@ -78,49 +76,21 @@ def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
     assert (tmp_path / "model.keras").exists()
 
 
-@pytest.fixture
-def by_hand(tmp_path):
-    """Starts processes in their roles."""
+def test_others_that_do_not_come_are_an_error(tmp_path):
     # Nobody else gets it meanwhile; who reuses addresses can listen at it.
     with ByHand() as processes, socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        _, port = held.getsockname()
-
-        def start(role, warm=False, **variables):
-            command = ["keras_towers.launching.byteps_server"]
-            if role == "worker":
-                command = [TRAINS, tmp_path, "BytePSStrategy"]
-            processes.start(
-                *command,
-                warm=warm,
-                DMLC_ROLE=role,
-                DMLC_NUM_WORKER="2",
-                DMLC_NUM_SERVER="1",
-                DMLC_PS_ROOT_URI="127.0.0.1",
-                DMLC_PS_ROOT_PORT=str(port),
-                DMLC_NODE_HOST="127.0.0.1",
-                **variables,
-            )
-
-        yield start, processes.end
-
-
-# What the launcher starts has the same variables.
-@pytest.mark.long
-def test_processes_started_by_hand(by_hand, tmp_path):
-    start, end = by_hand
-    for one in ("scheduler", "server"):
-        start(one)
-    for rank in range(2):
-        start("worker", DMLC_WORKER_ID=str(rank))
-    end()  # Scheduler and server with the workers.
-    started.assert_as_one_process(tmp_path)
-
-
-def test_others_that_do_not_come_are_an_error(by_hand):
-    start, end = by_hand
-    alone = {"DMLC_WORKER_ID": "0", "KERAS_TOWERS_START_TIMEOUT": "3"}
-    start("worker", warm=True, **alone)
-    (said,) = end(1)
+        processes.start(
+            *("tests.processes.started", tmp_path, "BytePSStrategy"),
+            DMLC_ROLE="worker",
+            DMLC_WORKER_ID="0",
+            DMLC_NUM_WORKER="2",
+            DMLC_NUM_SERVER="1",
+            DMLC_PS_ROOT_URI="127.0.0.1",
+            DMLC_PS_ROOT_PORT=str(held.getsockname()[1]),
+            DMLC_NODE_HOST="127.0.0.1",
+            KERAS_TOWERS_START_TIMEOUT="3",
+        )
+        (said,) = processes.end(1)
     assert "worker 0 of 2" in said and "has waited 3 s for" in said

@@ -9,7 +9,6 @@ from tests.kit.ranks import Job, names
 KEPT = (
     *names("tests.byteps.two_ranks"),
     *("dtypes_of_collectives", "a_large_sum_and_many_small_ones"),
-    "objects_that_are_no_data_are_refused",
 )
 MORE = (
     "embedding-clipped in shares",

@@ -27,7 +27,8 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         with self.process.stdout as lines:
@@ -48,19 +49,22 @@ class Job:
             time.sleep(0.1)
 
     def ends(self, limit_s=NOTICED_S):
-        """Wait until it ends; its exit code."""
+        """Wait until it ends and has been read; its exit code."""
         try:
-            return self.process.wait(limit_s)
+            code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(self.text) from None
+        # Whom it has started may hold its output, and live on.
+        self._reader.join(5)
+        return code
 
 
-def met(lab, script, *arguments, **env):
+def met(lab, *arguments, script="cluster.endless"):
     """Ranks of Horovod that torchrun would have started."""
     return [
         Job(
             host,
-            ["-m", f"tests.cluster.{script}", *arguments],
+            ["-m", f"tests.{script}", *arguments],
             TORCHELASTIC_RUN_ID="lab",
             RANK=str(rank),
             WORLD_SIZE=str(len(lab.hosts)),
@@ -69,7 +73,6 @@ def met(lab, script, *arguments, **env):
             MASTER_ADDR=lab.hosts[0].name,
             MASTER_PORT="29400",
             KERAS_TOWERS_MEETING_FOLDER=str(lab.shared),
-            **env,
         )
         for rank, host in enumerate(lab.hosts)
     ]

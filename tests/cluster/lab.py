@@ -42,12 +42,11 @@ AuthorizedKeysFile .ssh/authorized_keys
 """
 
 
-def why_not(ssh: bool = False, netem: bool = False) -> str | None:
+def why_not(ssh: bool = False) -> str | None:
     """The reason that there can be no such lab here; None if there is none.
 
     Args:
         ssh: hosts shall have an ``sshd``.
-        netem: links shall delay and lose packets.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return "hosts of their own need Linux, and root"
@@ -64,8 +63,6 @@ def why_not(ssh: bool = False, netem: bool = False) -> str | None:
     )
     if _run([*alone, " && ".join(needed)]).returncode:
         return "this machine does not let root make hosts of their own"
-    if netem and _run([*alone, "tc qdisc add dev lo root netem"]).returncode:
-        return "this machine's kernel has no netem"
     return None
 
 
@@ -103,28 +100,6 @@ class Host:
         self._started.append(process)
         return process
 
-    def run(
-        self, command: Sequence[str], timeout: float, **options: Any
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run a command there to its end; its output is captured."""
-        process = self.start(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **options,
-        )
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            raise subprocess.TimeoutExpired(
-                command, timeout, out, err
-            ) from None
-        return subprocess.CompletedProcess(
-            command, process.returncode, out, err
-        )
-
     def cut(self) -> None:
         """Let all that is sent to and from it vanish, with no sign of it."""
         self._lab.switch("ip", "link", "set", self._port, "nomaster")
@@ -133,45 +108,25 @@ class Host:
         """Undo ``cut``."""
         self._lab.switch("ip", "link", "set", self._port, "master", BRIDGE)
 
-    def rate(self, rate: str | None) -> None:
+    def rate(self, rate: str) -> None:
         """Limit its link in both directions.
 
         Args:
-            rate: in ``tc``'s units, such as ``"1gbit"``; None: no limit.
+            rate: in ``tc``'s units, such as ``"1gbit"``.
         """
         # What is lost when a queue is full is sent again: few packets wait.
-        self._shape("tbf", rate and f"rate {rate} burst 128kb latency 20ms")
-
-    def disturb(self, what: str | None) -> None:
-        """Let packets be late or get lost, in both directions.
-
-        Args:
-            what: in ``netem``'s words, such as ``"delay 10ms loss 1%"``; None:
-                no longer. A link with both this and a rate is not supported.
-        """
-        self._shape("netem", what)
-
-    def _shape(self, kind: str, how: str | None) -> None:
-        ends = ((self._lab.switch, self._port), (self._in_network, "eth0"))
-        for run, device in ends:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                run("tc", "qdisc", "del", "dev", device, "root")
-            if how:
-                add = f"tc qdisc add dev {device} root {kind} {how}"
-                run(*add.split())
+        how = f"root tbf rate {rate} burst 128kb latency 20ms".split()
+        add = "tc", "qdisc", "add", "dev"
+        self._lab.switch(*add, self._port, *how)
+        _check([*self._enter(), *add, "eth0", *how])
 
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Undo ``hang``."""
-        self._signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        """Switch it off: its processes are gone, and nobody is told."""
-        self.cut()
-        self._end()
+        own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "ns/pid") == own:
+                    os.kill(int(process.name), signal.SIGSTOP)
 
     def _begin(self) -> None:
         assert self._init is None
@@ -211,16 +166,6 @@ class Host:
     def _enter(self, *namespaces: str) -> list[str]:
         pid = str(self.first_process())
         return ["nsenter", "--target", pid, "--net", *namespaces, "--"]
-
-    def _in_network(self, *command: str) -> None:
-        _check([*self._enter(), *command])
-
-    def _signal(self, number: signal.Signals) -> None:
-        own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if os.readlink(process / "ns/pid") == own:
-                    os.kill(int(process.name), number)
 
     def _end(self) -> None:
         for process in (self._init, *self._started):

@@ -36,7 +36,7 @@ def trained(jobs, strategy=HOROVOD):
 )
 def test_ranks_that_met_by_themselves(event, number):
     with Lab(2) as lab:
-        jobs = trained(met(lab, "endless", HOROVOD))
+        jobs = trained(met(lab, HOROVOD))
         getattr(lab.hosts[number], event)()
         left = [n for n in (0, 1) if event == "cut" or n != number]
         for rank in left:
@@ -47,7 +47,7 @@ def test_ranks_that_met_by_themselves(event, number):
 
 def test_a_rank_that_dies_while_the_others_connect():
     with Lab(2) as lab:
-        jobs = met(lab, "endless", HOROVOD, "host2=dies-at-the-start")
+        jobs = met(lab, HOROVOD, "host2=dies-at-the-start")
         assert jobs[1].ends() == 3
         assert jobs[0].ends() == AGAIN
         said = "in the start of the job: rank 1 on host2 has ended."
@@ -58,7 +58,7 @@ def test_a_rank_that_dies_while_the_others_connect():
 def test_what_is_slow_is_not_lost(event):
     with Lab(2) as lab:
         # Beside rank 0 the job's store is served.
-        jobs = met(lab, "endless", HOROVOD, f"host1={event}")
+        jobs = met(lab, HOROVOD, f"host1={event}")
         jobs[0].says("was slow")
         trained(jobs)
 
@@ -71,11 +71,7 @@ def test_links_that_heal_in_time():
     }
     for strategy, roles in {HOROVOD: None, **kinds}.items():
         with Lab(len(roles or "ab")) as lab:
-            jobs = (
-                tasks(lab, roles, strategy)
-                if roles
-                else met(lab, "endless", strategy)
-            )
+            jobs = tasks(lab, roles, strategy) if roles else met(lab, strategy)
             workers = trained(jobs[-2:])
             lab.hosts[1].cut()
             time.sleep(15)

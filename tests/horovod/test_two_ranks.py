@@ -48,12 +48,12 @@ def test_training_goes_on_from_the_last_commit(tmp_path):
     assert done.code == 0, done.out + done.err
     assert done.out.count("2 ranks are equal after 3 epochs") == 2
     lines = [
-        [float(part) for part in line.split()]
+        [int(part) for part in line.split()]
         for line in (tmp_path / "steps").read_text().splitlines()
     ]
     # The weights are those of the place, also after going back.
-    assert all(place == iterations for _, place, iterations, _ in lines)
-    places = [int(place) for _, place, _, _ in lines]
+    assert all(place == iterations for _, place, iterations in lines)
+    places = [place for _, place, _ in lines]
     assert places[-1] == 3 * STEPS
     committed = {
         epoch * STEPS + batch
@@ -62,6 +62,4 @@ def test_training_goes_on_from_the_last_commit(tmp_path):
     }
     for before, after in itertools.pairwise(places):
         assert after == before + 1 or after - 1 in committed
-    assert {int(size) for size, *_ in lines} == {3, 2}
-    losses = [loss for *_, loss in lines]
-    assert max(losses[places.index(STEPS) + 1 :]) < losses[0] / 2
+    assert {size for size, *_ in lines} == {3, 2}

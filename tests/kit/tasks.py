@@ -1,11 +1,13 @@
 """Tasks of a cluster, each a process that a test can stop or kill."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from keras_towers.launching.job import local_cluster
 from keras_towers.meeting.environments import tf_config
 from tests.kit.warm import environment
 
@@ -72,3 +74,25 @@ class Task:
         """Kill it, if it runs."""
         self.process.kill()
         self.process.wait()
+
+
+class Tasks(contextlib.ExitStack):
+    """Clusters and their tasks, all of which end with the block.
+
+    Args:
+        folder: for scripts and output.
+    """
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    def cluster(self, **sizes):
+        """A cluster as each of its tasks sees it; its ports are held."""
+        return self.enter_context(local_cluster(sizes))
+
+    def start(self, cluster, script, name=None):
+        """Start a task."""
+        task = Task(self._folder, cluster, script, name)
+        self.callback(task.kill)
+        return task

@@ -1,13 +1,11 @@
 """Parameter servers and workers as processes, and what becomes of them."""
 
-import contextlib
 import signal
 import time
 
 import pytest
 
-from keras_towers.launching.job import local_cluster
-from tests.kit.tasks import Task
+from tests.kit.tasks import Tasks
 
 pytestmark = pytest.mark.slow
 
@@ -63,33 +61,17 @@ print(spread(own).numpy(), own.device)
 
 
 @pytest.fixture
-def start(tmp_path, ctrl_c):
-    """Starts tasks; all of them have ended with the test."""
-    tasks = []
-
-    def start(cluster, script, name=None):
-        task = Task(tmp_path, cluster, script, name)
-        tasks.append(task)
-        return task
-
-    yield start
-    for task in tasks:
-        task.kill()
+def tasks(tmp_path, ctrl_c):
+    with Tasks(tmp_path) as started:
+        yield started
 
 
-@pytest.fixture
-def cluster():
-    """Makes clusters whose ports are held until the test's end."""
-    with contextlib.ExitStack() as held:
-        yield lambda **tasks: held.enter_context(local_cluster(tasks))
-
-
-def test_worker_waits_for_a_late_server_which_ends_by_itself(start, cluster):
-    ps_0, ps_1, worker = cluster(ps=2, worker=1)
-    trains = start(worker, SPREADS)
-    serves = [start(ps_0, BEGIN)]
+def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
+    ps_0, ps_1, worker = tasks.cluster(ps=2, worker=1)
+    trains = tasks.start(worker, SPREADS)
+    serves = [tasks.start(ps_0, BEGIN)]
     trains.wait_for("worker 0 waits for ", LIMIT_S)
-    serves.append(start(ps_1, BEGIN))
+    serves.append(tasks.start(ps_1, BEGIN))
     assert trains.end(LIMIT_S) == 0, trains.output
     # Own variables are beside those of the servers.
     assert "[ 3. 10.] /job:localhost/replica:0/task:0" in trains.output
@@ -107,9 +89,9 @@ def interrupt(task):
     assert "FATAL" not in task.output
 
 
-def test_interrupted_server(start, cluster):
-    ps, worker = cluster(ps=1, worker=1)
-    serves, waits = start(ps, BEGIN), start(worker, WAITS)
+def test_interrupted_server(tasks):
+    ps, worker = tasks.cluster(ps=1, worker=1)
+    serves, waits = tasks.start(ps, BEGIN), tasks.start(worker, WAITS)
     waits.wait_for("the model is there", LIMIT_S)
     interrupt(serves)
     assert waits.end(LIMIT_S) == 1, waits.output
@@ -117,20 +99,20 @@ def test_interrupted_server(start, cluster):
     assert said in waits.output
 
 
-def test_workers_that_die_and_come_back(start, cluster):
+def test_workers_that_die_and_come_back(tasks):
     """Or do not: the server waits for those that are there."""
-    ps, chief, worker, another = cluster(ps=1, worker=3)
-    serves, leads = start(ps, BEGIN), start(chief, WAITS)
-    waits = start(another, WAITS)
-    fails = start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
+    ps, chief, worker, another = tasks.cluster(ps=1, worker=3)
+    serves, leads = tasks.start(ps, BEGIN), tasks.start(chief, WAITS)
+    waits = tasks.start(another, WAITS)
+    fails = tasks.start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
     assert fails.end(LIMIT_S) == 1
-    killed = start(worker, f"{TAKES}\nprint('takes')\ntake()", "killed")
+    killed = tasks.start(worker, f"{TAKES}\nprint('takes')\ntake()", "killed")
     killed.wait_for("takes", LIMIT_S)
     time.sleep(1)
     killed.kill()
     waits.wait_for("the model is there", LIMIT_S)
     interrupt(waits)
-    comes_back = start(
+    comes_back = tasks.start(
         worker,
         f"""{TAKES}
 letters.put(7)

@@ -21,13 +21,6 @@ def initialized():
 
 
 @check
-def a_job_has_to_be_joined():
-    mine = s.eager()
-    with keras.distribution.DataParallel().scope(), s.refused("initialize()"):
-        s.fit(mine)
-
-
-@check
 def initialize_joins_the_job():
     with initialized():
         assert keras.distribution.list_devices() == ["cpu:0", "cpu:1"]

@@ -34,7 +34,11 @@ def comparable(result):
 
 
 def assert_one_device(case, reference, strategy):
-    """Weights, optimizer, ``History``: of one device, and on all ranks."""
+    """Weights, optimizer, ``History``: of one device, and on all ranks.
+
+    Returns:
+        the outcome on this rank.
+    """
     together = strategy._config.peers
     try:
         found = comparable(outcome(case.build, case.fit, strategy))
@@ -51,6 +55,7 @@ def assert_one_device(case, reference, strategy):
         assert other == first, f"rank {rank} differs from rank 0"
     if strategy.is_chief:  # The others have the same, to the bit.
         assert_same(found, comparable(reference()), case.tolerance)
+    return found
 
 
 def trains_as_one_device(name, towers, **options):

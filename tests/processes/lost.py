@@ -47,17 +47,6 @@ class Tell(keras.callbacks.Callback):
         time.sleep(self._pause_s)
 
 
-class Late(keras.callbacks.Callback):
-    """Lets callbacks that follow be late at the end of an epoch."""
-
-    def __init__(self, by_s):
-        super().__init__()
-        self._by_s = by_s
-
-    def on_epoch_end(self, epoch, logs=None):
-        time.sleep(self._by_s)
-
-
 def die_within(steps):
     """Die when a step has been run, but before this process knows so."""
     original, left = session.Session.step, [steps]
@@ -122,8 +111,12 @@ def main(
             for number in range(models):
                 print("model", number)
                 model = make()
-                late = Late(0 if strategy.is_chief else late_s)
-                callbacks = [late, *backups(), Tell(**told)]
+                late = keras.callbacks.LambdaCallback(
+                    on_epoch_end=lambda *_: time.sleep(late_s)
+                )
+                callbacks = [*backups(), Tell(**told)]
+                if not strategy.is_chief:
+                    callbacks.insert(0, late)
                 train(model, fits, callbacks, shuffle=not backup)
     except tf.errors.UnavailableError as error:
         print("lost:", *error.__notes__)

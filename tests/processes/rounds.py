@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -62,34 +61,25 @@ def weights_on_ranks(model):
     return s.gather([w.tobytes() for w in model.get_weights()])
 
 
-class Epochs(keras.callbacks.Callback):
-    """The weights that ``ModelCheckpoint`` would save, on every rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.weights = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.weights.append(self.model.get_weights())
-
-
 def assert_rounds(steps, eager=False, towers=1, **outer):
     settings = {"outer_momentum": 0.0, "outer_learning_rate": 1.0} | outer
     make = s.eager if eager else s.model
-    mine, epochs = make(optimizer=momentum()), Epochs()
+    mine, epochs = make(optimizer=momentum()), []
+    # What ``ModelCheckpoint`` would save, on every rank.
+    look = s.Does(on_epoch_end=lambda it: epochs.append(it.get_weights()))
     with s.Strategy(towers, sync_every=steps, **outer) as strategy:
         assert f"each {steps}th step" in strategy.describe()
         history = s.fit(
             *(mine, s.X[:COUNT], s.Y[:COUNT]),
             batch_size=BATCH,
             epochs=EPOCHS,
-            callbacks=[epochs],
+            callbacks=[look],
         )
     s.assert_equal_on_ranks(history.history)
     s.assert_same_model(mine)
     wanted = by_hand(steps, *settings.values())
     rounds = len(wanted) // EPOCHS
-    for epoch, found in enumerate(epochs.weights):
+    for epoch, found in enumerate(epochs):
         expected = wanted[(epoch + 1) * rounds - 1]
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
@@ -194,13 +184,5 @@ def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():
         mine = s.model()
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(mine(s.X))
-        weights = mine.trainable_variables
-        mine.optimizer.apply(tape.gradient(loss, weights), weights)
-
     with s.refused("loop of your own", "sync_every"):
-        strategy.run(step)
+        s.own_step(strategy, mine)((s.X, s.Y))

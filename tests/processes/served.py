@@ -70,13 +70,13 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
 
 @check
 def one_that_stops_leaves_and_the_chief_ends_all():
+    mine, strategy = s.model(), s.Strategy()
     for stops, epochs in ((1, (3, 1)), (0, (1, 1))):
 
         def stop(mine, stops=stops):
             mine.stop_training = stops == s.RANK
 
-        mine = s.model()
-        with s.Strategy():
+        with strategy:
             history = train(
                 mine, epochs=3, callbacks=[s.Does(on_epoch_end=stop)]
             )
@@ -99,12 +99,12 @@ def data_is_read_no_more_when_a_fit_has_ended():
             time.sleep(0.2)
             return s.X[:8], s.Y[:8]
 
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = True
+    def stop(mine):
+        mine.stop_training = True
 
+    stops = kt.EveryRank(s.Does(on_train_batch_end=stop))
     with s.Strategy():
-        s.model().fit(Slow(), verbose=0, callbacks=[kt.EveryRank(Stop())])
+        s.model().fit(Slow(), verbose=0, callbacks=[stops])
     for thread in threading.enumerate():
         if thread.name == RELEASES:
             thread.join(60)
@@ -192,16 +192,9 @@ def other_usage_is_refused():
 
 @check
 def model_is_ordinary_after_an_error_in_every_worker():
-    class PowerCut(Exception):
-        pass
-
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            raise PowerCut
-
     mine = s.model()
-    with pytest.raises(PowerCut), s.Strategy():
-        train(mine, callbacks=[Fail()])
+    with pytest.raises(s.Broken), s.Strategy():
+        train(mine, callbacks=[s.breaks_behind(1)])
     assert_ordinary(mine)
     s.fit(mine)
 

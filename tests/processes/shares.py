@@ -61,22 +61,6 @@ def assert_same_state(one, other):
         close(found, values(other))
 
 
-class Broken(Exception):
-    """What ends training in these checks."""
-
-
-def breaks_behind(number):
-    """A callback that ends training behind so many batches."""
-    batches = []
-
-    def count(model):
-        batches.append(0)
-        if len(batches) == number:
-            raise Broken
-
-    return s.Does(on_train_batch_end=count)
-
-
 @check
 def state_is_shared_in_steps_and_whole_between_epochs():
     events = ("on_epoch_begin", "on_epoch_end", "on_train_end")
@@ -208,8 +192,8 @@ def a_fit_within_an_epoch_of_another():
 def an_error_between_steps_of_shares():
     folder = FOLDER / "backup-in-shares"
     mine, again = compiled(), compiled()
-    with s.Messages() as messages, contextlib.suppress(Broken), sharded():
-        train(mine, callbacks=[kt.Backup(folder, every=2), breaks_behind(3)])
+    with s.Messages() as messages, contextlib.suppress(s.Broken), sharded():
+        train(mine, callbacks=[kt.Backup(folder, every=2), s.breaks_behind(3)])
     assert messages.have("of the optimizer's variables, which have no value")
     if s.RANK == 0:
         reference = alone({"epochs": 1, "steps_per_epoch": 3})
@@ -249,16 +233,4 @@ def what_cannot_be_shared_is_refused():
     with s.refused("fit() and train_on_batch()", "leave updates out"), strategy:
         # From here on slots are where they are needed.
         mine.train_on_batch(s.X[:8], s.Y[:8])
-
-        @tf.function
-        def step(x, y):
-            def one():
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((mine(x) - y) ** 2)
-                weights = mine.trainable_variables
-                mine.optimizer.apply(tape.gradient(loss, weights), weights)
-                return loss
-
-            return strategy.run(one)
-
-        step(s.X[:8], s.Y[:8])
+        s.own_step(strategy, mine)((s.X[:8], s.Y[:8]))

@@ -4,28 +4,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.exactness import models as m
+from tests.exactness.cases import Case
 from tests.fit.capture import test_xla
-from tests.fit.data import test_rows
-from tests.fit.step import test_whole_metrics, test_written, written
-from tests.kit.compare import assert_same, outcome
+from tests.fit.step import test_whole_metrics as whole
+from tests.fit.step import test_written, written
+from tests.kit.compare import outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled
-from tests.processes.small import RANK, Strategy, assert_equal_on_ranks
+from tests.processes.exact import assert_one_device
+from tests.processes.small import Strategy
 
 
 def assert_exact(make, act):
     """What is done on the ranks is what is done by one process."""
-    found = outcome(make, act, Strategy())
-    state = getattr(found.model, "state", list)()
-    assert_equal_on_ranks([w.tobytes() for w in found.model.get_weights()])
-    if RANK == 0:
-        wanted = outcome(make, act, in_graph=False)
-        assert_same(found, wanted, 5e-6)
-        for one, other in zip(
-            state, getattr(wanted.model, "state", list)(), strict=True
-        ):
-            np.testing.assert_allclose(one, other, rtol=5e-6, atol=5e-6)
+    return assert_one_device(
+        Case(make, act, 5e-6),
+        lambda: outcome(make, act, in_graph=False),
+        Strategy(),
+    )
 
 
 class Writing(written.Writing):
@@ -39,9 +35,6 @@ class Writing(written.Writing):
         super().after(x, p)
         self.native.assign(0.7 * self.native + 0.3 * tf.reduce_mean(x, 0))
 
-    def state(self):
-        return [*super().state(), self.native.numpy()]
-
 
 @check
 def state_that_a_step_writes_whatever_runs_in_between():
@@ -53,9 +46,11 @@ def state_that_a_step_writes_whatever_runs_in_between():
         history = model.fit(
             *(X, Y, 12, 2, 0), shuffle=False, callbacks=[between]
         )
-        return history.history, model.train_on_batch(X[:1], Y[:1])
+        logs = model.train_on_batch(X[:1], Y[:1])
+        return history.history, logs, model.state()
 
-    assert_exact(written.made(Writing), act)
+    model = assert_exact(written.made(Writing), act).model
+    np.testing.assert_allclose(model.native, model.of_batches, rtol=5e-6)
 
 
 @check
@@ -73,43 +68,20 @@ def logs_by_what_they_are():
 
 @check
 def xla_compiles_what_each_rank_computes():
-    def act(model):
-        returned = test_xla.trained(model)
-        # Every rank has counted its own part.
-        model.reset_metrics()
-        return returned
-
     make = compiled(
         test_xla.dense, test_xla.clipped_and_scaled, jit_compile=True
     )
-    assert_exact(make, act)
+    assert_exact(make, test_xla.trained)
 
 
 @check
 def metrics_that_are_no_sums():
     def act(model):
-        returned = test_whole_metrics.trained(model)
-        # Of the sums among them every rank has its own part.
-        model.reset_metrics()
-        return returned
+        return model.fit(
+            *(whole.X, whole.Y, 6),
+            sample_weight=whole.WEIGHTS,
+            shuffle=False,
+            verbose=0,
+        )
 
-    assert_exact(test_whole_metrics.no_sums(), act)
-
-
-@check
-def parts_with_other_numbers_of_rows():
-    class Semi(test_rows.SemiSupervised):
-        def train_step(self, data):
-            return super().train_step(data[0])
-
-    def make():
-        model = Semi(m.mlp().layers)
-        model.compile(keras.optimizers.SGD(0.005))
-        return model
-
-    def act(model):
-        # The last batches of 6 and 9 rows have three units, for two ranks.
-        for few, many in ((8, 16), (6, 9)):
-            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
-
-    assert_exact(make, act)
+    assert_exact(whole.no_sums(), act)

@@ -1,7 +1,5 @@
 """A rank that dies, raises or stands still, in the middle of ``fit``."""
 
-import signal
-
 import psutil
 import pytest
 
@@ -28,15 +26,6 @@ def run(folder, fault, *options, how="HorovodStrategy"):
     return done
 
 
-# Others show an error of an elastic worker, and one without TensorFlow.
-@pytest.mark.long
-def test_an_exception_ends_the_job_with_its_traceback(tmp_path):
-    done = run(tmp_path, "raise")
-    assert done.code == 1
-    assert "[1] ValueError: cosmic ray in rank 1" in done.out + done.err
-    assert "rank 1" in done.last
-
-
 @pytest.mark.parametrize(
     "how,fault,reason",
     [
@@ -58,21 +47,3 @@ def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
     assert done.code == 75, done.err
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err
-
-
-def test_a_signal_to_the_launcher_backs_up_and_the_next_job_goes_on(tmp_path):
-    arguments = "-np", "2", "-m", "tests.processes.backed_up", str(tmp_path)
-    job = Launched(tmp_path, arguments, warm=True)
-    job.wait_for(tmp_path / "steps", lines=5)
-    family = job.family()
-    job.send(signal.SIGTERM)
-    done = job.finish(LIMIT_S)
-    assert done.code == 75, done.err
-    assert "ended by SIGTERM" in done.last
-    assert all_gone(family)
-    (tmp_path / "steps").unlink()
-    done = Launched(tmp_path, arguments, warm=True).finish(LIMIT_S)
-    assert done.code == 0, done.err
-    assert done.out.count("as undisturbed") == 2
-    # Each did only what was left.
-    assert len((tmp_path / "steps").read_text().split()) < 39

@@ -1,16 +1,14 @@
 """Workers and parameter servers that stop, die, come back, or never start."""
 
-import contextlib
 import json
 import os
 import signal
-import time
 
 import pytest
 
-from keras_towers.launching.job import local_cluster
 from tests.kit.compare import close
-from tests.kit.tasks import Task
+from tests.kit.tasks import Tasks
+from tests.launching.jobs import wait_until
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
@@ -20,33 +18,33 @@ OTHER = "DistributedReplicatedStrategy"
 
 
 @pytest.fixture
-def cluster(tmp_path, ctrl_c):
-    """Makes clusters; all of their tasks end with the test."""
-    tasks = []
-    with contextlib.ExitStack() as held:
+def tasks(tmp_path, ctrl_c):
+    with Tasks(tmp_path) as started:
+        yield started
 
-        def make(**sizes):
-            clusters = held.enter_context(local_cluster(sizes))
 
-            def start(strategy, fits, only=None, name="first", **given):
-                given = {"options": {}, **given, "fits": fits}
-                script = (
-                    "from tests.processes import lost\n"
-                    f"lost.main({strategy!r}, **{given!r})"
-                )
-                started = [
-                    Task(tmp_path, one, script, f"{name}-{number}")
-                    for number, one in enumerate(clusters)
-                    if only in (None, number)
-                ]
-                tasks.extend(started)
-                return started
+@pytest.fixture
+def cluster(tasks):
+    """Makes clusters, and returns what starts their tasks."""
 
-            return start
+    def make(**sizes):
+        clusters = tasks.cluster(**sizes)
 
-        yield make
-        for task in tasks:
-            task.kill()
+        def start(strategy, fits, only=None, name="first", **given):
+            given = {"options": {}, **given, "fits": fits}
+            script = (
+                "from tests.processes import lost\n"
+                f"lost.main({strategy!r}, **{given!r})"
+            )
+            return [
+                tasks.start(one, script, f"{name}-{number}")
+                for number, one in enumerate(clusters)
+                if only in (None, number)
+            ]
+
+        return start
+
+    return make
 
 
 def told(task, word):
@@ -60,10 +58,7 @@ def told(task, word):
 
 
 def until(happens):
-    end = time.monotonic() + LIMIT_S
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert wait_until(happens, LIMIT_S)
 
 
 def go_on(*tasks, steps=5):
@@ -96,6 +91,8 @@ def assert_values_of_one_device(task, *fits, **options):
         close(one, other, 2e-5)
 
 
+# Who is waited for where there is one to spare, tests/replicas show.
+@pytest.mark.long
 def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
     cluster,
 ):
@@ -268,14 +265,11 @@ except kt.TowerError as error:
 """
 
 
-def test_a_worker_that_never_starts_is_named(tmp_path):
-    with local_cluster({"worker": 2}) as clusters:
-        task = Task(tmp_path, clusters[1], STARTS)
-        try:
-            ended(task)
-        finally:
-            task.kill()
-    missing = f"rank 0 ({clusters[0].workers[0]})"
+def test_a_worker_that_never_starts_is_named(tasks):
+    _, second = tasks.cluster(worker=2)
+    task = tasks.start(second, STARTS)
+    ended(task)
+    missing = f"rank 0 ({second.workers[0]})"
     waits, refused = task.output.split("refused: ")
     assert f"waits for {missing} to start" in waits
     assert f"{missing} did not start within 6 seconds" in refused

@@ -35,9 +35,8 @@ ON_TOWERS = [
 RARER = (
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
-    "own_data_of_unequal_length",
-    "parts_with_other_numbers_of_rows",
     "stop_of_evaluate_and_predict",
+    "random_layers_draw_as_one_process_on_joined_batches",
     "xla_compiles_what_each_rank_computes",
     "a_fit_within_an_epoch_of_another",
     "training_goes_on_where_ranks_are_not_synchronised",

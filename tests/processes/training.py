@@ -1,5 +1,6 @@
 """Checks of a worker: what users do with a strategy on two ranks."""
 
+import functools
 import random
 from unittest import mock
 
@@ -148,26 +149,6 @@ def random_layers_draw_as_one_process():
 
 
 @check
-def random_layers_draw_as_one_process_on_joined_batches():
-    """Every rank has data of its own, which ends with a smaller batch."""
-    own, alone = (
-        s.model(keras.layers.Dropout(0.4, seed=5), metrics=[]) for _ in range(2)
-    )
-    here = slice(s.RANK * 20, s.RANK * 20 + 20)
-    with s.Strategy(batches="each", random="global"):
-        s.fit(own, s.X[here], s.Y[here], batch_size=8)
-    if s.RANK == 0:
-        for start in (0, 8, 16):
-            rows = [
-                i
-                for rank in (0, 20)
-                for i in range(rank + start, min(rank + start + 8, rank + 20))
-            ]
-            alone.train_on_batch(s.X[rows], s.Y[rows])
-    s.assert_same_model(own, alone)
-
-
-@check
 def evaluate_predict_and_single_batches():
     def act(it):
         results = [
@@ -204,7 +185,6 @@ def statistics_are_averaged():
     with s.Strategy():
         s.fit(mine, batch_size=10)
         mine.train_on_batch(s.X[:10], s.Y[:10])
-    s.assert_same_model(mine)
     s.assert_equal_on_ranks([v.numpy().tolist() for v in mine.variables])
     # Rows 0-4 and 5-9 of every ten, on ranks 0 and 1.
     means = [0.0, 0.0]
@@ -240,46 +220,43 @@ OWN_COUNT = s.SHORT if s.RANK else s.COUNT
 
 @check
 def own_data_of_unequal_length():
-    own = s.X[:OWN_COUNT], s.Y[:OWN_COUNT]
-    both = tuple(np.concatenate([a, a[: s.SHORT]]) for a in (s.X, s.Y))
-    mine, strategy = s.model(seed=s.RANK), s.Strategy(batches="each")
-    s.assert_as_one_process(
-        mine,
-        lambda it: s.fit(
-            it, *own, epochs=2, batch_size=OWN_BATCH, validation_data=own
-        ),
-        reference=lambda it: s.fit(
-            *(it, dataset_of(s.COUNT, s.SHORT), None),
-            epochs=2,
-            validation_data=both,
-        ),
-        strategy=strategy,
+    """Of a length that is known, or is not, and of what can be read once."""
+    own, both = (
+        tuple(np.concatenate([a[:n] for n in lengths]) for a in (s.X, s.Y))
+        for lengths in ((OWN_COUNT,), (s.COUNT, s.SHORT))
     )
+    dataset, strategy = dataset_of(OWN_COUNT), s.Strategy(batches="each")
+    for mine, x, y, epochs in (
+        (s.model(seed=s.RANK, steps_per_execution=3), dataset, None, 2),
+        (s.eager(seed=s.RANK), batches_of(OWN_COUNT), None, 1),
+        (s.eager(seed=s.RANK), *own, 2),
+    ):
+        fit = functools.partial(s.fit, epochs=epochs, batch_size=OWN_BATCH)
+        together = dataset_of(s.COUNT, s.SHORT)
+        s.assert_as_one_process(
+            mine,
+            functools.partial(fit, x=x, y=y, validation_data=own),
+            reference=functools.partial(
+                fit, x=together, y=None, validation_data=both
+            ),
+            strategy=strategy,
+        )
     with strategy:
         assert len(mine.predict(own[0], verbose=0)) == OWN_COUNT
+        s.fit(mine, dataset.repeat(), None, steps_per_epoch=5)
+    assert int(mine.optimizer.iterations) == 2 * 4 + 5
 
 
 @check
-def own_data_of_unknown_length():
-    own, strategy = dataset_of(OWN_COUNT), s.Strategy(batches="each")
+def random_layers_draw_as_one_process_on_joined_batches():
+    """Every rank has data of its own, which ends with a smaller batch."""
     s.assert_as_one_process(
-        s.model(seed=s.RANK, steps_per_execution=3),
-        lambda it: s.fit(it, own, None, epochs=2),
-        reference=lambda it: s.fit(
-            it, dataset_of(s.COUNT, s.SHORT), None, epochs=2
-        ),
-        strategy=strategy,
+        s.model(keras.layers.Dropout(0.4, seed=5)),
+        lambda it: s.fit(it, dataset_of(OWN_COUNT), None),
+        s.eager(keras.layers.Dropout(0.4, seed=5)),
+        lambda it: s.fit(it, dataset_of(s.COUNT, s.SHORT), None),
+        strategy=s.Strategy(batches="each", random="global"),
     )
-    mine = s.eager(seed=s.RANK)
-    s.assert_as_one_process(
-        mine,
-        lambda it: s.fit(it, batches_of(OWN_COUNT), None),
-        reference=lambda it: s.fit(it, dataset_of(s.COUNT, s.SHORT), None),
-        strategy=strategy,
-    )
-    with strategy:
-        s.fit(mine, own.repeat(), None, steps_per_epoch=5)
-    assert int(mine.optimizer.iterations) == 4 + 5
 
 
 @check
@@ -340,31 +317,15 @@ def other_gradients_are_refused():
 def own_loop():
     strategy = s.Strategy()
     with strategy.scope():
-        mine, optimizer = s.model(), keras.optimizers.Adam(0.01)
+        mine = s.model(optimizer="adam")
     data = tf.data.Dataset.from_tensor_slices((s.X, s.Y)).batch(25)
-
-    def gradients(built, x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((built(x) - y) ** 2) / 25.0
-        return loss, tape.gradient(loss, built.trainable_variables)
-
-    @tf.function
-    def step(batch):
-        def replica(x, y):
-            loss, grads = gradients(mine, x, y)
-            optimizer.apply(grads, mine.trainable_variables)
-            return loss
-
-        losses = strategy.run(replica, args=batch)
-        return strategy.reduce("SUM", losses, axis=None)
-
+    step = s.own_step(strategy, mine)
     shards = strategy.experimental_distribute_dataset(data)
     losses = [float(step(batch)) for batch in shards]
-    alone, optimizer = s.model(), keras.optimizers.Adam(0.01)
-    for (x, y), loss in zip(data, losses, strict=True):
-        wanted, grads = gradients(alone, x, y)
-        optimizer.apply(grads, alone.trainable_variables)
-        np.testing.assert_allclose(loss, float(wanted), rtol=1e-5)
+    alone = s.model(optimizer="adam")
+    step = s.own_step(tf.distribute.get_strategy(), alone)
+    wanted = [float(step(batch)) for batch in data]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     s.assert_same_model(mine, alone)
     rows = tf.constant([[float(s.RANK)]])
     gathered = strategy.gather(strategy.run(lambda: rows), axis=0)

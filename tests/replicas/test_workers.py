@@ -164,6 +164,9 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     said = r"worker 0 has to end: worker 1 at \S+ is lost: it gives no sign"
     with pytest.raises(TowerError, match=said):
         meanwhile(30, looks[0])
+    # It could do without one.
+    (spares,) = of(it, 0, stall_shutdown_s=60, spare=1)
+    spares.watching()()
     # A fit begins with all of them.
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
