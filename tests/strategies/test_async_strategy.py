@@ -98,25 +98,12 @@ def test_a_model_built_inside_and_a_custom_loop():
     assert int(model.optimizer.iterations) == STEPS + 1
 
 
-@pytest.mark.parametrize("scale", [True, False])
-def test_says_what_runs(scale):
-    strategy = kt.strategy("async", towers=3, scale_gradient=scale)
-    assert isinstance(strategy, tf.distribute.Strategy)
-    said = strategy.describe()
-    assert said.startswith("AsyncTowerStrategy: 3 towers (/device:CPU:0 to")
-    assert f"gradients are {'scaled by 1/3' if scale else 'not scaled'}" in said
-    assert strategy.mode == "async"
-
-
 def test_data_that_does_not_fit():
     model = linear()
     with kt.AsyncTowerStrategy(2) as strategy:
         with pytest.raises(kt.TowerError, match="distributed dataset"):
             model.fit(strategy.experimental_distribute_dataset(dataset()))
-        for nothing in (
-            dataset().take(0),
-            dataset().filter(lambda *_: False),
-        ):
+        for nothing in (dataset().take(0), dataset().filter(lambda *_: False)):
             with pytest.raises(kt.TowerError, match="empty"):
                 model.fit(nothing, verbose=0)
         # Fewer examples than towers are enough.

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.core
     "arguments, said",
     [
         (
-            {"towers": 4},
-            "TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)|"
+            {},
+            "TowerStrategy: 8 towers (/device:CPU:0 to /device:CPU:7)|"
             "averaged over examples; weights are updated on tower 0|"
             "the global batch is split over the towers",
         ),
         (
-            {"average": False, "batches": "each", "updates": "each"},
+            {"average": np.bool_(False), "batches": "each", "updates": "each"},
             "gradients are summed|every tower updates its own weights|"
             "every tower draws a whole batch",
         ),
@@ -38,17 +38,6 @@ def test_describe(arguments, said):
     described = kt.TowerStrategy(**arguments).describe()
     for part in said.split("|"):
         assert part in described
-
-
-def test_arguments():
-    strategy = kt.TowerStrategy()
-    assert strategy.num_towers == strategy.num_replicas_in_sync == 8
-    assert strategy.mode == "cpu"
-    assert strategy.average and strategy.sync_every_epoch
-    assert strategy.batches == "split"
-    assert isinstance(strategy, tf.distribute.Strategy)
-    # Those of NumPy, too.
-    assert kt.TowerStrategy(2, average=np.bool_(False)).average is False
 
 
 @pytest.mark.parametrize("towers", [["CPU:2"], ["CPU:5", "CPU:1"]])
