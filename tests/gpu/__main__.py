@@ -92,10 +92,7 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         return f"{command[0]}: not found", 127
     with tempfile.TemporaryDirectory() as folder:
-        log, shown = (
-            Path(folder, "log"),
-            functools.partial(print, end="", flush=True),
-        )
+        log, shown = Path(folder, "log"), functools.partial(print, end="")
         ended = subprocesses.run(
             command, LIMIT_S, environment, log=log, on_line=shown
         )
