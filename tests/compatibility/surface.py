@@ -21,10 +21,10 @@ def plain(value):
     """Turn what a strategy gives into values that can be compared."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tf.distribute.DistributedValues):
+        value = value.values
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
-    if isinstance(value, tf.distribute.DistributedValues):
-        return plain(list(value.values))
     if isinstance(value, tf.IndexedSlices):
         return plain(tf.convert_to_tensor(value))
     if isinstance(value, (tf.Tensor, tf.Variable)):
@@ -149,15 +149,6 @@ def reduce(strategy):
                 lambda value=value, op=op: strategy.reduce(op, value, axis=None)
             )
     return found
-
-
-@observed
-def gather(strategy):
-    return [
-        error_of(lambda v=value, a=axis: strategy.gather(v, a))
-        for value in (numbers(strategy, (2, 2)), ragged(strategy))
-        for axis in (0, 1, 2)
-    ]
 
 
 @observed

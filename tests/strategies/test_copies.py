@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.training import fit, linear
+from tests.kit.training import linear
 
 
 def test_what_is_copied_shares_its_strategy():
@@ -31,7 +31,7 @@ def test_a_strategy_is_not_pickled():
 # Each keeps weights in its own way.
 @pytest.mark.parametrize(
     "strategy",
-    [kt.TowerStrategy, kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy],
+    [kt.ParameterServerTowerStrategy, kt.AsyncTowerStrategy],
 )
 def test_what_is_copied_inside_is_on_no_towers(strategy):
     model = linear()
@@ -48,6 +48,3 @@ def test_what_is_copied_inside_is_on_no_towers(strategy):
         copies, model.get_weights(), other.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(values[1:], [values[0]] * 2)
-    if strategy is kt.TowerStrategy:
-        with towers:
-            assert fit(copy.deepcopy(model))["loss"]

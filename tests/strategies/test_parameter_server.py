@@ -8,9 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import same_model
-from tests.kit.ordinary import Originals, assert_ordinary
-from tests.kit.training import adam, fit, linear
+from tests.kit.training import adam, fit
 
 
 def build(*middle, optimizer=adam, **options):
@@ -86,19 +84,3 @@ def test_update_is_computed_beside_its_weight(ps_device):
     assert sorted(int(place[-1]) for place in places) == (
         [0] if ps_device == "cpu" else [1, 2]
     )
-
-
-def test_references_stay_alive_and_training_goes_on():
-    model, reference = linear(), linear(run_eagerly=True)
-    model.optimizer.build(model.trainable_variables)
-    originals = Originals(model)
-    for strategy in (
-        kt.ParameterServerTowerStrategy(2, ps_device="gpu"),
-        kt.TowerStrategy(2),
-    ):
-        with strategy:
-            fit(model)
-        fit(reference)
-        originals.assert_back()
-    assert_ordinary(model)
-    same_model(model, reference, 1e-5)
