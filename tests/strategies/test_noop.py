@@ -135,16 +135,12 @@ def test_data_is_not_read():
 
 
 def _averaged():
-    return m.momentum(use_ema=True, ema_overwrite_frequency=2)
+    inner = m.momentum(use_ema=True, ema_overwrite_frequency=2)
+    return keras.optimizers.LossScaleOptimizer(inner)
 
 
-def _scaled():
-    return keras.optimizers.LossScaleOptimizer(m.momentum())
-
-
-@pytest.mark.parametrize("optimizer", [_averaged, _scaled])
-def test_nothing_changes(optimizer):
-    model = linear(optimizer=optimizer, run_eagerly=True)
+def test_nothing_changes():
+    model = linear(optimizer=_averaged, run_eagerly=True)
     for _ in range(3):
         # Not fit, whose end puts averages in place of the weights.
         model.train_on_batch(X, Y)
