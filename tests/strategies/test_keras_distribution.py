@@ -180,25 +180,6 @@ def test_what_is_refused(distribution, said):
     assert_ordinary(model)
 
 
-def test_can_be_undone():
-    method = keras.Model.fit
-    inside = method.__wrapped__
-    # Without keras_towers, Keras 3.14 cannot create it.
-    distribution = first(2)
-    distribution_lib.disconnect()
-    try:
-        assert keras.Model.fit.__wrapped__ is not inside
-        assert not distribution_lib.is_connected()
-        model = eager()
-        with distribution.scope():
-            step(model)
-            assert len(towers_of(model)) == 1
-        assert not hasattr(keras.src.backend.distribution_lib, "num_processes")
-    finally:
-        distribution_lib.connect()
-    assert keras.Model.fit is method
-
-
 class Joined:
     """A job as a rank knows it."""
 
