@@ -139,8 +139,8 @@ COLLECTIVE, IN_GROUPS = {"mode": "collective"}, {"mode": "hierarchical"}
             ("loss_scale", sparse_model, "step function", 2, {"mode": "gpu"}),
             ("accumulation", sparse_model, "step function", 2, SHARDED),
             ("adamw", dense_model, "step function", 3, EACH),
-            ("adamw", dense_model, "replica function", 2, COLLECTIVE),
-            ("accumulation", dense_model, "eager", 3, IN_GROUPS),
+            ("accumulation", dense_model, "replica function", 2, COLLECTIVE),
+            ("adamw", dense_model, "eager", 3, IN_GROUPS),
         ]
     ),
 )
