@@ -1,7 +1,5 @@
 """What code that runs on towers can ask."""
 
-import dataclasses
-
 import keras
 import pytest
 import tensorflow as tf
@@ -94,10 +92,8 @@ def test_what_is_traced(towers):
                 X, Y, 32, 1, 0, [note], validation_data=(X, Y)
             )
         )
-        predicted, *_ = asking.told(CALLS["predict"][0])
     assert in_step == on_towers(towers, True)
     assert in_layer == in_loss == in_step | on_towers(towers, False)
-    assert predicted == on_towers(towers, False)
     # A callback is on no tower; the only one is known to train all the same.
     assert in_callback == {(*ALONE[:-1], True if towers == 1 else None)}
 
@@ -107,20 +103,15 @@ def test_on_asynchronous_towers(eagerly):
     asking = Asking(eagerly)
     with kt.AsyncTowerStrategy(2):
         told = asking.told(lambda model: model.fit(X, Y, 4, 1, 0))
-        assert told == [on_towers(2, True)] * 3
-        in_layer, *_ = asking.told(CALLS["train_on_batch"][0])
-        assert in_layer == on_towers(1, True)
+    assert told == [on_towers(2, True)] * 3
 
 
 def test_outside_of_any_strategy():
-    assert asked() == ALONE
-    asking = Asking()
+    asking = Asking(eagerly=True)
     asking.model.fit(X, Y, verbose=0)
     assert set.union(*asking.seen) == {ALONE}
     with kt.TowerStrategy(2):
         assert asked() == ALONE
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        kt.current_tower().index = 3
 
 
 @pytest.mark.parametrize(

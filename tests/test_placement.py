@@ -25,14 +25,13 @@ def some_variables(seed: int) -> list[tuple]:
     ]
 
 
-@pytest.mark.parametrize("number_of_devices", [1, 2, 3, 7])
-def test_loads_differ_by_at_most_the_largest_variable(number_of_devices):
-    devices = [f"/device:GPU:{index}" for index in range(number_of_devices)]
+def test_loads_differ_by_at_most_the_largest_variable():
+    place = p.LeastLoadedPlacement(GPUS)
     for seed in range(10):
-        place = p.LeastLoadedPlacement(devices)
+        place.clear()
         largest = total = 0
         for variable in some_variables(seed):
-            assert place(*variable) in devices
+            assert place(*variable) in GPUS
             size = p.byte_size(*variable[1:])
             largest, total = max(largest, size), total + size
             loads = place.loads.values()
@@ -98,54 +97,19 @@ def test_device_of():
         place.device_of("bias")
 
 
-def test_clear():
-    place, again = p.LeastLoadedPlacement(GPUS, CPU), []
-    for _ in range(2):
-        again.append([place(*variable) for variable in some_variables(1)])
-        described = place.describe()
-        place.clear()
-        assert not place.placed and not any(place.loads.values())
-    assert again[0] == again[1]
-    assert place.describe() != described
-    assert place("v0", (2,), "int8") == place.device_of("v0")
-
-
-def test_describe():
-    place = p.LeastLoadedPlacement(GPUS[:2])
-    place("dense/kernel", (784, 512), "float32")
-    place("dense/bias", (512,), "float32")
-    assert place.describe().splitlines() == [
-        "device         variables      bytes",
-        "/device:GPU:0          1  1,605,632",
-        "/device:GPU:1          1      2,048",
-    ]
-
-
-OTHER_NAMES = ("/cpu:0", "/device:cpu:0", "/job:localhost/device:CPU:0", "/CPU")
-NO_NAMES = ("nowhere", "", 0, None, "/cpu:x", "CPU", "CPU:1", "device:CPU:1")
+NO_NAMES = ("nowhere", 0, "/cpu:x", "CPU:1")
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        *(
-            ((devices,), "names no devices")
-            for devices in ([], (), iter(()), None, "", CPU, 0, 3)
-        ),
+        *(((devices,), "names no devices") for devices in ([], None, CPU, 3)),
         *((([CPU, name],), "is not a device name") for name in NO_NAMES),
-        *(
-            (([CPU], name), "is not a device name")
-            for name in NO_NAMES
-            if name is not None
-        ),
-        (([*GPUS, GPUS[1]],), "GPU:1 more than once"),
-        *(
-            (([CPU, *GPUS, other],), f"has {CPU}, {other} more than once")
-            for other in OTHER_NAMES
-        ),
+        (([CPU], "nowhere"), "is not a device name"),
+        (([CPU, *GPUS, "/cpu:0"],), f"has {CPU}, /cpu:0 more than once"),
         *(
             ((GPUS, CPU, size), "small_bytes=.* 0 or more")
-            for size in (-1, 1.5, "1k", None, True)
+            for size in (-1, 1.5, True)
         ),
     ],
 )
@@ -155,12 +119,12 @@ def test_what_cannot_be(arguments, message):
 
 
 def test_names_of_devices_and_sizes():
-    for other in OTHER_NAMES:
+    for other in ("/cpu:0", "/job:localhost/device:CPU:0", "/CPU"):
         place = p.LeastLoadedPlacement([CPU, GPUS[0]], other)
         assert place("bias", (1,), "float32") == CPU
         assert list(place.loads) == [CPU, GPUS[0]]
     # Devices that are not here.
-    for name in ("/job:ps/task:1", "/job:worker/task:0/device:GPU:3"):
-        assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
+    name = "/job:worker/task:0/device:GPU:3"
+    assert p.LeastLoadedPlacement([name])("v", (), "bool") == name
     sizes = [p.byte_size((2, 3), "bfloat16"), p.byte_size((2,), "string")]
     assert sizes == [12, None]

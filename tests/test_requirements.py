@@ -1,11 +1,9 @@
 """Without TensorFlow, or on another backend: what to do, from everywhere."""
 
 import json
-from importlib import metadata
 
 import pytest
 
-from keras_towers import _imports
 from tests.kit.scripts import python
 
 # Says of every name of the package what happens to who asks for it first.
@@ -75,9 +73,3 @@ def test_every_entrance(before, backend, advised):
     (line,) = output.strip().splitlines()
     assert line.startswith("keras-towers bench: ") and code == 1
     assert all(part in line for part in advised)
-
-
-def test_packages_of_a_module():
-    (found,) = _imports.packages("pytest").items()
-    assert found == ("pytest", metadata.version("pytest"))
-    assert not _imports.packages("no_such_module")

@@ -1,11 +1,11 @@
 """How a process ends that has lost another one, and how it keeps memory."""
 
-import subprocess
 import sys
 
 import pytest
 
 from keras_towers import system
+from tests.kit.scripts import python
 
 # What waits for the lost one, where Python runs no other thread any more.
 HANGS = """
@@ -25,12 +25,7 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.mark.parametrize(("waits_s", "code"), [(100, 1), (0, 75)])
 def test_the_end_of_a_script_is_that_of_its_process(waits_s, code):
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(waits_s), "75"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-c", HANGS, str(waits_s), "75", limit_s=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", "")
 
 
@@ -54,5 +49,5 @@ print(faults() < given_back / 2)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_freed_memory_is_used_again():
-    command = [sys.executable, "-c", FAULTS, system.__file__]
-    assert subprocess.check_output(command, timeout=60) == b"True\n"
+    done = python("-c", FAULTS, system.__file__, limit_s=60)
+    assert done.stdout == "True\n"

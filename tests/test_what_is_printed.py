@@ -30,16 +30,10 @@ def model(*layers, **options):
 
 
 def ordinary():
-    it = model(keras.layers.Dense(1))
-    it.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
-    it.predict(x, verbose=0)
-    it.train_on_batch(x, y)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(25)
-    it.fit(data, verbose=0, shuffle=False)
+    for eager in (False, True):
+        it = model(keras.layers.Dense(1), run_eagerly=eager)
+        it.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
     it.save(f"{sys.argv[1]}/model.keras")
-    it.save_weights(f"{sys.argv[1]}/model.weights.h5")
-    eager = model(keras.layers.Dense(1), run_eagerly=True)
-    eager.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
 
 
 class Broken(keras.layers.Layer):
@@ -94,42 +88,32 @@ def test_an_ordinary_program(lines):
     more = [line for line in towers[1:] if line not in plain]
     # One of its two models runs eagerly: its two steps are not analysed, and
     # where its draws have rows is seen by their number.
-    told = [line for line in more if "runs eagerly" in line]
-    told += [line for line in more if line.startswith("run_eagerly=True: ")]
+    told = [line for line in more if "eager" in line]
     assert len(told) == len(set(told)) == 3
     # On a machine that is busy, towers may take long to prepare.
-    rest = {line for line in more if "preparing 2 towers" not in line}
-    assert rest == set(told)
-
-
-def frames(lines):
-    """The frames of every traceback."""
-    found = []
-    for line in lines:
-        if line.startswith("Traceback"):
-            found.append([])
-        elif line.startswith("  File"):
-            found[-1].append(line)
-    return found
+    assert {line for line in more if "preparing" not in line} == set(told)
 
 
 def test_a_traceback_is_as_long_as_in_plain_keras(lines):
-    plain, towers = lines["broken"]
-    (graph, eager), wanted = frames(towers), frames(plain)
+    plain, towers = (
+        [
+            [line for line in trace.splitlines() if line.startswith("  File")]
+            for trace in "\n".join(written).split("Traceback")[1:]
+        ]
+        for written in lines["broken"]
+    )
+    (graph, eager), wanted = towers, plain
     assert graph == wanted[0]
     assert any(frame.endswith("in call") for frame in graph)
     # A Sequential whose build failed cannot be called with another batch.
     assert len(eager) <= len(wanted[1])
     assert not any("keras_towers" in frame for frame in eager)
-    reason = "'Broken' object has no attribute 'nothing'"
-    assert sum(reason in line for line in towers) >= 2
 
 
 def test_a_call_in_another_thread_is_warned_of_once(lines):
     plain, towers = lines["threads"]
     (said,) = [line for line in towers if "'other'" in line]
-    for part in ("fit of model", "one device", "TowerStrategy", "MainThread"):
-        assert part in said
+    assert "one device" in said and "MainThread" in said
     assert not [line for line in plain if "'other'" in line]
 
 
@@ -162,9 +146,9 @@ ours = logging.getLogger("keras_towers")
 for set_up in (
     lambda: None,
     lambda: ours.setLevel("WARNING"),
-    lambda: (ours.setLevel("NOTSET"), logging.basicConfig()),
-    lambda: logging.basicConfig(
-        level="INFO", format="logged %(message)s", force=True
+    lambda: (
+        ours.setLevel("NOTSET"),
+        logging.basicConfig(level="INFO", format="logged %(message)s"),
     ),
 ):
     set_up()
@@ -201,9 +185,9 @@ def test_a_notebook_shows_an_error_once(notebook):
 
 
 def test_the_logging_that_a_program_set_up(notebook):
-    _, shown, *unshown, logged, _ = notebook[1]
+    _, shown, unshown, logged, _ = notebook[1]
     assert shown == [HEAD]
-    assert unshown == [[], []]
+    assert unshown == []
     assert logged == [f"logged {HEAD}"]
 
 

@@ -15,16 +15,11 @@ EXAMPLES, GLOBAL_BATCH, EPOCHS = 20, 8, 2
 SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 # Strong enough that each changes what is learnt.
 OPTIMIZERS = {
-    "plain": SGD,
-    "clipvalue": lambda: SGD(clipvalue=0.05),
     "accumulation": lambda: SGD(
         gradient_accumulation_steps=2, global_clipnorm=0.3
     ),
     "adamw": lambda: keras.optimizers.AdamW(
         0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
-    ),
-    "schedule": lambda: keras.optimizers.RMSprop(
-        keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.5)
     ),
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
         SGD(global_clipnorm=0.3), initial_scale=64.0, dynamic_growth_steps=2
@@ -144,8 +139,8 @@ COLLECTIVE, IN_GROUPS = {"mode": "collective"}, {"mode": "hierarchical"}
             ("loss_scale", sparse_model, "step function", 2, {"mode": "gpu"}),
             ("accumulation", sparse_model, "step function", 2, SHARDED),
             ("adamw", dense_model, "step function", 3, EACH),
-            ("schedule", dense_model, "replica function", 2, COLLECTIVE),
-            ("clipvalue", dense_model, "eager", 3, IN_GROUPS),
+            ("accumulation", dense_model, "replica function", 2, COLLECTIVE),
+            ("adamw", dense_model, "eager", 3, IN_GROUPS),
         ]
     ),
 )

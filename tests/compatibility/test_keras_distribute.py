@@ -2,18 +2,15 @@
 
 They are run as they come in the installed wheel. In the optimizer's file two
 tests look at what Keras does between the replicas, where towers do better, on
-purpose: ``KNOWN_DIFFERENCES``. What is claimed there is checked below, and by
-the cases of the contract that accumulate.
+purpose: ``KNOWN_DIFFERENCES``. What is claimed there is checked by the cases of
+the contract that average and accumulate.
 """
 
 import importlib.util
 import json
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-import keras_towers as kt
 from tests.kit import warm
 from tests.kit.scripts import python
 
@@ -57,34 +54,3 @@ def test_tests_of_keras(tmp_path):
         assert all("AssertionError" in error for error in errors)
         assert skipped in ([], ALLOWED_SKIPS), name
         assert strategies or skipped, name
-
-
-def apply_steps(strategy, steps, same_object, **options):
-    """Weights after some steps of SGD on a gradient of ones, 2 replicas."""
-    with strategy.scope():
-        variable = keras.Variable([[8.0, 9.0]])
-        optimizer = keras.optimizers.SGD(learning_rate=1.0, **options)
-        ones = tf.ones([1, 2])
-
-        def step():
-            grad = ones if same_object else tf.identity(ones)
-            optimizer.apply_gradients([(grad, variable)])
-
-        for _ in range(steps):
-            strategy.run(step)
-        return variable.numpy()
-
-
-CPUS = ["/device:CPU:0", "/device:CPU:1"]
-
-
-def test_averages_are_those_of_gradients_that_are_no_one_object():
-    options = {"use_ema": True, "ema_momentum": 0.9}
-    options["ema_overwrite_frequency"] = 3
-    mirrored = tf.distribute.MirroredStrategy(
-        CPUS, tf.distribute.ReductionToOneDevice()
-    )
-    wanted = apply_steps(mirrored, 3, False, **options)
-    for same_object in (False, True):
-        found = apply_steps(kt.TowerStrategy(CPUS), 3, same_object, **options)
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -5,20 +5,24 @@ failed, and 2 if there is no GPU.
 """
 
 import argparse
+import functools
 import os
 import shlex
 import shutil
-import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_towers import subprocesses
 from keras_towers.doctor import probe
 from tests.kit import gpus
 
 ROOT = Path(__file__).parents[2]
 # What ends a block of output that may have fences of its own.
 FENCE = "~" * 8
+# Of a command.
+LIMIT_S = 6 * 60 * 60
 PYTHON = (sys.executable, "-m")
 _BUILT_WITH = "import tensorflow as tf; print(tf.sysconfig.get_build_info())"
 _QUERY = "--query-gpu=index,name,memory.total,compute_cap,driver_version"
@@ -87,21 +91,13 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     print("$", *command, flush=True)
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         return f"{command[0]}: not found", 127
-    lines = []
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            lines.append(line)
-    if process.returncode:
-        lines.append(f"\nexit code {process.returncode}")
-    return "".join(lines), process.returncode
+    with tempfile.TemporaryDirectory() as folder:
+        log, shown = Path(folder, "log"), functools.partial(print, end="")
+        ended = subprocesses.run(
+            command, LIMIT_S, environment, log=log, on_line=shown
+        )
+    code = -1 if ended.code is None else ended.code
+    return ended.stdout + f"\nexit code {code}" * bool(code), code
 
 
 def modes_on(kind: str, number: int) -> list[str]:

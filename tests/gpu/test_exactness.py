@@ -23,8 +23,9 @@ from tests.gpu.towers import (
     strategy,
     towers,
 )
-from tests.kit.compare import assert_exact
+from tests.kit.compare import assert_exact, close
 from tests.kit.training import X, classifier, compiled, fit
+from tests.strategies.test_async_steps import linear
 
 pytestmark = pytest.mark.gpu
 
@@ -174,3 +175,16 @@ def test_strings_stay_on_the_host():
 
 def test_the_next_batch_is_drawn_while_this_one_computes():
     assert_drawn_ahead(strategy())
+
+
+def test_asynchronous_gradients_add_up():
+    # No gradient depends on the weights, so that their order does not matter.
+    mine, alone = (linear(keras.optimizers.SGD(0.01)) for _ in range(2))
+    labels = np.float32(m.LABELS[: len(X)])[:, None] + 1.0
+    with strategy(kt.AsyncTowerStrategy, scale_gradient=False) as ours:
+        fit(mine, 3, y=labels)
+        assert ours.staleness.max < 4 * len(towers())
+    fit(alone, 3, y=labels)
+    # The losses do depend on them.
+    for one, other in zip(mine.weights, alone.weights, strict=True):
+        close(one, other, 1e-4)

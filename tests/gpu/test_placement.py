@@ -90,17 +90,6 @@ def test_a_step_and_its_data_are_on_the_device_of_its_tower():
     assert seen == {k: [place] * 2 for k, place in enumerate(everywhere())}
 
 
-def test_a_function_runs_on_each_tower():
-    def devices():
-        tower = kt.current_tower()
-        return tower.device, tf.random.normal([3]).device
-
-    with strategy().scope():
-        found = kt.run_on_each_tower(devices)
-    for pair, place in zip(found, everywhere(), strict=True):
-        assert [canonical(name) for name in pair] == [place] * 2
-
-
 def used():
     return [
         tf.config.experimental.get_memory_info(tower.split("/device:")[1])[
@@ -138,10 +127,8 @@ def grown(strategy):
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_of_weights(shared):
-    if shared:
-        on = strategy(kt.ParameterServerTowerStrategy, ps_device="gpu")
-    else:
-        on = strategy()
+    servers = kt.ParameterServerTowerStrategy
+    on = strategy(servers, ps_device="gpu") if shared else strategy()
     inside, after = grown(on)
     if shared:
         # One copy at most, beside the user's own.

@@ -16,7 +16,6 @@ from keras_towers.reduction.compression import (
     bf16_shards,
     fp16,
     fp16_shards,
-    resolve,
 )
 from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
@@ -165,15 +164,6 @@ def test_error_feedback_of_another_model_under_the_same_key():
     for shape in ([3], [2, 2], [3]):
         (result,) = exchange(SingleProcess(), [tf.ones(shape)], "k")
         assert result.shape == shape
-
-
-def test_names():
-    names = (None, "none", "fp16", "fp16-shards", "bf16")
-    known = [all_reduce, all_reduce, fp16, fp16_shards, bf16_shards]
-    assert [resolve(name) for name in names] == known
-    assert resolve(fp16_shards) is fp16_shards
-    # Each has a memory of its own.
-    assert resolve("bf16-feedback") is not resolve("bf16-feedback")
 
 
 def test_links_of_a_chain():

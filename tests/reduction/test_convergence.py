@@ -8,6 +8,9 @@ from sklearn.datasets import load_digits
 from keras_towers.reduction import compression
 from tests.reduction.ranks import on_ranks
 
+# Of one step and the next, the tests of error feedback and PowerSGD show it.
+pytestmark = pytest.mark.long
+
 RANKS = 2
 STEPS = 80
 RATE = 0.5

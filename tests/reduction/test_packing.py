@@ -49,7 +49,7 @@ def test_buffers_are_equal_and_in_order_and_undone(shapes, num_split):
 
 
 @pytest.mark.parametrize(
-    ("split_bytes", "expected"), [(400, 1), (399, 2), (100, 4), (10**9, 1)]
+    ("split_bytes", "expected"), [(400, 1), (399, 2), (100, 4)]
 )
 def test_size_of_buffers_decides_their_number(split_bytes, expected):
     grads = [tf.zeros([60]), tf.zeros([40])]

@@ -44,19 +44,14 @@ def test_sums_of_low_rank_arrive_whole_and_alike():
             3,
             lambda transport: exchange[transport.rank](
                 transport,
-                [
-                    tf.constant(parts[transport.rank]),
-                    tf.constant(biases[transport.rank]),
-                ],
+                [tf.constant(v[transport.rank]) for v in (parts, biases)],
                 "k",
             ),
         )
         for result in results:
             np.testing.assert_allclose(result[0], sum(parts), atol=1e-4)
             np.testing.assert_array_equal(result[1], tf.add_n(biases))
-            assert (
-                result[0].numpy().tobytes() == results[0][0].numpy().tobytes()
-            )
+            np.testing.assert_array_equal(result[0], results[0][0])
 
 
 def test_only_factors_are_sent_of_large_matrices():
@@ -82,14 +77,6 @@ def test_steps_are_projections_that_begin_with_the_last_ones_factor():
     np.testing.assert_allclose(second, basis @ basis.T @ wanted, atol=1e-3)
 
 
-def test_nothing_is_lost_for_good():
-    gradient = normal(64, 50)
-    step = stepping(power_sgd(4))
-    total = sum(step(tf.constant(gradient)).numpy() for _ in range(200))
-    assert np.abs(step(tf.constant(gradient)) - gradient).max() > 1
-    assert np.abs(total / 200 - gradient).max() < 0.2
-
-
 def test_a_step_that_overflows_leaves_no_trace():
     gradient = tf.constant(normal(64, 50))
     with_it, without = (stepping(power_sgd(4)) for _ in range(2))
@@ -98,13 +85,14 @@ def test_a_step_that_overflows_leaves_no_trace():
     np.testing.assert_array_equal(with_it(gradient), without(gradient))
 
 
-def test_units_that_were_idle_are_learned():
+def test_nothing_is_lost_for_good():
     # No gradient at all, then none of the first rows.
     gradient = normal(64, 50)
     gradient[:8] = 0
     step = stepping(power_sgd(4))
     step(tf.zeros_like(gradient))
     total = sum(step(tf.constant(gradient)).numpy() for _ in range(200))
+    assert np.abs(step(tf.constant(gradient)) - gradient).max() > 1
     assert np.abs(total / 200 - gradient).max() < 0.2
 
 

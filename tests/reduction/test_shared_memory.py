@@ -8,9 +8,7 @@ from keras_towers.reduction import shared_memory
 from keras_towers.reduction.shared_memory import (
     MIN_BYTES,
     SharedMemoryAllReduce,
-    available,
 )
-from keras_towers.transport import SingleProcess
 from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
 
 LARGE = MIN_BYTES // 4
@@ -128,7 +126,3 @@ def test_infinities_arrive_and_results_survive_the_next_step():
         np.testing.assert_array_equal(first[:4], [np.inf, np.nan, np.inf, 2])
         assert np.unique(first[3:]) == [2]
         assert np.unique(second) == [6]
-
-
-def test_one_process_has_nothing_to_share():
-    assert not available(SingleProcess())

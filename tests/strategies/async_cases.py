@@ -1,7 +1,6 @@
 """Layers and data for the tests of towers that do not wait for each other."""
 
 import threading
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -58,26 +57,7 @@ def endless(model, steps, **options):
     return model.fit(data, steps_per_epoch=steps, verbose=0, **options).history
 
 
-def within(seconds: float, function: Callable[[], None]) -> None:
-    """Call a function, and fail rather than hang where it takes longer."""
-    errors = []
-
-    def call():
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), f"not done after {seconds} s"
-    for error in errors:
-        raise error
-
-
-def callback(**functions: Callable) -> keras.callbacks.Callback:
-    return keras.callbacks.LambdaCallback(**functions)
+callback = keras.callbacks.LambdaCallback
 
 
 def tower_of(inputs) -> int | None:

@@ -75,19 +75,6 @@ EPOCH = sum(
 )
 
 
-@pytest.mark.parametrize("scale", some_of([True, False]))
-def test_no_update_is_lost(scale):
-    model = linear(keras.optimizers.SGD(0.5))
-    originals = Originals(model)
-    kernel = model.layers[0].kernel
-    wanted = kernel.numpy() - 5 * (0.5 / 2 if scale else 0.5) * EPOCH
-    with kt.AsyncTowerStrategy(2, scale_gradient=scale):
-        fit(model, y=cases.TARGETS, epochs=5)
-    originals.assert_back()
-    assert_ordinary(model)
-    close(kernel, wanted, 1e-5)
-
-
 def slow_constraint(weight):
     """Reads a weight some time before it is written."""
 
@@ -145,11 +132,8 @@ def test_several_optimizers_that_let_one_after_the_other_update():
     other.build(model.trainable_variables)
     before = model.layers[0].bias.numpy()
 
-    def train():
-        with kt.AsyncTowerStrategy(2, scale_gradient=False):
-            fit(model, y=cases.TARGETS, epochs=2)
-
-    cases.within(120, train)
+    with kt.AsyncTowerStrategy(2, scale_gradient=False):
+        fit(model, y=cases.TARGETS, epochs=2)
     assert int(other.iterations) == STEPS
     close(before - model.layers[0].bias, np.full(3, STEPS))
 
@@ -157,7 +141,7 @@ def test_several_optimizers_that_let_one_after_the_other_update():
 def test_training_in_a_callback():
     """The fit that it interrupts goes on as it was."""
     model = linear(keras.optimizers.SGD(0.5))
-    kernel = model.layers[0].kernel
+    originals, kernel = Originals(model), model.layers[0].kernel
     # Of train_on_batch nothing is scaled: no other tower takes part.
     alone = gradient(X[:8], cases.TARGETS[:8])
     wanted = kernel.numpy() - 0.5 / 2 * 3 * EPOCH - 0.5 * alone
@@ -170,11 +154,10 @@ def test_training_in_a_callback():
             fit(model, y=cases.TARGETS)
             model.train_on_batch(X[:8], cases.TARGETS[:8])
 
-    def train():
-        with strategy:
-            watch = cases.callback(on_epoch_end=after_an_epoch)
-            fit(model, y=cases.TARGETS, epochs=2, callbacks=[watch])
-
-    cases.within(120, train)
+    with strategy:
+        watch = cases.callback(on_epoch_end=after_an_epoch)
+        fit(model, y=cases.TARGETS, epochs=2, callbacks=[watch])
+    originals.assert_back()
+    assert_ordinary(model)
     assert steps == [STEPS, STEPS]
     close(kernel, wanted, 1e-5)

@@ -3,7 +3,6 @@
 import keras
 import pytest
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from tests.exactness import models as m
@@ -16,27 +15,23 @@ from tests.strategies.async_cases import dataset
 
 def test_learning():
     """With sparse gradients, scaled losses, and layers that keep a state."""
-    digits = load_digits()
-    x, y = digits.data.astype("int32"), digits.target
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [
-            keras.Input((64,), dtype="int32"),
-            keras.layers.Embedding(17, 3),
-            keras.layers.Flatten(),
+            *m.with_embedding().layers[:-1],
             keras.layers.Dropout(0.1),
             keras.layers.BatchNormalization(),
-            keras.layers.Dense(10),
+            keras.layers.Dense(3),
         ]
     )
-    inner = keras.optimizers.AdamW(0.003, clipnorm=1.0)
+    inner = keras.optimizers.AdamW(0.02, clipnorm=1.0)
     optimizer = keras.optimizers.LossScaleOptimizer(inner)
     model.compile(optimizer, m.cross_entropy())
+    y = m.TOKENS[:, 0] % 3
     with kt.AsyncTowerStrategy(2):
-        model.fit(x[:1400], y[:1400], epochs=5, verbose=0)
-        predicted = model.predict(x[1400:], verbose=0).argmax(-1)
-    assert (predicted == y[1400:]).mean() > 0.7
-    assert int(inner.iterations) == 5 * 44
+        losses = fit(model, 15, m.TOKENS, y)["loss"]
+        assert model.evaluate(m.TOKENS, y, verbose=0) < losses[0] / 2
+    assert int(inner.iterations) == 15 * -(-len(y) // BATCH)
 
 
 def test_one_tower_waits_for_nobody():
@@ -48,7 +43,7 @@ def test_one_tower_waits_for_nobody():
     assert strategy.staleness.max == 0
 
 
-def test_other_methods_are_exact(tmp_path):
+def test_other_methods_are_exact():
     model, reference = (
         linear(keras.layers.BatchNormalization()) for _ in range(2)
     )
@@ -61,13 +56,10 @@ def test_other_methods_are_exact(tmp_path):
         fit(model)
         inside = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         outputs = model.predict(X, batch_size=BATCH, verbose=0)
-        model.save(tmp_path / "inside.keras")
-    loaded = keras.models.load_model(tmp_path / "inside.keras")
-    for one in (model, loaded):
-        one.run_eagerly = True
-        close(one.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
-        close(one(X), outputs)
-        assert int(one.optimizer.iterations) == 2 + STEPS
+    model.run_eagerly = True
+    close(model.evaluate(X, Y, batch_size=BATCH, verbose=0), inside)
+    close(model(X), outputs)
+    assert int(model.optimizer.iterations) == 2 + STEPS
 
 
 def test_a_model_built_inside_and_a_custom_loop():
@@ -98,25 +90,12 @@ def test_a_model_built_inside_and_a_custom_loop():
     assert int(model.optimizer.iterations) == STEPS + 1
 
 
-@pytest.mark.parametrize("scale", [True, False])
-def test_says_what_runs(scale):
-    strategy = kt.strategy("async", towers=3, scale_gradient=scale)
-    assert isinstance(strategy, tf.distribute.Strategy)
-    said = strategy.describe()
-    assert said.startswith("AsyncTowerStrategy: 3 towers (/device:CPU:0 to")
-    assert f"gradients are {'scaled by 1/3' if scale else 'not scaled'}" in said
-    assert strategy.mode == "async"
-
-
 def test_data_that_does_not_fit():
     model = linear()
     with kt.AsyncTowerStrategy(2) as strategy:
         with pytest.raises(kt.TowerError, match="distributed dataset"):
             model.fit(strategy.experimental_distribute_dataset(dataset()))
-        for nothing in (
-            dataset().take(0),
-            dataset().filter(lambda *_: False),
-        ):
+        for nothing in (dataset().take(0), dataset().filter(lambda *_: False)):
             with pytest.raises(kt.TowerError, match="empty"):
                 model.fit(nothing, verbose=0)
         # Fewer examples than towers are enough.

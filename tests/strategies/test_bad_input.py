@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact, close, same_history
+from tests.kit.compare import assert_exact
 from tests.kit.training import compiled, linear
 from tests.strategies.before import Before
 
@@ -27,17 +26,6 @@ def before(model):
 
 def train(model, x=X, y=Y):
     return model.fit(x, y, shuffle=False, verbose=0).history
-
-
-def assert_trains_on(model):
-    """Train on towers, after an error, as a fresh model does alone."""
-    reference = compiled(run_eagerly=True)()
-    wanted = train(reference)
-    with kt.TowerStrategy(2):
-        same_history(train(model), wanted)
-    # Only weights: Keras counts an iteration that found no data.
-    for value, other in zip(model.weights, reference.weights, strict=True):
-        close(value, other)
 
 
 def mirrored():
@@ -62,7 +50,6 @@ def test_one_strategy_at_a_time(model, before):
     with mirrored(), pytest.raises(kt.TowerError, match="Mirrored.*leave"):
         other.__enter__()
     before.assert_still()
-    assert_trains_on(model)
 
 
 def test_a_layer_of_a_mirrored_strategy():
@@ -83,11 +70,7 @@ def test_a_layer_of_a_mirrored_strategy():
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_empty_data(model, before):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    for data in (
-        (X[:0], Y[:0]),
-        (dataset.take(0),),
-        (dataset.filter(lambda *_: False),),
-    ):
+    for data in ((X[:0], Y[:0]), (dataset.filter(lambda *_: False),)):
         for batches, act in (("each", model.fit), ("split", model.evaluate)):
             strategy = kt.TowerStrategy(2, batches=batches)
             empty = "0 (examples|batches)|empty"
@@ -149,22 +132,7 @@ def test_the_error_is_that_of_keras(make, x, y):
     was.assert_still()
 
 
-def _no_gradient(tower, grads, weights):
-    return [None if tower == 1 else grads[0], grads[1]], weights
-
-
-def _fewer_weights(tower, grads, weights):
-    return grads[: 2 - tower], weights[: 2 - tower]
-
-
-@pytest.mark.parametrize(
-    "applied, message",
-    [
-        (_no_gradient, "(?=.*tower 0)(?=.*tower 1)(?=.*kernel)(?!.*bias)"),
-        (_fewer_weights, "(?=.*different variables)(?=.*tower 1)(?=.*bias)"),
-    ],
-)
-def test_towers_that_do_not_do_the_same(applied, message):
+def test_towers_that_do_not_do_the_same():
     """They are refused, naming what differs."""
     seen = set()
 
@@ -178,25 +146,18 @@ def test_towers_that_do_not_do_the_same(applied, message):
                 loss = tf.reduce_mean(self(data[0]))
             weights = self.trainable_variables
             grads = tape.gradient(loss, weights)
-            self.optimizer.apply(*applied(tower, grads, weights))
+            self.optimizer.apply(
+                [None if tower == 1 else grads[0], grads[1]], weights
+            )
             return {"loss": loss}
 
     model = Uneven([keras.Input((6,)), keras.layers.Dense(3)])
     model.compile(m.momentum())
     was = Before(model)
-    refused = pytest.raises(kt.TowerError, match=f"(?s){message}")
+    named = "(?s)(?=.*tower 0)(?=.*tower 1)(?=.*kernel)(?!.*bias)"
+    refused = pytest.raises(kt.TowerError, match=named)
     with refused, kt.TowerStrategy(2):
         train(model)
     # The context tells the truth; the strategy averages by itself.
     assert seen == {(0, 2, 1), (1, 2, 1)}
     was.assert_still()
-
-
-def test_a_private_name_is_gone_when_a_scope_is_entered(
-    model, before, monkeypatch
-):
-    monkeypatch.delattr(compat.TensorFlowTrainer, "distribute_strategy")
-    with pytest.raises((AttributeError, kt.CompatibilityError)):
-        kt.TowerStrategy(2).__enter__()
-    # What had been patched before the missing name is as it was.
-    before.assert_still()

@@ -73,12 +73,7 @@ def test_what_is_asked_for_runs_or_is_warned_of(nccl, caplog):
 
 
 def test_a_strategy_says_what_runs_and_why():
-    for towers, wanted, mode, said in (
-        (3, "nccl", "cpu", "'nccl' was requested, but /device:CPU:0 is not a"),
-        (3, "hierarchical", "cpu", "even number of towers"),
-        (2, "hierarchical", "hierarchical", 'mode "hierarchical": requested'),
-        (2, None, "cpu", 'mode "cpu": all towers are on the host'),
-    ):
-        strategy = kt.TowerStrategy(towers, mode=wanted)
-        assert strategy.mode == mode
-        assert said in strategy.describe()
+    strategy = kt.TowerStrategy(3, mode="nccl")
+    assert strategy.mode == "cpu"
+    said = "'nccl' was requested, but /device:CPU:0 is not a GPU"
+    assert said in strategy.describe()

@@ -1,4 +1,4 @@
-"""Options that strategies have in common, and how constructors take them."""
+"""Options of strategies: how they are taken, and which cannot be."""
 
 import dataclasses
 import inspect
@@ -8,22 +8,15 @@ import pytest
 
 import keras_towers as kt
 from keras_towers.reduction import power_sgd
-from keras_towers.strategies import STRATEGIES
+from keras_towers.strategies import modes
 from keras_towers.strategies import options as lib
 
-KEYWORDS = (
-    lib.StepKeywords,
-    lib.AllReduceKeywords,
-    lib.RankKeywords,
-    lib.ServerKeywords,
-)
 
-
-@pytest.mark.parametrize("keywords", KEYWORDS)
-def test_keywords_are_the_fields_of_options(keywords):
+def test_keywords_are_the_fields_of_options():
     fields = {f.name: f.type for f in dataclasses.fields(lib.Options)}
-    for name, annotation in keywords.__annotations__.items():
-        assert annotation.__forward_arg__ == fields[name], name
+    for keywords in (lib.RankKeywords, lib.ServerKeywords):
+        for name, annotation in keywords.__annotations__.items():
+            assert annotation.__forward_arg__ == fields[name], name
 
 
 def test_what_help_shows():
@@ -36,71 +29,66 @@ def test_what_help_shows():
     assert "compression" not in documented
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_first_positional_argument_is_the_devices(name):
-    if name in ("horovod", "byteps"):
-        pytest.importorskip(name)
-    cls = getattr(kt, STRATEGIES[name].kind)
-    kinds = {n: p.kind for n, p in inspect.signature(cls).parameters.items()}
-    positional = [
-        n for n, kind in kinds.items() if kind is not inspect._KEYWORD_ONLY
-    ]
-    assert positional in (["towers"], [])
+Tower, Replicas = kt.TowerStrategy, kt.SyncReplicasStrategy
+BACKUP = {"replicas_to_aggregate": 2, "total_num_replicas": 2}
+ALL_MODES = ", ".join(map(repr, modes.MODES))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "strategy, arguments, message",
     [
-        (
-            {"compression": "zip"},
-            "'zip'.*'bf16-feedback'.*function",
+        (lib.Options, {"compression": "zip"}, "'zip'.*-feedback'.*function"),
+        (lib.Options, {"exact": True, "compression": "fp16"}, "contradicts"),
+        (lib.Options, {"exact": True, "compression": power_sgd(2)}, "exact"),
+        (lib.Options, {"scale_gradient": None}, "scale_gradient=None"),
+        (lib.Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
+        (lib.Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
+        (lib.Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
+        (lib.Options, {"sync_every": True}, "sync_every=True .* a number or N"),
+        (lib.Options, {"sync_every": 2, "exact": True}, "contradicts exact"),
+        (lib.Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
+        (lib.Options, {"sync_every": 2, "average": False}, "contradicts"),
+        (lib.Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
+        (lib.Options, {"sync_every": 2, "outer_momentum": 1}, "=1 .* less"),
+        (lib.Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
+        (Tower, {"towers": 0}, "0"),
+        (Tower, {"packer": 8}, "packer=8 .* a GradientPacker, True, False, or"),
+        (Tower, {"exact": True, "random": "tower"}, "contradicts exact=True"),
+        *(
+            (Tower, {"mode": mode}, f"mode={mode!r} .*{ALL_MODES}, or None")
+            for mode in ("NCCL", "", True)
         ),
-        ({"exact": True, "compression": "fp16"}, "'fp16' contradicts exact"),
-        ({"exact": True, "compression": power_sgd(2)}, "contradicts exact"),
-        ({"average": 1}, "average=1 .* True or False"),
-        ({"scale_gradient": None}, "scale_gradient=None"),
-        ({"packer": 8}, "packer=8 .* a GradientPacker, True, False, or None"),
-        ({"exact": True, "random": "tower"}, "contradicts exact=True"),
-        ({"stall_shutdown_s": float("nan")}, "stall_shutdown_s=nan"),
-        ({"stall_shutdown_s": True}, "stall_shutdown_s=True"),
-        ({"sync_every": 0}, "sync_every=0 .* 1 or more"),
-        ({"sync_every": True}, "sync_every=True .* a number or None"),
-        ({"sync_every": 2, "exact": True}, "contradicts exact=True"),
-        ({"sync_every": 2, "updates": "sharded"}, "contradicts updates"),
-        ({"sync_every": 2, "average": False}, "contradicts average=False"),
-        ({"outer_momentum": 0.9}, "such as sync_every=16"),
-        ({"sync_every": 2, "outer_momentum": 1}, "outer_momentum=1 .* less"),
-        ({"outer_learning_rate": "1"}, "outer_learning_rate='1' .* a number"),
+        (Tower, {"batches": "all"}, "batches='all' .*'each'"),
+        (Tower, {"updates": ["each"]}, r"updates=\['each'\] .*'each'"),
+        (Tower, {"average": 1}, "average=1 .*True.*False"),
+        (kt.NoOpStrategy, {"logs": ["loss"]}, "logs=.* dictionary"),
+        (kt.ParameterServerTowerStrategy, {"ps_device": "tpu"}, "'cpu', 'gpu'"),
+        (Replicas, {"replicas_to_aggregate": 0}, "at least 1 gradient"),
+        (Replicas, {"replicas_to_aggregate": 2.0}, "the number of gradients"),
+        (Replicas, {"replicas_to_aggregate": True}, "the number of gradients"),
+        (Replicas, {**BACKUP, "replicas_to_aggregate": 5000}, "too many"),
+        (Replicas, {"total_num_replicas": 99}, "99"),
+        (Replicas, {"total_num_replicas": 0}, "0"),
+        (Replicas, {**BACKUP, "towers": 3}, "contradicts"),
+        (Replicas, {"variable_averages": 0.9}, "ExponentialMovingAverage"),
+        (Replicas, {"tokens": "each"}, "tokens='each'"),
+        (Replicas, {"stall_shutdown_s": 0}, "stall_shutdown_s=0"),
+        (Replicas, {"batches": "split"}, "batches='split'"),
+        # What they were once called.
+        (Replicas, {"stall_timeout": 3}, "stall_shutdown"),
+        (kt.MultiWorkerTowerStrategy, {"timeout": 3}, "heartbeat"),
     ],
 )
-def test_refused_values(given, message):
+def test_refused(strategy, arguments, message, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(kt.TowerError, match=message):
-        lib.Options(**given)
+        strategy(**arguments)
 
 
 def test_exact_decides_what_is_not_given():
     options = lib.Options(exact=np.True_)
     assert (options.batch_norm, options.random) == ("global", "global")
     assert lib.Options().batch_norm == "tower"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "arguments", "error", "message"),
-    [
-        (
-            "sync-replicas",
-            {"stall_timeout": 3},
-            kt.TowerError,
-            "stall_shutdown",
-        ),
-        ("multi-worker", {"timeout": 3}, kt.TowerError, "heartbeat"),
-        ("parameter-server", {"mode": "cpu"}, kt.TowerError, "mode"),
-        ("tower", {"bogus": 1}, kt.TowerError, "bogus"),
-    ],
-)
-def test_former_and_unknown_options(strategy, arguments, error, message):
-    with pytest.raises(error, match=message):
-        kt.strategy(strategy, **arguments)
 
 
 def test_errors_of_constructors():

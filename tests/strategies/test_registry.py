@@ -57,10 +57,7 @@ def test_strategies_with_options():
     "name, options, message",
     [
         ("nope", {}, "'nope'; known are .*lone.*tower"),
-        *(
-            (name, {}, "not the name .*'noop', .*'tower'")
-            for name in (["tower"], None, 3, kt.TowerStrategy)
-        ),
+        (["tower"], {}, "not the name .*'noop', .*'tower'"),
         ("lone", {"speed": 3}, "'lone' does not take .*speed"),
         ("async", {"mode": "nccl"}, "'async' does not take .*mode"),
     ],
@@ -73,19 +70,15 @@ def test_what_there_is_not(name, options, message):
 @pytest.mark.parametrize(
     ("name", "value", "cause"),
     [
-        ("no-module", "lone_package.gone:Lone", ModuleNotFoundError),
-        ("no-class", "lone_package:Gone", AttributeError),
-        ("number", "lone_package:NUMBER", type(None)),
+        ("no-module", "lone_package.gone:Lone", "ModuleNotFoundError: "),
+        ("no-class", "lone_package:Gone", "AttributeError: "),
+        ("number", "lone_package:NUMBER", "is 7, not a class"),
     ],
 )
 def test_broken_third_party(name, value, cause):
-    with pytest.raises(kt.TowerError) as error:
+    said = f"'{name}'.*package lone-package.*'{value}'.*{cause}"
+    with pytest.raises(kt.TowerError, match=said):
         kt.strategy(name)
-    found = error.value.__cause__
-    assert isinstance(found, cause)
-    said = f"{cause.__name__}: {found}" if found else "is 7, not a class"
-    for part in (f"'{name}'", "package lone-package", f"'{value}'", said):
-        assert part in str(error.value)
 
 
 def test_errors_inside_are_not_mistaken():

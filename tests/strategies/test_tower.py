@@ -13,42 +13,14 @@ from tests.kit.training import fit, linear
 pytestmark = pytest.mark.core
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (
-            {"towers": 4},
-            "TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)|"
-            "averaged over examples; weights are updated on tower 0|"
-            "the global batch is split over the towers",
-        ),
-        (
-            {"average": False, "batches": "each", "updates": "each"},
-            "gradients are summed|every tower updates its own weights|"
-            "every tower draws a whole batch",
-        ),
-        (
-            {"towers": ["CPU:2"]},
-            "TowerStrategy: 1 tower (/device:CPU:2)|"
-            "one tower: nothing to reduce",
-        ),
-    ],
-)
-def test_describe(arguments, said):
-    described = kt.TowerStrategy(**arguments).describe()
-    for part in said.split("|"):
+def test_describe():
+    described = kt.TowerStrategy().describe()
+    assert described.startswith("TowerStrategy: 8 towers (/device:CPU:0 to")
+    for part in ("averaged over examples", "updated on tower 0", "is split"):
         assert part in described
-
-
-def test_arguments():
-    strategy = kt.TowerStrategy()
-    assert strategy.num_towers == strategy.num_replicas_in_sync == 8
-    assert strategy.mode == "cpu"
-    assert strategy.average and strategy.sync_every_epoch
-    assert strategy.batches == "split"
-    assert isinstance(strategy, tf.distribute.Strategy)
-    # Those of NumPy, too.
-    assert kt.TowerStrategy(2, average=np.bool_(False)).average is False
+    other = kt.TowerStrategy(2, average=np.bool_(False), batches="each")
+    for part in ("gradients are summed", "every tower draws a whole batch"):
+        assert part in other.describe()
 
 
 @pytest.mark.parametrize("towers", [["CPU:2"], ["CPU:5", "CPU:1"]])

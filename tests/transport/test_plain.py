@@ -45,10 +45,10 @@ def test_arrays_come_back_as_they_were(array):
     found[...] = found  # It may be written to.
 
 
-@pytest.mark.parametrize("value", [object(), {"a": [print]}, np.array([{}])])
-def test_what_is_no_data_is_refused(value):
-    with pytest.raises(TowerError, match="cannot be sent to other ranks"):
-        plain.encode(value)
+def test_what_is_no_data_is_refused():
+    for value in (object(), {"a": [print]}, np.array([{}])):
+        with pytest.raises(TowerError, match="cannot be sent to other ranks"):
+            plain.encode(value)
 
 
 OF_OBJECTS = {"array": ["object", [1], "AAAAAAAAAAA="]}

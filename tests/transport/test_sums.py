@@ -12,14 +12,13 @@ from keras_towers.transport.sums import (
 )
 
 DTYPES = (
-    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.float16),
-    *(tf.bfloat16, tf.int32, tf.uint32, tf.float32, tf.int64, tf.uint64),
-    *(tf.float64, tf.complex64, tf.complex128),
+    *(tf.bool, tf.int8, tf.uint16, tf.float16, tf.bfloat16, tf.int32),
+    *(tf.uint32, tf.float32, tf.int64, tf.complex64, tf.complex128),
 )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3)], ids=str)
 def test_bits_come_back(dtype, shape):
     count = int(np.prod(shape))
     bits = np.random.default_rng(0).integers(0, 256, (count, dtype.size))
