@@ -77,13 +77,6 @@ def _scaled():
     )
 
 
-def _gan():
-    keras.utils.set_random_seed(5)
-    model = m.Gan()
-    model.compile(keras.optimizers.Adam(0.01), m.momentum())
-    return model
-
-
 def _subclassed(cls):
     def build():
         keras.utils.set_random_seed(6)
@@ -239,7 +232,7 @@ CASES: dict[str, Case] = {
     ),
     "lazy": Case(compiled(_subclassed(m.Lazy))),
     "own-train-step": Case(compiled(_subclassed(m.OwnStep), metrics=list)),
-    "gan": Case(_gan, fit(m.FEATURES, count=_UNEVEN)),
+    "gan": Case(m.gan, fit(m.FEATURES, count=_UNEVEN)),
     "contrastive": Case(_by_hand(coupled.centred_views, coupled.signs)),
     "clipped-by-hand": Case(_by_hand(_several_couplings, coupled.clipped)),
 }

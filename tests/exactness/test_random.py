@@ -13,7 +13,6 @@ from keras import layers, ops
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness import transformers
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 
@@ -116,19 +115,6 @@ def test_draws(name, strategy):
     )
 
 
-# Keras may compute ``Dense`` on inputs of rank 3 by ``tf.tensordot``: which
-# dimension of its output has the examples is then computed in the graph.
-# On ranks, the same draws are those of one process in `make test`.
-@pytest.mark.long
-def test_transformers():
-    assert_exact(
-        functools.partial(transformers.make, "of both"),
-        functools.partial(transformers.train, "of both"),
-        kt.TowerStrategy(2, exact=True),
-        tolerance=TOLERANCE,
-    )
-
-
 def _in_batches_of_few(model):
     for count in (1, 2, 5):
         model.train_on_batch(X[:count], Y[:count])
@@ -193,9 +179,7 @@ class Gan(m.Gan):
 
 
 def _gan():
-    keras.utils.set_random_seed(1)
-    model = Gan()
-    model.compile(m.momentum(), m.momentum())
+    model = m.gan(Gan)
     model.jit_compile = False
     return model
 

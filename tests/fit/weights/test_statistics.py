@@ -56,17 +56,6 @@ def test_moving_statistics_are_weighted_by_the_towers_parts(prefetch):
             close(found[1], variance, 1e-5)
 
 
-def test_a_tower_without_examples_counts_nothing():
-    model = normalised(run_eagerly=True)
-    norm = model.get_layer("norm")
-    with kt.TowerStrategy(4):
-        model.train_on_batch(X[:2], Y[:2])
-        wanted = RATE * X[:2].mean(0)
-        close(norm.moving_mean.numpy(), wanted, 1e-4)
-        # The next batch begins where all towers have the same.
-        model.train_on_batch(X[:8], Y[:8])
-        wanted = MOMENTUM * wanted + RATE * X[:8].mean(0)
-        close(norm.moving_mean.numpy(), wanted, 1e-4)
 
 
 def test_a_tower_normalises_with_its_own_part():
