@@ -122,7 +122,6 @@ def _several_couplings(model, x, y):
 # Infinity among the examples of one tower only, whatever their number.
 OVERFLOW = m.FEATURES.copy()
 OVERFLOW[BATCH + 1] = np.inf
-_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.8)
 _momentum = functools.partial(functools.partial, m.momentum)
 _adam = functools.partial(keras.optimizers.Adam, 0.01)
 _overwriting = _momentum(
@@ -134,9 +133,6 @@ _by_hand = coupled.coupled
 CASES: dict[str, Case] = {
     "sgd": classifier(),
     "adam": classifier(_adam),
-    "schedule": classifier(
-        functools.partial(keras.optimizers.RMSprop, _SCHEDULE)
-    ),
     "uneven": classifier(count=_UNEVEN),
     "last-batch-of-one": classifier(count=49),
     "odd-batches": Case(
@@ -171,7 +167,6 @@ CASES: dict[str, Case] = {
             _plain(_UNEVEN, validation_split=0.3, epochs=1),
         ),
     ),
-    "global-clipnorm": classifier(_momentum(global_clipnorm=0.05), _UNEVEN),
     "accumulation": classifier(
         _momentum(gradient_accumulation_steps=3), _UNEVEN
     ),
@@ -186,9 +181,6 @@ CASES: dict[str, Case] = {
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
     "mixed-float16": Case(compiled(_mixed("mixed_float16")), tolerance=2e-3),
     "mixed-bfloat16": Case(compiled(_mixed("mixed_bfloat16")), tolerance=2e-2),
-    "embedding": Case(
-        compiled(m.with_embedding), fit(m.TOKENS, m.LABELS, _UNEVEN)
-    ),
     "embedding-clipped": Case(
         compiled(m.with_embedding, _momentum(global_clipnorm=0.05)),
         fit(m.TOKENS, m.LABELS),

@@ -99,11 +99,6 @@ def _in_all_calls(model):
     [
         ("draws", kt.TowerStrategy),
         ("no seed", kt.ParameterServerTowerStrategy),
-        pytest.param(
-            "no seed",
-            functools.partial(kt.TowerStrategy, updates="each"),
-            marks=pytest.mark.long,
-        ),
     ],
 )
 def test_draws(name, strategy):
@@ -193,13 +188,11 @@ class DrawsLate(keras.Sequential):
         return super().train_step((x + 0.1 * noise, y))
 
 
-def _drawing_late(eager):
+def _drawing_late():
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     model = DrawsLate([keras.Input((6,)), Always(0.4), layers.Dense(3)])
-    model.compile(
-        m.momentum(), m.cross_entropy(), run_eagerly=eager, jit_compile=False
-    )
+    model.compile(m.momentum(), m.cross_entropy(), jit_compile=False)
     return model
 
 
@@ -207,13 +200,9 @@ def _drawing_late(eager):
     ("make", "y"),
     [
         (_gan, None),
-        (functools.partial(_drawing_late, eager=False), Y),
-        pytest.param(
-            *(functools.partial(_drawing_late, eager=True), Y),
-            marks=pytest.mark.long,
-        ),
+        (_drawing_late, Y),
     ],
-    ids=["gan", "late", "late and eager"],
+    ids=["gan", "late"],
 )
 def test_own_steps(make, y):
     assert_exact(

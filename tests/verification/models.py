@@ -32,6 +32,11 @@ def own(cls, *args, **kwargs):
     return compiled(cls(*args), None, **kwargs)
 
 
+def kinds(report):
+    """What a report finds, in alphabetical order."""
+    return sorted(finding.kind for finding in report.findings)
+
+
 def dense(*sizes):
     """A network of dense layers."""
     body = [layers.Dense(n, activation="tanh") for n in sizes[:-1]]
@@ -101,5 +106,3 @@ class VAE(MSE):
         z = mean + ops.exp(0.5 * log_var) * noise
         kl = -0.5 * ops.sum(1 + log_var - mean**2 - ops.exp(log_var), axis=1)
         return ops.mean(ops.sum((self.body(z) - x) ** 2, axis=1) + kl)
-
-

@@ -23,10 +23,6 @@ from tests.kit.ordinary import Originals, assert_ordinary
 from tests.kit.training import X, Y, adam, fit, linear
 
 
-
-
-
-
 def _scaled():
     inner = m.momentum(
         gradient_accumulation_steps=3,
@@ -50,7 +46,10 @@ def test_state_is_carried_over_both_ways(variables_on_towers):
     reference.run_eagerly = True
     # Optimizer state moves between tower 0 and every tower, and strategies of
     # different size follow on one another.
-    inside = [{"towers": 2, "mode": "collective"}, {"towers": 3, "updates": "each"}]
+    inside = [
+        {"towers": 2, "mode": "collective"},
+        {"towers": 3, "updates": "each"},
+    ]
     for options in (None, *inside, None):
         wanted = fit(reference)
         if options is None:
@@ -91,7 +90,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(METHODS))
+@pytest.mark.parametrize("name", some_of(METHODS, part=4))
 def test_each_method_may_be_the_first(name):
     """It adopts the model, and is no obstacle to the rest."""
     method = METHODS[name]

@@ -52,8 +52,6 @@ def _deep_copy(model, folder):
     return lambda: twin
 
 
-
-
 def assert_equal_variables(one, other):
     for mine, wanted in zip(one.variables, other.variables, strict=True):
         close(mine.numpy(), wanted.numpy())
