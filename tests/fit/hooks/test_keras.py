@@ -223,31 +223,6 @@ def test_xla_is_chosen_as_without_a_strategy(monkeypatch):
     assert "_resolve_auto_jit_compile" not in vars(model)
 
 
-class OwnUpdateStep(keras.optimizers.Optimizer):
-    """Its own slots and its own update, as the Keras guide shows."""
-
-    def build(self, variables):
-        if not self.built:
-            super().build(variables)
-            self.seen = self.add_optimizer_variables(variables, "seen")
-
-    def update_step(self, gradient, variable, learning_rate):
-        seen = self.seen[self._get_variable_index(variable)]
-        rate = tf.cast(learning_rate, variable.dtype)
-        self.assign_add(seen, tf.square(gradient))
-        self.assign_sub(
-            variable, rate * gradient / (tf.sqrt(seen.value) + 1e-3)
-        )
-
-
-def test_own_optimizer_with_slots():
-    assert_exact(
-        lambda: linear(optimizer=lambda: OwnUpdateStep(0.01)),
-        fit,
-        kt.TowerStrategy(2, updates="each"),
-    )
-
-
 def test_own_optimizer_defined_inside():
     """A notebook's cell may define it after the strategy is entered."""
     defined = []
