@@ -55,6 +55,17 @@ def test_the_parts_of_fit(clock):
     assert (host.count, host.traces, list(host.traced)) == (8, 1, [3])
 
 
+def test_only_the_last_calls_are_kept_and_all_are_in_the_sums(clock):
+    host = recorded.Host(3)
+    run(host, clock, 10)
+    host.on_epoch_end(0)
+    clock.now += 50  # of callbacks behind the epoch, not behind a batch
+    calls = host.calls()
+    assert calls.begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
+    np.testing.assert_array_equal(calls.nexts - calls.ends, [0.5] * 3)
+    assert (host.count, host.seconds["steps"]) == (10, 15)
+
+
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
     nothing = np.empty((0, 3)), np.empty(0), np.empty((3, 0))
