@@ -77,13 +77,6 @@ def _scaled():
     )
 
 
-def _gan():
-    keras.utils.set_random_seed(5)
-    model = m.Gan()
-    model.compile(keras.optimizers.Adam(0.01), m.momentum())
-    return model
-
-
 def _subclassed(cls):
     def build():
         keras.utils.set_random_seed(6)
@@ -129,7 +122,6 @@ def _several_couplings(model, x, y):
 # Infinity among the examples of one tower only, whatever their number.
 OVERFLOW = m.FEATURES.copy()
 OVERFLOW[BATCH + 1] = np.inf
-_SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.8)
 _momentum = functools.partial(functools.partial, m.momentum)
 _adam = functools.partial(keras.optimizers.Adam, 0.01)
 _overwriting = _momentum(
@@ -141,9 +133,6 @@ _by_hand = coupled.coupled
 CASES: dict[str, Case] = {
     "sgd": classifier(),
     "adam": classifier(_adam),
-    "schedule": classifier(
-        functools.partial(keras.optimizers.RMSprop, _SCHEDULE)
-    ),
     "uneven": classifier(count=_UNEVEN),
     "last-batch-of-one": classifier(count=49),
     "odd-batches": Case(
@@ -178,7 +167,6 @@ CASES: dict[str, Case] = {
             _plain(_UNEVEN, validation_split=0.3, epochs=1),
         ),
     ),
-    "global-clipnorm": classifier(_momentum(global_clipnorm=0.05), _UNEVEN),
     "accumulation": classifier(
         _momentum(gradient_accumulation_steps=3), _UNEVEN
     ),
@@ -193,9 +181,6 @@ CASES: dict[str, Case] = {
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
     "mixed-float16": Case(compiled(_mixed("mixed_float16")), tolerance=2e-3),
     "mixed-bfloat16": Case(compiled(_mixed("mixed_bfloat16")), tolerance=2e-2),
-    "embedding": Case(
-        compiled(m.with_embedding), fit(m.TOKENS, m.LABELS, _UNEVEN)
-    ),
     "embedding-clipped": Case(
         compiled(m.with_embedding, _momentum(global_clipnorm=0.05)),
         fit(m.TOKENS, m.LABELS),
@@ -239,7 +224,7 @@ CASES: dict[str, Case] = {
     ),
     "lazy": Case(compiled(_subclassed(m.Lazy))),
     "own-train-step": Case(compiled(_subclassed(m.OwnStep), metrics=list)),
-    "gan": Case(_gan, fit(m.FEATURES, count=_UNEVEN)),
+    "gan": Case(m.gan, fit(m.FEATURES, count=_UNEVEN)),
     "contrastive": Case(_by_hand(coupled.centred_views, coupled.signs)),
     "clipped-by-hand": Case(_by_hand(_several_couplings, coupled.clipped)),
 }

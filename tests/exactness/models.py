@@ -188,3 +188,11 @@ class Gan(keras.Model):
             )
         self.critic_loss.update_state(critic_loss, sample_weight=tf.shape(x)[0])
         return {"critic_loss": self.critic_loss.result()}
+
+
+def gan(cls=Gan):
+    """A compiled ``Gan``."""
+    keras.utils.set_random_seed(5)
+    model = cls()
+    model.compile(keras.optimizers.Adam(0.01), momentum())
+    return model

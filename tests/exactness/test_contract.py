@@ -17,12 +17,7 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
-from tests.kit.compare import (
-    assert_exact,
-    assert_same,
-    assert_towers_equal,
-    outcome,
-)
+from tests.kit.compare import assert_exact, assert_towers_equal, same_model
 from tests.kit.long import SEED, long_but
 from tests.kit.training import classifier, compiled, fit
 
@@ -64,10 +59,11 @@ def _ways(name):
 
 
 # What a harder case has, too: of rows, accumulation, clipping, half precision,
-# uneven batches, optimizers and steps of one's own.
+# uneven batches, optimizers and steps of one's own; or another file.
 REPEATED = (
-    *("sgd", "uneven", "embedding", "accumulation-clipped", "global-clipnorm"),
-    *("mixed-bfloat16", "schedule", "lazy"),
+    *("sgd", "adam", "uneven", "accumulation-clipped", "mixed-bfloat16"),
+    *("lazy", "own-train-step", "eager", "steps-per-execution"),
+    "loss-scale-overflow",
 )
 
 
@@ -85,15 +81,9 @@ def _drawn():
 FIRST = [(name, "towers", 3) for name in HARDEST]
 # Groups of several towers, some of which have no example in the end.
 OF_EIGHT = ("uneven", "hierarchical", 8)
-# Rows, several optimizers, and a scale that all of them read.
-IN_SHARES = [
-    (name, "sharded", 2)
-    for name in ("embedding-clipped", "gan", "loss-scale-overflow")
-]
-KEPT = [
-    *(*FIRST, OF_EIGHT, *IN_SHARES),
-    *_drawn(),
-]
+# Several optimizers, and a scale that all of them read.
+IN_SHARES = [(name, "sharded", 2) for name in ("gan", "loss-scale-overflow")]
+KEPT = [*FIRST, OF_EIGHT, *IN_SHARES, *_drawn()]
 REST = [
     *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
     *(
@@ -125,21 +115,6 @@ def test_case(name, way, towers):
         assert "its share of the weights" in strategy.describe()
 
 
-@pytest.mark.parametrize(
-    "name, replicas", [("embedding-clipped", 2), ("loss-scale-overflow", 1)]
-)
-def test_four_gradients_an_update(name, replicas):
-    # Their number of examples is that of whole updates.
-    assert_contract(
-        name,
-        kt.SyncReplicasStrategy(
-            replicas_to_aggregate=4, total_num_replicas=replicas
-        ),
-        4,
-        xla=False,
-    )
-
-
 def test_training_ends_at_a_loss_that_is_no_number():
     ends = keras.callbacks.TerminateOnNaN()
     found = assert_exact(
@@ -150,23 +125,17 @@ def test_training_ends_at_a_loss_that_is_no_number():
     assert found.model.optimizer.iterations.numpy() == 2
 
 
-def test_a_wrong_weight_is_caught():
-    def spoil(model):
-        kernel = model.trainable_variables[0]
-        kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
-
-    wanted = outcome(classifier, lambda model: None)
-    assert_same(outcome(classifier, lambda model: None), wanted)
-    with pytest.raises(AssertionError, match="kernel"):
-        assert_same(outcome(classifier, spoil), wanted)
-
-
-def test_towers_that_differ_are_caught():
-    model, strategy = classifier(), kt.TowerStrategy(2)
+def test_what_differs_is_caught():
+    model, wanted, strategy = classifier(), classifier(), kt.TowerStrategy(2)
+    same_model(model, wanted)
+    kernel = model.trainable_variables[0]
     with strategy:
         strategy.adopt(model)
         assert_towers_equal(model)
-        component = model.trainable_variables[0]._value.values[1]
+        component = kernel._value.values[1]
         component.assign(component + np.float32(1e-7))
         with pytest.raises(AssertionError, match="tower 1"):
             assert_towers_equal(model)
+    kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
+    with pytest.raises(AssertionError, match="kernel"):
+        same_model(model, wanted)

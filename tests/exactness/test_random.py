@@ -13,7 +13,6 @@ from keras import layers, ops
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.exactness import transformers
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 
@@ -100,11 +99,6 @@ def _in_all_calls(model):
     [
         ("draws", kt.TowerStrategy),
         ("no seed", kt.ParameterServerTowerStrategy),
-        pytest.param(
-            "no seed",
-            functools.partial(kt.TowerStrategy, updates="each"),
-            marks=pytest.mark.long,
-        ),
     ],
 )
 def test_draws(name, strategy):
@@ -112,19 +106,6 @@ def test_draws(name, strategy):
         compiled(functools.partial(_made, name), jit_compile=False),
         _in_all_calls,
         strategy(2, random="global"),
-        tolerance=TOLERANCE,
-    )
-
-
-# Keras may compute ``Dense`` on inputs of rank 3 by ``tf.tensordot``: which
-# dimension of its output has the examples is then computed in the graph.
-# On ranks, the same draws are those of one process in `make test`.
-@pytest.mark.long
-def test_transformers():
-    assert_exact(
-        functools.partial(transformers.make, "of both"),
-        functools.partial(transformers.train, "of both"),
-        kt.TowerStrategy(2, exact=True),
         tolerance=TOLERANCE,
     )
 
@@ -193,9 +174,7 @@ class Gan(m.Gan):
 
 
 def _gan():
-    keras.utils.set_random_seed(1)
-    model = Gan()
-    model.compile(m.momentum(), m.momentum())
+    model = m.gan(Gan)
     model.jit_compile = False
     return model
 
@@ -209,13 +188,11 @@ class DrawsLate(keras.Sequential):
         return super().train_step((x + 0.1 * noise, y))
 
 
-def _drawing_late(eager):
+def _drawing_late():
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     model = DrawsLate([keras.Input((6,)), Always(0.4), layers.Dense(3)])
-    model.compile(
-        m.momentum(), m.cross_entropy(), run_eagerly=eager, jit_compile=False
-    )
+    model.compile(m.momentum(), m.cross_entropy(), jit_compile=False)
     return model
 
 
@@ -223,13 +200,9 @@ def _drawing_late(eager):
     ("make", "y"),
     [
         (_gan, None),
-        (functools.partial(_drawing_late, eager=False), Y),
-        pytest.param(
-            *(functools.partial(_drawing_late, eager=True), Y),
-            marks=pytest.mark.long,
-        ),
+        (_drawing_late, Y),
     ],
-    ids=["gan", "late", "late and eager"],
+    ids=["gan", "late"],
 )
 def test_own_steps(make, y):
     assert_exact(

@@ -14,7 +14,7 @@ import keras_towers as kt
 from keras_towers.timeline.measured import Measured, source_of
 from keras_towers.timeline.report import advise
 from tests.kit.traces import timed
-from tests.kit.training import BATCH, STEPS, X, Y, linear
+from tests.kit.training import STEPS, linear
 
 EVEN, SLOW = np.full(4, 0.08), np.array([0.08, 0.08, 0.16, 0.08])
 PHASES = {"input": 0.001, "compute": 0.08, "wait": 0.002, "reduction": 0.008}
@@ -99,11 +99,9 @@ CASES = [
     (changed({"reduction": 0.1}), "(packer=True)"),
     (of_ranks(), 'HorovodStrategy(compression="bf16")'),
     (of_update(updates="each"), 'TowerStrategy(updates="once")'),
-    (of_update(updates="sharded"), 'TowerStrategy(updates="once")'),
     (of_update(), BEST),
     (of_update(cores=None), 'try TowerStrategy(updates="sharded")'),
     (of_update(cores=None, updates="sharded"), BEST),
-    (of_update(cores=None, towers=1), BEST),
     (changed(cores=2), "4 towers share 2 cores"),
     (of_wait(cores=2), "4 towers share 2 cores"),
     (changed(traces=(7, 9.0)), "7 calls traced the step"),
@@ -139,27 +137,17 @@ def test_the_largest_part_comes_first(measured, first):
     assert "of a step" in lines[1]
 
 
-class OfKeras(keras.utils.PyDataset):
-    """Of any length."""
-
-
-class DataLoader:
-    """As of PyTorch."""
-
-
 @pytest.mark.core
-@pytest.mark.parametrize(
-    ("x", "source"),
-    [
-        (tf.data.Dataset.range(3), "dataset"),
-        (OfKeras(), "PyDataset"),
-        ((n for n in range(3)), "generator"),
-        (type("Own", (DataLoader,), {})(), "DataLoader"),
-        (EVEN, "arrays"),
-    ],
-)
-def test_sources_of_data(x, source):
-    assert source_of(x) == source
+def test_sources_of_data():
+    for bases, source in (
+        ((keras.utils.PyDataset,), "PyDataset"),
+        # As of PyTorch.
+        ((type("DataLoader", (), {}),), "DataLoader"),
+    ):
+        assert source_of(type("Own", bases, {})()) == source
+    assert source_of(tf.data.Dataset.range(3)) == "dataset"
+    assert source_of(n for n in range(3)) == "generator"
+    assert source_of(EVEN) == "arrays"
 
 
 class Slow(keras.layers.Layer):
@@ -214,17 +202,3 @@ def test_what_is_slow_every_so_often_is_named(path, capsys):
     explained = float(steps) + sum(map(float, parts.values()))
     assert abs(explained - float(whole)) < 0.01 * (len(parts) + 2)
     assert re.search(r"callbacks .* every so often", printed)
-
-
-def test_a_generator_that_stalls_every_so_often_is_named(path):
-    def batches():
-        for begin in range(0, 48, BATCH // 2):
-            time.sleep(0.1 * (begin % 24 == 16))
-            yield X[begin : begin + BATCH // 2], Y[begin : begin + BATCH // 2]
-
-    timeline = kt.Timeline(path)
-    with kt.TowerStrategy(2):
-        linear().fit(batches(), verbose=0, callbacks=[timeline])
-    assert timeline.phases["input"] > 15
-    (line,) = [a for a in timeline.advice if "waits for its input" in a]
-    assert "keras.utils.PyDataset with workers=4" in line

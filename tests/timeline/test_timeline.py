@@ -86,32 +86,31 @@ def test_several_optimizers(path):
     assert len(found["compute"]) == 2 * STEPS * 2
 
 
+IN_COMMON, ALONE = ["step", "callbacks"], ["a tower's step"]
+
+
 @pytest.mark.parametrize(
-    "make",
+    "make, phases",
     [
-        lambda: kt.AsyncTowerStrategy(2),
-        lambda: kt.SyncReplicasStrategy(replicas_to_aggregate=1, towers=2),
+        (lambda: kt.AsyncTowerStrategy(2), ALONE),
+        (
+            lambda: kt.SyncReplicasStrategy(replicas_to_aggregate=1, towers=2),
+            ALONE,
+        ),
+        (lambda: kt.TowerStrategy(1), IN_COMMON),
+        (kt.NoOpStrategy, IN_COMMON),
     ],
-    ids=["async", "sync_replicas"],
 )
-def test_towers_that_have_no_step_in_common(path, make, capsys):
+def test_steps_that_are_not_divided(path, make, phases):
+    """Of towers that have no step in common, of one tower, and of none."""
     _, timeline, found = timed(path, strategy=make(), epochs=2)
     assert len(found["step"]) == 2 * STEPS
-    assert {e["tid"] for e in found["step"]} <= {1, 2}
-    assert list(timeline.phases) == ["a tower's step"]
-    assert "tower 0" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: kt.TowerStrategy(1), kt.NoOpStrategy],
-    ids=["one tower", "no step"],
-)
-def test_steps_without_towers(path, make):
-    _, timeline, found = timed(path, strategy=make())
-    assert len(found["step"]) == STEPS
-    assert list(timeline.phases) == ["step", "callbacks"]
-    assert "not divided into phases" in timeline.advice[-1]
+    assert list(timeline.phases) == phases
+    # The rows of towers are behind that of the host.
+    rows = {1, 2} if phases is ALONE else {0}
+    assert {e["tid"] for e in found["step"]} <= rows
+    if phases is IN_COMMON:
+        assert "not divided into phases" in timeline.advice[-1]
 
 
 def test_eager_steps_are_not_measured(path, caplog):

@@ -32,6 +32,11 @@ def own(cls, *args, **kwargs):
     return compiled(cls(*args), None, **kwargs)
 
 
+def kinds(report):
+    """What a report finds, in alphabetical order."""
+    return sorted(finding.kind for finding in report.findings)
+
+
 def dense(*sizes):
     """A network of dense layers."""
     body = [layers.Dense(n, activation="tanh") for n in sizes[:-1]]
@@ -101,40 +106,3 @@ class VAE(MSE):
         z = mean + ops.exp(0.5 * log_var) * noise
         kl = -0.5 * ops.sum(1 + log_var - mean**2 - ops.exp(log_var), axis=1)
         return ops.mean(ops.sum((self.body(z) - x) ** 2, axis=1) + kl)
-
-
-class Gan(keras.Model):
-    """Two optimizers, several updates, and tapes in and after others."""
-
-    def __init__(self):
-        super().__init__()
-        keras.utils.set_random_seed(4)
-        self.nets = {"makes": dense(8, 6), "judges": dense(8, 1)}
-
-    def compile(self):
-        super().compile()
-        self.optimizers = {name: adam() for name in self.nets}
-
-    def train_step(self, data):
-        latent, real = data["latent"], data["real"]
-        makes, judges = self.nets["makes"], self.nets["judges"]
-        for _ in range(2):
-            with tf.GradientTape(persistent=True) as tape:
-                fake = makes(latent)
-                between = (real + fake) / 2
-                with tf.GradientTape() as inner:
-                    inner.watch(between)
-                    score = judges(between)
-                slopes = inner.gradient(score, between)
-                norm = ops.sqrt(ops.sum(slopes**2, axis=1) + 1e-6)
-                penalty = 10 * ops.mean((norm - 1) ** 2)
-                judged = ops.mean(judges(fake))
-                losses = {
-                    "makes": -judged,
-                    "judges": judged - ops.mean(judges(real)) + penalty,
-                }
-            for name, net in self.nets.items():
-                weights = net.trainable_weights
-                grads = tape.gradient(losses[name], weights)
-                self.optimizers[name].apply(grads, weights)
-        return losses

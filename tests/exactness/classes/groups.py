@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-import keras_towers as kt
 from keras_towers.fit import told
 from tests.exactness.classes.recipes import BATCH, EXAMPLES, Recipe, head
 
@@ -60,42 +59,43 @@ class Group:
         return {**found, **logs}
 
 
+def compared(
+    parts: Mapping[str, Any],
+    make: Callable[[Any], Group],
+    strategy: Any,
+    eager: bool = False,
+) -> tuple[str, list[str]]:
+    """Compare a strategy with one device.
+
+    Args:
+        parts: of one model.
+        make: makes a group of parts.
+        strategy: the towers.
+        eager: whether the one device may run without a graph, which is faster.
+
+    Returns:
+        What differs, empty if nothing does; and what ``fit`` told.
+    """
+    # The same names, layers and seeds every time.
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(5)
+    group = make(parts)
+    wanted = group.trained(eager=eager and not group.in_graph)
+    with told.heard() as heard:
+        found = group.trained(strategy)
+    return differences(found, wanted), [one.message for one in heard]
+
+
 def compare(
     parts: Mapping[str, Any],
     make: Callable[[Any], Group],
     strategy: Callable[[], Any],
     eager: bool = False,
 ) -> str:
-    """Compare a strategy with one device.
-
-    Args:
-        parts: of one model.
-        make: makes a group of parts.
-        strategy: makes the strategy.
-        eager: whether the one device may run without a graph, which is faster.
-
-    Returns:
-        What differs, and what ``fit`` told; empty if nothing does.
-    """
-    said = ""
-    # The same names, layers and seeds every time.
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(5)
-    try:
-        group = make(parts)
-        wanted = group.trained(eager=eager and not group.in_graph)
-        with told.heard() as heard:
-            found = group.trained(strategy())
-        told_of = [f"tells: {one.message}" for one in heard]
-        said = "; ".join(filter(None, [differences(found, wanted), *told_of]))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    if said and len(parts) > 1:
-        # Which of them it is.
-        given = make, strategy, eager
-        alone = [compare({n: p}, *given) for n, p in parts.items()]
-        return "\n".join(filter(None, alone)) or f"together: {said}"
-    return said and f"{next(iter(parts))}: {said}"
+    """What differs and what ``fit`` told in one text, empty if nothing."""
+    different, messages = compared(parts, make, strategy(), eager)
+    told_of = [f"tells: {message}" for message in messages]
+    return "; ".join(filter(None, [different, *told_of]))
 
 
 def of_recipes(recipes: Recipes) -> Group:
@@ -177,13 +177,6 @@ def _slot(name: str, recipe: Recipe) -> str:
     if "loss" in recipe.compiled:
         return name.replace(" ", "_").lower()
     return f"watched_{id(recipe.y)}_{recipe.weighted}"
-
-
-def told_of(recipes: Recipes, towers: int) -> list[str]:
-    """What ``fit`` tells of recipes with ``exact=True``."""
-    with told.heard() as heard:
-        of_recipes(recipes).trained(kt.TowerStrategy(towers, exact=True))
-    return [one.message for one in heard]
 
 
 def differences(found: Values, wanted: Values) -> str:

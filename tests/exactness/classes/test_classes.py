@@ -1,7 +1,7 @@
 """Every layer, loss, metric and optimizer of the installed Keras, exact.
 
 A class that Keras adds has no recipe, and the first test says so. `make test`
-tries a third of the classes, each in one of its parts, and a third of the
+tries a quarter of the classes, each in one of its parts, and a quarter of the
 optimizers in each way, all drawn by a seed; `make test-all` tries all of them,
 and all of each against one device that runs in a graph.
 """
@@ -80,9 +80,9 @@ def _groups() -> Iterator[Any]:
             # In shares each weight's slots have to be known.
             make, updates = optimizer_recipes.group, ["once", "sharded"]
         drawn = _drawn(namespace, rest)
-        for third, way in itertools.product(range(3), updates):
-            is_long = rest or third != updates.index(way)
-            for some in _together(dict([*drawn.items()][third::3])):
+        for quarter, way in itertools.product(range(4), updates):
+            is_long = rest or quarter != updates.index(way)
+            for some in _together(dict([*drawn.items()][quarter::4])):
                 yield pytest.param(
                     some,
                     *(make, rest, way),
@@ -115,5 +115,7 @@ def test_each_class(parts, make, rest, updates):
 
 @pytest.mark.parametrize("name", listed.TOLD)
 def test_what_differs_is_told(name):
-    told = groups.told_of({name: LAYERS[name]}, towers=2)
+    parts = {name: LAYERS[name]}
+    strategy = kt.TowerStrategy(2, exact=True)
+    _, told = groups.compared(parts, groups.of_recipes, strategy)
     assert any("on" in message and "device" in message for message in told)

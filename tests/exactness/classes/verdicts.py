@@ -3,12 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
-
 import keras_towers as kt
-from keras_towers.fit import told
 from keras_towers.fit.capture.verdict import PROVEN
-from tests.exactness.classes.groups import Group, differences
+from tests.exactness.classes.groups import Group, compared
 
 EQUAL, REHEARSED = "equal", "equal, rehearsed"
 TOLD, IN_VAIN = "differs, told", "equal here, told"
@@ -60,13 +57,8 @@ def _verdicts(
 def _verdict(
     parts: Parts, make: Callable[[Any], Group], options: Mapping[str, Any]
 ) -> str:
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(5)
-    group = make(parts)
-    wanted = group.trained(eager=not group.in_graph)
     strategy = kt.TowerStrategy(2, **options)
-    with told.heard() as heard:
-        different = differences(group.trained(strategy), wanted)
+    different, heard = compared(parts, make, strategy, eager=True)
     (said,) = (
         line.partition(": ")[2]
         for line in strategy.describe().splitlines()

@@ -254,16 +254,7 @@ def drawn(iterator, epochs, left_out=0):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     "source, steps_per_execution",
-    some_of(
-        [
-            ("numpy", 4),
-            ("tf.data", 1),
-            ("unknown length", 4),
-            ("shuffled", 1),
-            ("PyDataset", 4),
-            ("generator", 1),
-        ]
-    ),
+    some_of([("numpy", 4), ("unknown length", 1), ("PyDataset", 4)]),
 )
 def test_what_follows_batches_that_are_passed_over(source, steps_per_execution):
     whole = drawn(started(source, steps_per_execution), EPOCHS)

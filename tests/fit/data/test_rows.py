@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.data import batches
 from tests.exactness import models as m
 from tests.fit.step.written import sparse
 from tests.kit.compare import assert_exact
@@ -103,3 +104,9 @@ def test_written_state_is_weighted_by_what_towers_get():
 
     strategy = kt.TowerStrategy(2)
     assert_exact(make_averaging, act, strategy, tolerance=5e-6)
+
+
+def test_scalars_go_to_every_tower_and_count_once():
+    batch = batches.split((tf.constant(3.0),), 2)
+    assert [float(piece[0]) for piece in batch.pieces] == [3.0, 3.0]
+    assert batch.counts.numpy().tolist() == [1, 0]

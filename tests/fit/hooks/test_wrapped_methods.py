@@ -43,7 +43,9 @@ def on_one_device():
     return outcome(functools.partial(linear, run_eagerly=True), trained)
 
 
-@pytest.mark.parametrize("when", some_of(["before", "inside", "between"]))
+@pytest.mark.parametrize(
+    "when", some_of(["before", "inside", "between"], part=3)
+)
 def test_a_library_that_wraps_all_models(when, monkeypatch):
     wrapped = functools.partial(wrap_class, monkeypatch)
 

@@ -1,5 +1,6 @@
 """A model built outside trains on towers and is ordinary afterwards."""
 
+import contextlib
 import gc
 
 import keras
@@ -19,19 +20,7 @@ from tests.kit.compare import (
 )
 from tests.kit.long import some_of
 from tests.kit.ordinary import Originals, assert_ordinary
-from tests.kit.training import X, Y, adam, compiled, fit, linear
-
-
-def _nested():
-    keras.utils.set_random_seed(8)
-    return m.Lazy()
-
-
-def _multi():
-    # Two optimizers behind one, each with state of its own.
-    return keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(adam(), {".*/kernel": m.momentum()})
-    )
+from tests.kit.training import X, Y, adam, fit, linear
 
 
 def _scaled():
@@ -51,32 +40,17 @@ def _with_norm():
     return linear(norm, optimizer=_scaled)
 
 
-# Optimizer state moves between tower 0 and every tower, and strategies of
-# different size follow on one another.
-BLOCKS = [
-    None,
-    {"towers": 2, "mode": "collective"},
-    {"towers": 3, "updates": "each"},
-    None,
-]
-
-
-@pytest.mark.parametrize(
-    "make, blocks",
-    [
-        (_with_norm, BLOCKS),
-        (
-            compiled(_nested, _multi, metrics=list),
-            [None, {"towers": 2}, None],
-        ),
-    ],
-    ids=["other-towers", "nested-multi-optimizer"],
-)
-def test_state_is_carried_over_both_ways(make, blocks, variables_on_towers):
+def test_state_is_carried_over_both_ways(variables_on_towers):
     """Outside, on towers, outside: as if nothing had happened."""
-    reference, model = make(), make()
+    reference, model = _with_norm(), _with_norm()
     reference.run_eagerly = True
-    for options in blocks:
+    # Optimizer state moves between tower 0 and every tower, and strategies of
+    # different size follow on one another.
+    inside = [
+        {"towers": 2, "mode": "collective"},
+        {"towers": 3, "updates": "each"},
+    ]
+    for options in (None, *inside, None):
         wanted = fit(reference)
         if options is None:
             found = fit(model)
@@ -97,23 +71,15 @@ def test_state_is_carried_over_both_ways(make, blocks, variables_on_towers):
 def test_references_that_the_user_held_stay_alive():
     model = linear()
     held = model.layers[0].kernel.value
-    rate = model.optimizer.learning_rate.value
-
-    @tf.function
-    def through_reference():
-        return tf.reduce_sum(held)
-
-    before = float(through_reference())
-    with kt.TowerStrategy(2):
-        fit(model)
-        inside = float(through_reference())
-        model.optimizer.learning_rate = 0.003
-    assert before != inside
-    fit(model)
-    assert float(through_reference()) != inside
-    kernel = model.layers[0].kernel.numpy()
-    close(float(through_reference()), kernel.sum(), 1e-5)
-    close(float(rate), 0.003)
+    through_reference = tf.function(lambda: tf.reduce_sum(held**2))
+    seen = [float(through_reference())]
+    for block in (kt.TowerStrategy(2), contextlib.nullcontext()):
+        with block:
+            fit(model)
+            seen.append(float(through_reference()))
+            kernel = model.layers[0].kernel.numpy()
+            close(seen[-1], (kernel**2).sum(), 1e-5)
+    assert len(set(seen)) == 3
 
 
 METHODS = {
@@ -124,7 +90,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", some_of(METHODS))
+@pytest.mark.parametrize("name", some_of(METHODS, part=4))
 def test_each_method_may_be_the_first(name):
     """It adopts the model, and is no obstacle to the rest."""
     method = METHODS[name]
@@ -204,11 +170,6 @@ def test_a_model_of_another_strategy_is_refused_and_unharmed():
             getattr(model, kind)(X[:8], Y[:8])
         assert model.distribute_strategy is mirrored
     np.testing.assert_equal(model.get_weights(), before)
-    fit(model, x=X[:32], y=Y[:32])
-    reference = linear(run_eagerly=True)
-    fit(reference, x=X[:32], y=Y[:32])
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        close(mine.numpy(), other.numpy())
 
 
 def test_a_nested_model_outlives_the_outer_one():

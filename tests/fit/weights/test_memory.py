@@ -62,6 +62,7 @@ print(json.dumps({{"blocks": blocks, "one block": one}}))
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_memory_stays_flat():
     ended = subprocess.run(
