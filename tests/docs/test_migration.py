@@ -1,6 +1,9 @@
-"""Every row of the page on migration is so, and its scripts run."""
+"""The names and options of the page on migration exist; its scripts run."""
 
+import ast
 import contextlib
+import functools
+import inspect
 import re
 import shlex
 import shutil
@@ -14,21 +17,16 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.docs import migration
-
-# Their checks register themselves.
-from tests.docs.migration import (  # noqa: F401
-    engines,
-    others,
-    tensorpack,
-    tf_distribute,
-)
-from tests.kit.long import some_of
 from tests.kit.scripts import ROOT, inherited
 from tests.launching.jobs import Launched
 
-long = pytest.mark.long
-ROWS = {(row.section, row.there): row for row in migration.rows()}
 SCRIPTS = migration.scripts()
+PIECES = migration.pieces()
+STRATEGIES = [getattr(kt, n) for n in kt.__all__ if n.endswith("Strategy")]
+# They are made without other processes.
+ALONE = (kt.TowerStrategy, kt.ParameterServerTowerStrategy) + (
+    *(kt.AsyncTowerStrategy, kt.NoOpStrategy),
+)
 
 # What the scripts start with; n is the number of processes.
 BEGIN = """
@@ -64,19 +62,37 @@ def no_distribution():
     keras.distribution.set_distribution(None)
 
 
-def test_every_row_has_a_check():
-    assert migration.CHECKS.keys() == ROWS.keys()
+def test_names_in_the_tables_exist():
+    for piece in PIECES:
+        whole = re.match(r"kt((?:\.\w+)+)", piece)
+        names = whole[1].split(".")[1:] if whole else []
+        functools.reduce(getattr, names, kt)
+        if of_strategy := re.match(r"strategy\.(\w+)", piece):
+            assert any(hasattr(kind, of_strategy[1]) for kind in STRATEGIES)
 
 
-@pytest.mark.parametrize(
-    "key",
-    some_of(
-        pytest.param(key, marks=[long] * (key in migration.LONG), id=key[1])
-        for key in ROWS
-    ),
-)
-def test_rows(key):
-    migration.CHECKS[key](ROWS[key])
+def test_strategies_in_the_tables_take_their_options():
+    calls = [re.search(r"\w+Strategy\(.*\)", piece) for piece in PIECES]
+    for piece in [call[0] for call in calls if call]:
+        call = ast.parse(piece).body[0].value
+        kind = getattr(kt, call.func.id)
+        options = {word.arg: word.value for word in call.keywords}
+        inspect.signature(kind).bind(*call.args, **options)
+        if kind in ALONE and "..." not in piece:
+            given = {n: ast.literal_eval(v) for n, v in options.items()}
+            kind(*[migration.DEVICES] * len(call.args), **given)
+    options = inspect.signature(kt.SyncReplicasStrategy).parameters
+    assert {"replicas_to_aggregate", "total_num_replicas"} <= options.keys()
+    assert "variable_averages" in options
+
+
+def test_devices_without_and_with_names():
+    for given in ((), (migration.DEVICES,)):
+        stock, mine = (
+            tf.distribute.MirroredStrategy(*given),
+            kt.TowerStrategy(*given),
+        )
+        assert mine.extended.worker_devices == stock.extended.worker_devices
 
 
 def run_here(code, **names):
