@@ -13,7 +13,6 @@ from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit import warm
-from tests.kit.scripts import ROOT
 from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
@@ -64,7 +63,6 @@ def path(tmp_path):
 )
 def test_rows_train_the_same(path, command, arguments, rows):
     path.with_name("mine.py").write_text(MINE)
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [*command, *arguments.split()]
         + ["--steps", "5", "--repeats", "1", "--json", str(path)],
@@ -73,11 +71,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
         timeout=LIMIT_S,
         check=False,
         cwd=path.parent,
-        env={
-            **os.environ,
-            **warm.environment(),
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        },
+        env={**os.environ, **warm.environment()},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())

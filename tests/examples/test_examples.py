@@ -253,8 +253,6 @@ def outputs_of(notebook):
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    paths = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    monkeypatch.setenv("PYTHONPATH", paths)
     # It draws: tests/kit/lean.
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
     nbclient = pytest.importorskip("nbclient")

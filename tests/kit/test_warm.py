@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -74,28 +73,3 @@ def test_it_ends_with_the_one_that_was_started(number, forks):
     started.communicate()
     gone, _ = psutil.wait_procs([child], timeout=60)
     assert gone
-
-
-def test_what_counts_at_import_is_not_forked(forks):
-    code = "import sys; print('tensorflow' in sys.modules)"
-    environment = {**os.environ, **warm.environment()}
-    for variables, wanted in (({}, "True"), ({"KERAS_HOME": "/"}, "False")):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment | variables,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.stdout.strip() == wanted, warm.servers[-1].said()
-
-
-def test_one_that_has_ended_is_replaced(monkeypatch, forks):
-    monkeypatch.setattr(warm, "servers", [warm.Server()])
-    ended = warm.servers[0]
-    ended.kill()
-    with pytest.warns(UserWarning, match="has ended"):
-        while warm.environment() == {warm.VARIABLE: ended.path}:
-            time.sleep(0.01)
-    assert len(warm.servers) == 2
-    warm.servers[1].kill()

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
+from tests.kit.scripts import executable
 from tests.launching.jobs import variables
 
 SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
@@ -18,9 +19,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("")
     (tmp_path / "hosts.sh").write_text("#!/bin/sh\n")
-    babbles = tmp_path / "babbles.sh"
-    babbles.write_text("#!/bin/sh\necho Loading modules\n")
-    babbles.chmod(0o755)
+    executable(tmp_path / "babbles.sh", "echo Loading modules")
 
 
 def refused(options):

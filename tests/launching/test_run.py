@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.kit.scripts import executable
 from tests.launching.jobs import all_gone, variables
 
 TELLS = """
@@ -182,13 +183,11 @@ def test_an_allocation_says_how_many_run_where(run):
 
 
 def test_another_host(run, tmp_path):
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
+    executable(
+        tmp_path / "ssh",
         'while [ "${1#-}" != "$1" ]; do last="$1 $2"; shift 2; done\n'
-        'echo "$last $1" >> asked; shift; exec sh -c "$*"\n'
+        'echo "$last $1" >> asked; shift; exec sh -c "$*"',
     )
-    ssh.chmod(0o755)
     script = """
 import os, sys
 names = "HOSTNAME", "GLOO_IFACE", "GLOO_RENDEZVOUS_ADDR"
