@@ -16,6 +16,7 @@ from tests.kit import warm
 from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
+long = pytest.mark.long
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
 FIELD = (sys.executable, "-m", "benchmarks", "field")
@@ -49,7 +50,7 @@ def path(tmp_path):
             "--models small --processes 2 --timeout 150 "
             "--strategies horovod,multi-worker",
             ["compute", "horovod", "multi-worker", "plain"],
-            marks=pytest.mark.long,
+            marks=long,
         ),
         # What it plans, counts and draws is shown with faked processes.
         pytest.param(
@@ -57,7 +58,7 @@ def path(tmp_path):
             "--models mine:build --towers 2 --device cpu --timeout 150 "
             "--strategies tower,stock-loop",
             ["compute", "plain", "plain-frozen", "stock-loop", "tower"],
-            marks=pytest.mark.long,
+            marks=long,
         ),
     ],
 )
@@ -116,29 +117,26 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-TOWERS = ("--strategies", "tower", "--towers", "2", "--device", "cpu")
-PROCESSES = ("--strategies", "compute", "--processes", "2")
-
-
 @pytest.mark.parametrize(
-    ("options", "number", "forked"),
-    [
-        pytest.param(TOWERS, signal.SIGINT, False, marks=pytest.mark.long),
-        (PROCESSES, signal.SIGTERM, True),
-    ],
+    "number", [pytest.param(signal.SIGINT, marks=long), signal.SIGTERM]
 )
-def test_interrupt_ends_all_and_shows_what_there_is(
-    path, options, number, forked, ctrl_c
-):
+def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.
     steps = str(20_000 + os.getpid() % 1000)
     worker = ("keras_towers.bench.worker", f'"steps": {steps}')
-    command = [*BENCH, "--models", "small", "--steps", steps]
+    options = [
+        "--models",
+        "small",
+        "--strategies",
+        "compute",
+        "--processes",
+        "2",
+    ]
     process = subprocess.Popen(
-        [*command, "--json", str(path), *options],
+        [*BENCH, *options, "--steps", steps, "--json", str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **warm.environment(forked)},
+        env={**os.environ, **warm.environment()},
     )
     try:
         assert wait_until(lambda: running(worker), LIMIT_S)

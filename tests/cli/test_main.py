@@ -22,6 +22,9 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
         assert any(line.startswith(name) for line in lines)
 
 
+NUMBERS = "-np", "--ps", "--workers", "--min-np"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -33,7 +36,7 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
         "verify breaks:f",
         # What Typer refuses.
         "run",
-        "run -np 0 none.py",
+        *(f"run {name} 0 none.py" for name in NUMBERS),
         "run -np",
         "bench --repeats none",
         "doctor none",

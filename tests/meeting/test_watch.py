@@ -11,7 +11,6 @@ import pytest
 from keras_towers import settings
 from keras_towers.meeting import watch as watch_lib
 from keras_towers.meeting.liveness import Liveness, Progress, waited_for
-from keras_towers.meeting.store import StoreClient
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
@@ -199,12 +198,6 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
     assert watch_lib.from_environment(0, 1) is None
-
-
-def test_a_store_that_is_gone_is_no_error(watch):
-    store = StoreClient("http://127.0.0.1:9")
-    one = watch(store, ["step 1"])
-    assert one.is_alive()
 
 
 def test_silence_ends_with_a_new_sign():
