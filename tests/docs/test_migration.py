@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.docs import migration
+from tests.kit.long import long_but
 from tests.kit.scripts import ROOT, inherited
 from tests.launching.jobs import Launched
 
@@ -52,12 +53,6 @@ import os
 np.savez(f"model-{os.getpid()}.npz", *model.get_weights())
 """
 _BLOCK = re.compile(r"with kt\.\w+\(.*\):")
-
-
-@pytest.fixture(autouse=True)
-def no_distribution():
-    yield
-    keras.distribution.set_distribution(None)
 
 
 def test_names_in_the_tables_exist():
@@ -104,6 +99,7 @@ def run_here(code, **names):
 def on_one_device(name):
     """The weights of a script without its strategy."""
     code = _BLOCK.sub("with contextlib.nullcontext():", SCRIPTS[name].after)
+    code = re.sub(r"keras\.distribution\.set_.*", "", code)
     if "each" in name:
         # Each of two towers draws a batch.
         code = code.replace("batch_size=32", "batch_size=64")
@@ -115,19 +111,24 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def test_scripts_of_one_process(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name",
+    long_but(
+        lambda name: name == "TowerStrategy(devices)",
+        [
+            *("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'),
+            "DataParallel()",
+        ],
+    ),
+)
+def test_scripts_of_one_process(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'):
-        wanted = on_one_device(name)
-        assert_close(run_here(SCRIPTS[name].after), wanted)
-    # What stood there before.
-    stock = SCRIPTS["TowerStrategy(devices)"]
-    assert_close(run_here(stock.before), run_here(stock.after))
-    script = SCRIPTS["DataParallel()"]
-    mine = run_here(script.after)
+    found = run_here(SCRIPTS[name].after)
     keras.distribution.set_distribution(None)
-    plain = re.sub(r"keras\.distribution\.set_.*", "", script.after)
-    assert_close(mine, run_here(plain))
+    assert_close(found, on_one_device(name))
+    if name == "TowerStrategy(devices)":
+        # What stood there before.
+        assert_close(run_here(SCRIPTS[name].before), found)
 
 
 def models_of(folder):

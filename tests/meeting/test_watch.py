@@ -14,6 +14,7 @@ from keras_towers.meeting.liveness import Liveness, Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
+PREPARES = "the preparation of step 3"
 
 
 @pytest.mark.parametrize(
@@ -29,11 +30,7 @@ STEP = Progress(7, "step 3", 5)
         (STEP, Progress(7, "the end of epoch 1", 9), "is in the end of epoch"),
         (STEP, Progress(7, "", 9), "is outside of training"),
         # It has not come to where the others wait.
-        (
-            STEP,
-            Progress(7, "the preparation of step 3", 9),
-            "is in the preparation of step 3",
-        ),
+        (STEP, Progress(7, PREPARES, 9), f"is in {PREPARES}"),
     ],
 )
 def test_which_ranks_are_waited_for(before, now, found):
