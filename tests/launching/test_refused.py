@@ -11,6 +11,7 @@ from tests.launching.jobs import variables
 
 SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
 FINDS = "--min-np 1 --host-discovery-script"
+NUMBERS = "-np", "--ps", "--workers", "--min-np"
 OF_SRUN = "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=1"
 
 
@@ -50,6 +51,7 @@ def refused(options):
         ("-np 2 --network-interface no0", "no network interface no0"),
         ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
         ("-np 1 --output s.py/a", "s.py/a (Not a directory): give"),
+        *((f"{name} 0", f"Invalid value for '{name}'") for name in NUMBERS),
         # Jobs on TensorFlow's runtime.
         ("--ps 1", "processes that train: --workers N"),
         ("--ps 1 -np 2", "--workers for the processes that train"),
