@@ -33,8 +33,8 @@ TOWERS = 8
 # For the processes that tests start.
 LEAN = pathlib.Path(__file__).with_name("kit") / "lean"
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(LEAN), os.environ.get("PYTHONPATH")])
-)
+    [str(LEAN), str(scripts.ROOT), os.environ.get("PYTHONPATH", "")]
+).rstrip(os.pathsep)
 
 if gpus.ON:
     gpus.use()

@@ -13,10 +13,10 @@ from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting, run_cell
 from tests.kit import warm
-from tests.kit.scripts import ROOT
 from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
+long = pytest.mark.long
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
 FIELD = (sys.executable, "-m", "benchmarks", "field")
@@ -50,7 +50,7 @@ def path(tmp_path):
             "--models small --processes 2 --timeout 150 "
             "--strategies horovod,multi-worker",
             ["compute", "horovod", "multi-worker", "plain"],
-            marks=pytest.mark.long,
+            marks=long,
         ),
         # What it plans, counts and draws is shown with faked processes.
         pytest.param(
@@ -58,13 +58,12 @@ def path(tmp_path):
             "--models mine:build --towers 2 --device cpu --timeout 150 "
             "--strategies tower,stock-loop",
             ["compute", "plain", "plain-frozen", "stock-loop", "tower"],
-            marks=pytest.mark.long,
+            marks=long,
         ),
     ],
 )
 def test_rows_train_the_same(path, command, arguments, rows):
     path.with_name("mine.py").write_text(MINE)
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [*command, *arguments.split()]
         + ["--steps", "5", "--repeats", "1", "--json", str(path)],
@@ -73,11 +72,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
         timeout=LIMIT_S,
         check=False,
         cwd=path.parent,
-        env={
-            **os.environ,
-            **warm.environment(),
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        },
+        env={**os.environ, **warm.environment()},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
@@ -122,29 +117,26 @@ def running(words):
     return any(all(word in line for word in words) for line in lines)
 
 
-TOWERS = ("--strategies", "tower", "--towers", "2", "--device", "cpu")
-PROCESSES = ("--strategies", "compute", "--processes", "2")
-
-
 @pytest.mark.parametrize(
-    ("options", "number", "forked"),
-    [
-        pytest.param(TOWERS, signal.SIGINT, False, marks=pytest.mark.long),
-        (PROCESSES, signal.SIGTERM, True),
-    ],
+    "number", [pytest.param(signal.SIGINT, marks=long), signal.SIGTERM]
 )
-def test_interrupt_ends_all_and_shows_what_there_is(
-    path, options, number, forked, ctrl_c
-):
+def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.
     steps = str(20_000 + os.getpid() % 1000)
     worker = ("keras_towers.bench.worker", f'"steps": {steps}')
-    command = [*BENCH, "--models", "small", "--steps", steps]
+    options = [
+        "--models",
+        "small",
+        "--strategies",
+        "compute",
+        "--processes",
+        "2",
+    ]
     process = subprocess.Popen(
-        [*command, "--json", str(path), *options],
+        [*BENCH, *options, "--steps", steps, "--json", str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **warm.environment(forked)},
+        env={**os.environ, **warm.environment()},
     )
     try:
         assert wait_until(lambda: running(worker), LIMIT_S)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from keras_towers.bench import worker
-from keras_towers.bench.models import Stored, Workload
-from keras_towers.bench.rows import ROWS, Times, Trainer, find, fit
-from keras_towers.bench.runner import Cell, Setting
+from keras_towers.bench.models import Workload
+from keras_towers.bench.rows import Times, Trainer, fit
+from keras_towers.bench.runner import Setting
 from keras_towers.bench.worker import Growth, differences, last_weights
 from keras_towers.meeting.store import FileStore
 
@@ -120,19 +120,3 @@ def test_ranks_agree_on_weights_of_any_shape(values, dtype, found):
     last = keras.Variable(values, dtype=dtype)
     model = types.SimpleNamespace(trainable_variables=[None, last])
     assert last_weights(model) == found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["stock-one-device", "async", "tower:mode=cpu"]
-)
-def test_row_is_measured(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_devices", lambda *given: devices[:2])
-    setting = Setting("cpu", 64, 4, timeout_s=60)
-    model = Stored("small", tmp_path)
-    model.store(1000)
-    row, cell = find(ROWS, name), Cell("small", name, 2, 0)
-    measured = worker.train(row, cell, setting, model, tmp_path)
-    assert len(measured["step_ms"]) == 4
-    assert all(ms > 0 for ms in measured["step_ms"])
-    assert len(measured["losses"]) == 20

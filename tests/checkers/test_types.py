@@ -112,6 +112,8 @@ def test_pyright(scripts):
     _check([(name, number + 1, said) for name, number, said in errors])
 
 
+# `make test` runs pyright on the package, too.
+@pytest.mark.long
 @needs_pyright
 def test_public_interface_is_complete():
     asked = ("--verifytypes", "keras_towers", "--ignoreexternal")

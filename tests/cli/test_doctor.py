@@ -33,9 +33,8 @@ BYTEPS = Found("0.2.5", "2.21.0", True)
 BROKEN = Found("0.28.1", "2.20.0", False, "no such symbol")
 NIGHTLY = {"keras-nightly": "3.15.1"}
 TWO = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"}
-UNINSTALL = (
-    "pip uninstall -y tensorflow tensorflow-cpu; pip install tensorflow==2.21.0"
-)
+UNINSTALL = "pip uninstall -y tensorflow tensorflow-cpu; pip install"
+SWITCH = "KERAS_BACKEND=tensorflow"
 
 
 @pytest.fixture
@@ -82,12 +81,8 @@ def test_what_may_work(doctor, facts, said):
     [
         ({"error": "ImportError: no"}, "cpu]'", ""),
         ({"keras_error": "ImportError: no"}, "--upgrade keras", ""),
-        ({"backend": "jax"}, "KERAS_BACKEND=tensorflow", ""),
-        (
-            {"backend": "torch", "keras_error": "No module named 'torch'"},
-            "KERAS_BACKEND=tensorflow",
-            "upgrade keras",
-        ),
+        ({"backend": "jax"}, SWITCH, ""),
+        ({"backend": "torch", "keras_error": "no"}, SWITCH, "upgrade keras"),
         ({"compat_error": "X is gone"}, "X is gone", ""),
         ({"horovod": BROKEN}, "no such symbol", ""),
         ({"byteps": BROKEN}, "install byteps --rebuild", ""),

@@ -12,10 +12,6 @@ from keras_towers.cli.main import app
 
 PARTS = {"Gloo": True, "MPI": True, "NCCL": 0}
 LOADS = Found("0.28.1", "2.21.0", True, parts=PARTS)
-IN_CACHE = (
-    "Horovod 0.28.1 for TensorFlow 2.21.0 installed, from the cache; with Gloo,"
-    " MPI"
-)
 
 
 def invoke(*arguments):
@@ -50,13 +46,9 @@ def asked(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "built", "said"),
     [
-        ("horovod", (False, False, False), IN_CACHE),
+        ("horovod", (False,) * 3, "from the cache; with Gloo, MPI"),
         ("byteps --with-nccl", (None, True, False), "BytePS 0.28.1"),
-        (
-            "horovod --with-mpi --with-nccl --rebuild",
-            (True, True, True),
-            "built in 0 s",
-        ),
+        ("horovod --with-mpi --with-nccl --rebuild", (True,) * 3, "built in"),
     ],
 )
 def test_what_is_built(asked, arguments, built, said):

@@ -76,8 +76,3 @@ def test_search(of_tuner, reference, tmp_path):
     close(outputs(outside), outputs(best), 1e-5)
     assert_ordinary(inside, trains_at_home=True)
     same_model(inside, best)
-
-
-def test_asynchronous_towers(tmp_path):
-    with kt.AsyncTowerStrategy(2):
-        search(tmp_path)

@@ -5,7 +5,6 @@ import functools
 import os
 
 import keras
-import numpy as np
 import pytest
 
 import keras_towers as kt
@@ -82,13 +81,6 @@ def test_weights_are_those_of_one_device(when, autolog):
     same_model(model, reference)
     with logged_once():
         use(model)
-
-
-def test_asynchronous_towers(autolog):
-    autolog()
-    with kt.AsyncTowerStrategy(2), logged_once():
-        found = use(clipped())
-    assert all(np.isfinite(values).all() for values in found.values())
 
 
 def test_the_logged_model_is_that_of_the_towers(autolog):

@@ -29,17 +29,14 @@ def test_each_is_short_and_listed(path):
     assert f"| `{path.name}` |" in (EXAMPLES / "README.md").read_text()
 
 
+# The pages' first example, and snippets, train the same way.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("digits", "test accuracy 9"),
-        *(
-            pytest.param(*one, marks=pytest.mark.long)
-            for one in (
-                ("contrastive", "a weight to one device"),
-                ("own_model", "is safe to split"),
-            )
-        ),
+        ("contrastive", "a weight to one device"),
+        ("own_model", "is safe to split"),
     ],
 )
 def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):
@@ -253,8 +250,6 @@ def outputs_of(notebook):
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    paths = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-    monkeypatch.setenv("PYTHONPATH", paths)
     # It draws: tests/kit/lean.
     monkeypatch.delenv("PYTEST_CURRENT_TEST")
     nbclient = pytest.importorskip("nbclient")

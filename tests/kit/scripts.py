@@ -35,6 +35,13 @@ def forget_launchers() -> None:
         del os.environ[name]
 
 
+def executable(path: Path, text: str) -> Path:
+    """Write a program that a shell runs."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def python(
     *command: str, limit_s: float = 200, **variables: str
 ) -> subprocess.CompletedProcess[str]:

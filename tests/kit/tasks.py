@@ -5,13 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from keras_towers.launching.job import local_cluster
 from keras_towers.meeting.environments import tf_config
 from tests.kit.warm import environment
-
-ROOT = Path(__file__).parents[2]
 
 
 class Task:
@@ -30,7 +27,6 @@ class Task:
         path = folder / f"{name}.py"
         path.write_text(script)
         self._output = folder / f"{name}.txt"
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", path],
@@ -38,7 +34,6 @@ class Task:
                     **os.environ,
                     tf_config.VARIABLE: cluster.written(),
                     **environment(warm),
-                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=output,

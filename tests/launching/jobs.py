@@ -1,6 +1,5 @@
 """Starts the launcher as a user does, and ends it whatever happens."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -54,12 +53,8 @@ class Launched:
         **variables,
     ):
         self._begun = time.monotonic()
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        outer = {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            # Horovod looks for work each millisecond, all the time.
-            "HOROVOD_CYCLE_TIME": "5",
-        }
+        # Horovod looks for work each millisecond, all the time.
+        outer = {"HOROVOD_CYCLE_TIME": "5"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
             cwd=folder,

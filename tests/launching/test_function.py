@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import nbclient
 import nbformat
-import numpy as np
 import psutil
 import pytest
 
 import keras_towers as kt
 from tests.kit import warm
+from tests.kit.compare import close, same_history, weights_of
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
-from tests.launching.jobs import ROOT, all_gone, wait_until
+from tests.launching.jobs import all_gone, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +46,8 @@ def test_what_rank_0_returns_is_that_of_one_process(capsys, forked_processes):
         train, np=2, args=(3,), kwargs={"built": classifier}
     )
     wanted = classifier()
-    np.testing.assert_allclose(loss, fit(wanted), rtol=1e-5)
-    for pair in zip(found.get_weights(), wanted.get_weights(), strict=True):
-        np.testing.assert_allclose(*pair, atol=2e-6)
+    close(loss, fit(wanted), 1e-5)
+    same_history(weights_of(found), weights_of(wanted))
     assert isinstance(found.optimizer, type(wanted.optimizer))
     assert number == 6
     out = capsys.readouterr().out.splitlines()
@@ -128,9 +127,7 @@ kt.launch(ask, np=1, args=(0,)).value
 )
 
 
-def test_a_notebook(tmp_path, monkeypatch):
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+def test_a_notebook(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     nbclient.NotebookClient(
         nbformat.v4.new_notebook(cells=cells),

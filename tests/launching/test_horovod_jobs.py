@@ -1,11 +1,9 @@
 """Jobs whose ranks use Horovod, and how its elastic driver ends."""
 
-import os
-import signal
-
 import psutil
 import pytest
 
+from tests.kit.scripts import executable
 from tests.launching.jobs import all_gone
 
 JOB = """
@@ -24,9 +22,11 @@ for step in range(10_000):
 
 @pytest.mark.slow
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
-    job = launch("-np 2", JOB)
+    job = launch("-np 2", JOB, warm=True)
     ready = job.wait_for(tmp_path / "ready", lines=2, limit_s=120)
-    family = job.family()
+    pids = dict(line.split() for line in ready.splitlines())
+    ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
+    family = [*job.family(), *ranks]
     listening = {
         connection.laddr.ip
         for process in [psutil.Process(job.process.pid), *family]
@@ -34,8 +34,7 @@ def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
-    pids = dict(line.split() for line in ready.splitlines())
-    os.kill(int(pids["1"]), signal.SIGKILL)
+    ranks[1].kill()
     done = job.finish(60)
     assert done.code == 137
     assert "rank 1 was killed by SIGKILL" in done.last
@@ -49,17 +48,13 @@ def test_killed_workers_of_an_elastic_job(run):
     assert "was killed by SIGKILL" in done.last
 
 
-WAITS = "slots for workers: 1, --min-np asks for 2; waiting for more"
-
-
 def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
-    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost\n")
-    (tmp_path / "hosts.sh").chmod(0o755)
+    executable(tmp_path / "hosts.sh", "echo localhost")
     options = "--min-np 2 --elastic-timeout 2 --host-discovery-script"
     done = run(f"{options} ./hosts.sh", "")
     assert done.code == 2
     waits, ends = done.err.strip().splitlines()
-    assert WAITS in waits
+    assert "slots for workers: 1, --min-np asks for 2; waiting" in waits
     assert "there were not 2 slots within 2 s: add hosts" in ends
 
 
@@ -89,8 +84,7 @@ print("done")
 def test_hosts_that_go_and_come(launch, tmp_path):
     hosts, sizes = tmp_path / "hosts", tmp_path / "sizes"
     hosts.write_text("127.0.0.1:2\n127.0.0.2:1\n")
-    (tmp_path / "hosts.sh").write_text("#!/bin/sh\ncat hosts\n")
-    (tmp_path / "hosts.sh").chmod(0o755)
+    executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
     job = launch(options, GROWS, warm=True)
     job.wait_for_text(sizes, "3\n", limit_s=120)

@@ -8,25 +8,24 @@ from keras_towers.errors import TowerError
 from keras_towers.launching import discovery
 from keras_towers.launching.discovery import Hosts, from_script
 from keras_towers.launching.ranks import check_reachable
+from tests.kit.scripts import executable
 
 pytestmark = pytest.mark.core
 
 
 def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
-    ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nprintf 'first\\nno such key\\n' >&2; exit 255")
-    ssh.chmod(0o755)
+    executable(
+        tmp_path / "ssh", "printf 'first\\nno such key\\n' >&2; exit 255"
+    )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(TowerError, match="reach host b by ssh: no such key$"):
         check_reachable(["b"])
 
 
 def test_a_working_folder_that_a_host_does_not_have(tmp_path, monkeypatch):
-    ssh = tmp_path / "ssh"
     # Its last argument is the command.
-    text = '#!/bin/sh\necho Hi >&2; for last; do :; done; eval "$last"\n'
-    ssh.write_text(text)
-    ssh.chmod(0o755)
+    text = 'echo Hi >&2; for last; do :; done; eval "$last"'
+    executable(tmp_path / "ssh", text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     check_reachable(["b"])
     monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "no such"))
@@ -34,28 +33,18 @@ def test_a_working_folder_that_a_host_does_not_have(tmp_path, monkeypatch):
         check_reachable(["b"])
 
 
-@pytest.fixture
-def script(tmp_path):
-    def write(text):
-        path = tmp_path / "discover.sh"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
-    return write
-
-
-def test_discovered_hosts(script):
-    found = from_script(script("echo a:2; echo b"), 3)()
+def test_discovered_hosts(tmp_path):
+    path = tmp_path / "discover.sh"
+    found = from_script(executable(path, "echo a:2; echo b"), 3)()
     assert found == {"a": 2, "b": 3}
     # There may be some later.
-    assert from_script(script("true"), 3)() == {}
+    assert from_script(executable(path, "true"), 3)() == {}
     for text, said in (
         ("echo no cluster >&2; exit 3", "exit code 3: no cluster"),
         ("printf '\\377'", "not '\ufffd'"),
     ):
         with pytest.raises(TowerError, match=said) as caught:
-            from_script(script(text), 1)()
+            from_script(executable(path, text), 1)()
         assert "the host discovery script" in str(caught.value)
         assert "-H" not in str(caught.value)
 

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.kit.scripts import executable
 from tests.launching.jobs import all_gone, variables
 
 TELLS = """
@@ -26,13 +27,6 @@ while own.read_text().count("stderr") < 2:
     time.sleep(0.01)
 print("line", flush=True)
 print("no end", end="")
-"""
-
-RANK_1_FAILS = """
-import os, time
-if os.environ["HOROVOD_RANK"] == "1":
-    raise ValueError("bad data")
-time.sleep(600)
 """
 
 # Every rank has a child, and that one of its own that left its session.
@@ -101,16 +95,6 @@ while True:
     job.process.stdout.close()
     (tmp_path / "closed").touch()
     assert job.process.wait(60) == 141
-
-
-def test_one_that_fails_ends_the_others(run):
-    done = run("-np 2", RANK_1_FAILS)
-    assert done.code == 1
-    assert done.last == (
-        "keras-towers run: rank 1 ended with exit code 1; its last lines are "
-        "above"
-    )
-    assert "[1] ValueError: bad data\n" in done.err
 
 
 @pytest.mark.parametrize(
@@ -182,13 +166,11 @@ def test_an_allocation_says_how_many_run_where(run):
 
 
 def test_another_host(run, tmp_path):
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
+    executable(
+        tmp_path / "ssh",
         'while [ "${1#-}" != "$1" ]; do last="$1 $2"; shift 2; done\n'
-        'echo "$last $1" >> asked; shift; exec sh -c "$*"\n'
+        'echo "$last $1" >> asked; shift; exec sh -c "$*"',
     )
-    ssh.chmod(0o755)
     script = """
 import os, sys
 names = "HOSTNAME", "GLOO_IFACE", "GLOO_RENDEZVOUS_ADDR"

@@ -140,7 +140,9 @@ with kt.SyncReplicasStrategy(towers=2):
 """
 
 
+# Without TensorFlow the ends of a launcher are in test_run.py.
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_all_tasks(launch, tmp_path):
     job = launch("--ps 1 --workers 2 --towers 2", FITS, warm=True)
     job.wait_for(tmp_path / "ready", 2, limit_s=120)

@@ -9,7 +9,6 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.meeting.environments import dmlc
-from tests.launching.jobs import ROOT
 
 RIGHT = {
     **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"},
@@ -91,7 +90,7 @@ ALONE = (
 )
 def test_a_process_of_its_own(arguments, role, error, tmp_path):
     unset = {n: v for n, v in os.environ.items() if "BYTEPS" not in n}
-    own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "DMLC_ROLE": role}
+    own = {"TMPDIR": str(tmp_path), "DMLC_ROLE": role}
     done = subprocess.run(
         [sys.executable, *arguments],
         env=unset | own,

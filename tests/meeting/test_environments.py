@@ -85,23 +85,21 @@ OF_STEP = (
     f"{SLURM} SLURM_STEP_NODELIST=n2 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_ID"
 )
 NODES = "gpu1 r1n09.x r1n10.x r1n7.x r2n09.x r2n10.x r2n7.x 10.0.0.1"
+ALLOCATED = {"n1": 2, "localhost": 2, "n3": 1}
 MPI_OPERATOR = "the MPI Operator"
 
 
 @pytest.mark.parametrize(
     ("told", "text", "manager", "hosts"),
     [
-        (SLURM, "", "Slurm", {"n1": 2, "localhost": 2, "n3": 1}),
+        (SLURM, "", "Slurm", ALLOCATED),
         (f"{OF_STEP}=0", "", "Slurm", {"localhost": 1}),
         (
             "SLURM_JOB_NODELIST=gpu1,r[1-2]n[09-10,7].x,10.0.0.1",
             *("", "Slurm", dict.fromkeys(NODES.split(), 1)),
         ),
         # A shell that salloc has opened.
-        (
-            f"{OF_STEP}=4294967290",
-            *("", "Slurm", {"n1": 2, "localhost": 2, "n3": 1}),
-        ),
+        (f"{OF_STEP}=4294967290", "", "Slurm", ALLOCATED),
         ("PBS_NODEFILE=hosts", "a\na\nb.x\n", "PBS", {"a": 2, "b.x": 1}),
         ("LSB_DJOB_HOSTFILE=hosts", "a\nb\nb\n", "LSF", {"a": 1, "b": 2}),
         (

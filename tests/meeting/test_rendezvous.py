@@ -14,7 +14,7 @@ from keras_towers import TowerError, settings
 from keras_towers.meeting import environments, rendezvous
 from keras_towers.meeting.rendezvous import RendezvousFile
 from keras_towers.meeting.store import Endpoint
-from tests.launching.jobs import ROOT, variables, wait_until
+from tests.launching.jobs import variables, wait_until
 
 LIMIT_S = 60
 MEMBER = environments.detect(
@@ -54,7 +54,6 @@ def start(folder):
             subprocess.Popen(
                 [sys.executable, "-c", JOIN],
                 env={**os.environ, **variables(slurm), **more},
-                cwd=ROOT,
                 **dict.fromkeys(("stdin", "stdout", "stderr"), PIPE),
                 text=True,
             )

@@ -11,10 +11,10 @@ import pytest
 from keras_towers import settings
 from keras_towers.meeting import watch as watch_lib
 from keras_towers.meeting.liveness import Liveness, Progress, waited_for
-from keras_towers.meeting.store import StoreClient
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
+PREPARES = "the preparation of step 3"
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,7 @@ STEP = Progress(7, "step 3", 5)
         (STEP, Progress(7, "the end of epoch 1", 9), "is in the end of epoch"),
         (STEP, Progress(7, "", 9), "is outside of training"),
         # It has not come to where the others wait.
-        (
-            STEP,
-            Progress(7, "the preparation of step 3", 9),
-            "is in the preparation of step 3",
-        ),
+        (STEP, Progress(7, PREPARES, 9), f"is in {PREPARES}"),
     ],
 )
 def test_which_ranks_are_waited_for(before, now, found):
@@ -199,12 +195,6 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
     assert watch_lib.from_environment(0, 1) is None
-
-
-def test_a_store_that_is_gone_is_no_error(watch):
-    store = StoreClient("http://127.0.0.1:9")
-    one = watch(store, ["step 1"])
-    assert one.is_alive()
 
 
 def test_silence_ends_with_a_new_sign():

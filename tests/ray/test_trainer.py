@@ -11,7 +11,7 @@ import pytest
 import keras_towers as kt
 from tests.kit.compare import close
 from tests.kit.training import X, Y, classifier
-from tests.launching.jobs import ROOT, all_gone
+from tests.launching.jobs import all_gone
 
 pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
 
@@ -26,8 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def cluster(tmp_path, monkeypatch):
     """Ray on this machine, of which nothing is left."""
     before = set(psutil.Process().children(recursive=True))
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=200 << 20)
