@@ -1,9 +1,6 @@
-"""The names and options of the page on migration exist; its scripts run."""
+"""Every row of the page on migration is so, and its scripts run."""
 
-import ast
 import contextlib
-import functools
-import inspect
 import re
 import shlex
 import shutil
@@ -17,15 +14,21 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.docs import migration
-from tests.kit.long import long_but
+
+# Their checks register themselves.
+from tests.docs.migration import (  # noqa: F401
+    engines,
+    others,
+    tensorpack,
+    tf_distribute,
+)
+from tests.kit.long import some_of
 from tests.kit.scripts import ROOT, inherited
 from tests.launching.jobs import Launched
 
+long = pytest.mark.long
+ROWS = {(row.section, row.there): row for row in migration.rows()}
 SCRIPTS = migration.scripts()
-PIECES = migration.pieces()
-STRATEGIES = [getattr(kt, n) for n in kt.__all__ if n.endswith("Strategy")]
-# They are made without other processes.
-ALONE = "Tower", "ParameterServerTower", "AsyncTower", "NoOp"
 
 # What the scripts start with; n is the number of processes.
 BEGIN = """
@@ -55,38 +58,25 @@ np.savez(f"model-{os.getpid()}.npz", *model.get_weights())
 _BLOCK = re.compile(r"with kt\.\w+\(.*\):")
 
 
-def test_names_in_the_tables_exist():
-    for piece in PIECES:
-        whole = re.match(r"kt((?:\.\w+)+)", piece)
-        names = whole[1].split(".")[1:] if whole else []
-        functools.reduce(getattr, names, kt)
-        if of_strategy := re.match(r"strategy\.(\w+)", piece):
-            assert any(hasattr(kind, of_strategy[1]) for kind in STRATEGIES)
+@pytest.fixture(autouse=True)
+def no_distribution():
+    yield
+    keras.distribution.set_distribution(None)
 
 
-def test_strategies_in_the_tables_take_their_options():
-    calls = [re.search(r"\w+Strategy\(.*\)", piece) for piece in PIECES]
-    for piece in [call[0] for call in calls if call]:
-        call = ast.parse(piece).body[0].value
-        kind = getattr(kt, call.func.id)
-        options = {word.arg: word.value for word in call.keywords}
-        inspect.signature(kind).bind(*call.args, **options)
-        if (
-            kind.__name__.removesuffix("Strategy") in ALONE
-            and "..." not in piece
-        ):
-            given = {n: ast.literal_eval(v) for n, v in options.items()}
-            kind(*[migration.DEVICES] * len(call.args), **given)
-    options = inspect.signature(kt.SyncReplicasStrategy).parameters
-    assert {"replicas_to_aggregate", "total_num_replicas"} <= options.keys()
-    assert "variable_averages" in options
+def test_every_row_has_a_check():
+    assert migration.CHECKS.keys() == ROWS.keys()
 
 
-def test_devices_are_those_of_tensorflow():
-    for given in ([], [migration.DEVICES]):
-        stock = tf.distribute.MirroredStrategy(*given)
-        found = kt.TowerStrategy(*given).extended.worker_devices
-        assert found == stock.extended.worker_devices
+@pytest.mark.parametrize(
+    "key",
+    some_of(
+        pytest.param(key, marks=[long] * (key in migration.LONG), id=key[1])
+        for key in ROWS
+    ),
+)
+def test_rows(key):
+    migration.CHECKS[key](ROWS[key])
 
 
 def run_here(code, **names):
@@ -99,7 +89,6 @@ def run_here(code, **names):
 def on_one_device(name):
     """The weights of a script without its strategy."""
     code = _BLOCK.sub("with contextlib.nullcontext():", SCRIPTS[name].after)
-    code = re.sub(r"keras\.distribution\.set_.*", "", code)
     if "each" in name:
         # Each of two towers draws a batch.
         code = code.replace("batch_size=32", "batch_size=64")
@@ -111,24 +100,19 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    long_but(
-        lambda name: name == "TowerStrategy(devices)",
-        [
-            *("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'),
-            "DataParallel()",
-        ],
-    ),
-)
-def test_scripts_of_one_process(name, tmp_path, monkeypatch):
+def test_scripts_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = run_here(SCRIPTS[name].after)
+    for name in ("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'):
+        wanted = on_one_device(name)
+        assert_close(run_here(SCRIPTS[name].after), wanted)
+    # What stood there before.
+    stock = SCRIPTS["TowerStrategy(devices)"]
+    assert_close(run_here(stock.before), run_here(stock.after))
+    script = SCRIPTS["DataParallel()"]
+    mine = run_here(script.after)
     keras.distribution.set_distribution(None)
-    assert_close(found, on_one_device(name))
-    if name == "TowerStrategy(devices)":
-        # What stood there before.
-        assert_close(run_here(SCRIPTS[name].before), found)
+    plain = re.sub(r"keras\.distribution\.set_.*", "", script.after)
+    assert_close(mine, run_here(plain))
 
 
 def models_of(folder):
@@ -153,35 +137,51 @@ def run_job(folder, code, command):
 
 
 JOBS = [
-    ("HorovodStrategy()", "horovod", None),
-    ("MultiWorkerTowerStrategy()", None, None),
-    ("BytePSStrategy()", "byteps", None),
-    ("SyncReplicasStrategy(replicas_to_aggregate=2)", None, None),
-    ("HorovodStrategy()", "horovod", "horovod.keras"),
-    ("BytePSStrategy()", "byteps", "byteps.tensorflow.keras"),
+    ("HorovodStrategy()", "horovod"),
+    ("MultiWorkerTowerStrategy()", None),
+    ("BytePSStrategy()", "byteps"),
+    ("SyncReplicasStrategy(replicas_to_aggregate=2)", None),
 ]
 
 
 # Other jobs of each engine are in tests/processes.
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "engine", "import_of"), JOBS)
-def test_scripts_of_several_processes(
-    name, engine, import_of, tmp_path, monkeypatch
-):
-    """With another import ranks read every second row, and train the same."""
-    if engine:
-        pytest.importorskip(f"{engine}.common")
-    script = SCRIPTS[name]
-    code = script.after
-    if import_of:
-        parts = script.before.split(f"import {import_of} as")
-        code = "import tensorflow as tf\n" + parts[0]
-        code += f"import keras_towers.{engine} as" + parts[1]
-    models = run_job(tmp_path, code, script.command)
+@pytest.mark.parametrize(("name", "needs"), JOBS)
+def test_scripts_of_several_processes(name, needs, tmp_path, monkeypatch):
+    if needs:
+        pytest.importorskip(f"{needs}.common")
+    models = run_job(tmp_path, SCRIPTS[name].after, SCRIPTS[name].command)
     assert len(models) == 2
     monkeypatch.chdir(tmp_path)
     wanted = on_one_device(name)
+    for found in models:
+        assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("HorovodStrategy()", "horovod.keras"),
+        ("BytePSStrategy()", "byteps.tensorflow.keras"),
+    ],
+)
+def test_scripts_with_the_drop_in(name, module, tmp_path, monkeypatch):
+    """Ranks read every second row, and train as one device on all of them."""
+    engine = module.partition(".")[0]
+    pytest.importorskip(f"{engine}.common")
+    script = SCRIPTS[name]
+    ours = script.before.replace(
+        f"import {module} as", f"import keras_towers.{engine} as"
+    )
+    assert ours != script.before
+    code = "import tensorflow as tf\n" + ours
+    models = run_job(tmp_path, code, script.command)
+    monkeypatch.chdir(tmp_path)
+    wanted = on_one_device(name)
+    assert len(models) == 2
     for found in models:
         assert_close(found, wanted)
 

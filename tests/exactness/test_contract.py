@@ -115,6 +115,21 @@ def test_case(name, way, towers):
         assert "its share of the weights" in strategy.describe()
 
 
+@pytest.mark.parametrize(
+    "name, replicas", [("embedding-clipped", 2), ("loss-scale-overflow", 1)]
+)
+def test_four_gradients_an_update(name, replicas):
+    # Their number of examples is that of whole updates.
+    assert_contract(
+        name,
+        kt.SyncReplicasStrategy(
+            replicas_to_aggregate=4, total_num_replicas=replicas
+        ),
+        4,
+        xla=False,
+    )
+
+
 def test_training_ends_at_a_loss_that_is_no_number():
     ends = keras.callbacks.TerminateOnNaN()
     found = assert_exact(
