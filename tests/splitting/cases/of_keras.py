@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.splitting.cases.table import (
     binary,
+    by_default,
     classes,
+    compiled,
     differs,
+    mse,
     numbers,
     plain,
     proven,
+    stepped,
 )
 
 
@@ -50,3 +55,16 @@ def metrics_of_classes():
             keras.metrics.TopKCategoricalAccuracy(2),
         ],
     )
+
+
+@proven()
+def loss_by_method():
+    model = stepped(by_default)
+
+    class Own(keras.Model):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+        ):
+            return mse(y, y_pred) + 0.1 * tf.reduce_mean(tf.abs(x))
+
+    return compiled(Own(model.inputs, model.outputs))

@@ -52,6 +52,22 @@ def generator_and_critic():
 
 
 @proven()
+def two_optimizers():
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True))
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        model.others[0].apply(grads[:2], weights[:2])
+        model.others[1].apply(grads[2:], weights[2:])
+        return {"loss": loss}
+
+    model = stepped(step)
+    model.others = [keras.optimizers.SGD(0.05), keras.optimizers.Adam()]
+    return model
+
+
+@proven()
 def code_book_by_gradients():
     def loss_of(model, x, y):
         h = model.layers[1](x)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tests.splitting.cases.table import (
     apply,
     count,
+    errors,
     mse,
     plain,
     stepped,
@@ -19,6 +20,27 @@ from tests.splitting.hostile.table import (
 
 def _measured(*metrics, data_loss="mse", outputs=1):
     return plain(data_loss, outputs, metrics=list(metrics))
+
+
+class _Smooth(keras.metrics.Metric):
+    """A moving average of the batches' losses."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = self.add_weight(
+            shape=(), initializer="zeros", name="value"
+        )
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(0.7 * self.value + 0.3 * mse(y, p))
+
+    def result(self):
+        return self.value
+
+
+@couples(says="smooth")
+def moving_average_of_the_loss():
+    return _measured(_Smooth(name="smooth"))
 
 
 class _Last(keras.metrics.Metric):
@@ -103,3 +125,21 @@ def logged_means():
             "weights": tf.linalg.global_norm(net.trainable_variables),
         }
     )
+
+
+@splits()
+def logged_through_trackers():
+    """A Mean that is given rows, and one that is given means and counts."""
+
+    def step(net, x, y):
+        with tf.GradientTape() as tape:
+            p = net(x, training=True)
+            loss = mse(y, p)
+        apply(net, tape, loss)
+        net.one.update_state(errors(y, p))
+        net.two.update_state(loss, sample_weight=count(y))
+        return {"one": net.one.result(), "two": net.two.result()}
+
+    net = stepped(step)
+    net.one, net.two = keras.metrics.Mean("one"), keras.metrics.Mean("two")
+    return net
