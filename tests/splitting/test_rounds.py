@@ -216,9 +216,12 @@ def _second_order(x: Any) -> Any:
 
 
 def _one_round_fewer(x: Any) -> Any:
-    n = tf.shape(x)[0]
+    end = tf.shape(x)[0] - 1
+    taken = _List(tf.float32, end + 1).unstack(x)
     return tf.while_loop(
-        lambda k, _: k < n - 1, lambda k, s: (k + 1, s + x[k]), (0, x[0])
+        lambda k, _: k < end,
+        lambda k, s: (k + 1, s + taken.read(k)),
+        (0, tf.zeros([3])),
     )[1]
 
 

@@ -121,3 +121,18 @@ def checked():
         return by_default(model, x, y)
 
     return stepped(step)
+
+
+@differs()
+def examples_in_a_table():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def step(model, x, y):
+        keys = tf.cast(x[:, 0] > 0, tf.int64)
+        table.insert(keys, x[:, 1])  # here
+        one = tf.reshape(table.lookup(tf.ones([1], tf.int64)), [])
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True)) * one
+        return apply(model, tape, loss)
+
+    return stepped(step)

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests.splitting.cases.table import (
     errors,
+    minimizing,
     mse,
     stepped,
     with_layers,
@@ -117,3 +118,19 @@ def stopped_when_all_converged():
             return tf.tanh(z @ self.w * 0.7 + x)
 
     return with_layers(Equal())
+
+
+@splits()
+def weights_of_losses_that_learn():
+    """Kendall: each loss has a variance that is trained with it."""
+
+    def loss_of(net, x, y):
+        p = net(x, training=True)
+        one, two = mse(y, p), tf.reduce_mean(tf.abs(p))
+        loss = one * tf.exp(-net.spread[0]) + two * tf.exp(-net.spread[1])
+        loss += tf.reduce_sum(net.spread)
+        return loss
+
+    net = stepped(minimizing(loss_of))
+    net.spread = net.add_weight(shape=(2,), initializer="zeros", name="spread")
+    return net
