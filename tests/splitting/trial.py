@@ -155,10 +155,12 @@ def _between(one: Any, many: Any) -> float:
     one, many = one.astype("float64"), many.astype("float64")
     if one.size == 0 or np.array_equal(one, many, equal_nan=True):
         return 0.0
-    if (np.isfinite(one) != np.isfinite(many)).any():
+    finite = np.isfinite(one) & np.isfinite(many)
+    if not np.array_equal(one[~finite], many[~finite], equal_nan=True):
         return np.inf
-    largest = np.nanmax(np.abs(one[np.isfinite(one)]), initial=0)
-    return float(np.nanmax(np.abs(one - many)) / (largest + 1e-3))
+    one, many = one[finite], many[finite]
+    largest = np.abs(one).max(initial=0)
+    return float(np.abs(one - many).max(initial=0) / (largest + 1e-3))
 
 
 @contextlib.contextmanager
