@@ -52,7 +52,9 @@ def _tried(name: str, mode: str) -> Any:
     return pytest.param(name, mode, id=f"{name}-{mode}", marks=marks)
 
 
-@pytest.mark.parametrize("name, mode", some_of(_all(), 2 * len(CASES) // DRAWN))
+@pytest.mark.parametrize(
+    "name, mode", some_of(_all(), -(-2 * len(CASES) // DRAWN))
+)
 def test_hostile(name: str, mode: str) -> None:
     """A training is that of one device, or its line is told."""
     case, exact = CASES[name], mode == EXACT
