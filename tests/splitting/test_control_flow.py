@@ -22,31 +22,6 @@ from tests.splitting.kit import (
 _X = rows(-1, 3)
 
 
-def test_a_nested_function():
-    @tf.function
-    def mean(x: Any) -> Any:
-        return tf.reduce_mean(x, 0)
-
-    assert proven(mean, _X).degree == -1
-    assert refused(lambda x: x - mean(x), _X)
-
-
-def test_a_branch_by_what_all_towers_have():
-    def step(x: Any, c: Any) -> Any:
-        return tf.cond(c > 0, lambda: tf.reduce_mean(x), lambda: 0.0)
-
-    assert proven(step, _X, same()).kind is Kind.SUM
-
-
-def test_branches_that_scale_differently():
-    def step(x: Any, c: Any) -> Any:
-        return tf.cond(
-            c > 0, lambda: tf.reduce_mean(x), lambda: tf.reduce_sum(x)
-        )
-
-    assert "scale differently" in refused(step, _X, same())
-
-
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
 def test_a_branch_by_the_number_of_examples(size):
     def step(x: Any) -> Any:
@@ -58,31 +33,6 @@ def test_a_branch_by_the_number_of_examples(size):
     assert refused(step, _X, towers=[(5, 2), (5, 3), (2, 1)])
 
 
-def test_a_branch_that_is_known():
-    def step(x: Any) -> Any:
-        return tf.cond(
-            tf.shape(x)[0] > 0, lambda: tf.reduce_sum(x), lambda: 0.0
-        )
-
-    assert proven(step, _X).degree == 0
-
-
-def test_a_branch_by_the_examples():
-    def step(x: Any) -> Any:
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x)
-
-    assert refused(step, _X)
-
-
-def test_one_of_several_branches():
-    def step(x: Any, c: Any) -> Any:
-        return tf.switch_case(
-            tf.cast(c, tf.int32), [lambda: x, lambda: x * 2, lambda: -x]
-        )
-
-    assert proven(step, _X, same(low=0, high=2)).kind is Kind.ROWS
-
-
 def _loop(rounds: Any, body: Any, *start: Any) -> Any:
     def once(k: Any, *values: Any) -> Any:
         return (k + 1, *tf.nest.flatten(body(k, *values)))
@@ -92,26 +42,90 @@ def _loop(rounds: Any, body: Any, *start: Any) -> Any:
     )[1:]
 
 
-def test_a_loop():
-    def step(x: Any) -> Any:
-        return _loop(3, lambda k, x: tf.nn.relu(x) * 1.1, x)
-
-    assert proven(step, _X).kind is Kind.ROWS
+def _mean(t: Any) -> Any:
+    return tf.reduce_mean(t, 0)
 
 
-def test_a_loop_with_a_sum():
-    def step(x: Any) -> Any:
-        return _loop(3, lambda k, s: s + tf.reduce_mean(x), tf.constant(0.0))
-
-    assert proven(step, _X).degree == -1
+def _weights_in_a_loop(x: Any, w: Any) -> Any:
+    (h,) = _loop(3, lambda k, h: tf.tanh(h @ w), x)
+    return tf.gradients(tf.reduce_mean(h), [w])
 
 
-def test_a_loop_in_which_a_sum_becomes_a_product():
-    def step(x: Any) -> Any:
-        mean = tf.reduce_mean(x)
-        return _loop(3, lambda k, p: p * mean, tf.constant(1.0))
+def _weights_in_a_branch(x: Any, w: Any) -> Any:
+    h = tf.cond(w[0, 0] > 0, lambda: tf.tanh(x @ w), lambda: x @ w)
+    return tf.gradients(tf.reduce_mean(h), [w])
 
-    assert refused(step, _X)
+
+_ROWS, _SUM, _MEAN = (Kind.ROWS, 0), (Kind.SUM, 0), (Kind.SUM, -1)
+_KNOWN = {
+    "mean in a function": (lambda x, w: tf.function(_mean)(x), _MEAN),
+    "branch by weights": (
+        lambda x, w: tf.cond(w[0, 0] > 0, lambda: _mean(x), lambda: w[0] * 0),
+        _MEAN,
+    ),
+    "branch that is known": (
+        lambda x, w: tf.cond(
+            tf.shape(x)[0] > 0, lambda: tf.reduce_sum(x), lambda: 0.0
+        ),
+        _SUM,
+    ),
+    "one of several branches": (
+        lambda x, w: tf.switch_case(
+            tf.cast(w[0, 0] > 0, tf.int32),
+            [lambda: x, lambda: x * 2, lambda: -x],
+        ),
+        _ROWS,
+    ),
+    "loop": (lambda x, w: _loop(3, lambda k, x: tf.nn.relu(x), x), _ROWS),
+    "loop with a sum": (
+        lambda x, w: _loop(3, lambda k, s: s + tf.reduce_mean(x), 0.0),
+        _MEAN,
+    ),
+    "gradients of a loop": (_weights_in_a_loop, _MEAN),
+    "gradients of a branch": (_weights_in_a_branch, _MEAN),
+    "map of features": (
+        lambda x, w: tf.map_fn(lambda t: t * 2.0, tf.transpose(x)),
+        _ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _KNOWN)
+def test_what_is_known(name):
+    function, said = _KNOWN[name]
+    value = proven(function, _X, same(3, 3))
+    assert (value.kind, value.degree) == said
+
+
+_REFUSED = {
+    "mean in a function": (lambda x: x - tf.function(_mean)(x), "sum or mean"),
+    "branches that scale differently": (
+        lambda x: tf.cond(
+            tf.random.stateless_uniform([], [1, 2]) > 0.5,
+            lambda: tf.reduce_mean(x),
+            lambda: tf.reduce_sum(x),
+        ),
+        "scale differently",
+    ),
+    "branch by the examples": (
+        lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
+        "",
+    ),
+    "sum that becomes a product": (
+        lambda x: _loop(3, lambda k, p: p * tf.reduce_mean(x), 1.0),
+        "",
+    ),
+    "scan over the examples": (
+        lambda x: tf.scan(lambda a, b: a + b, x),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_is_refused(name):
+    function, words = _REFUSED[name]
+    assert words in refused(function, _X)
 
 
 def test_a_loop_whose_first_round_is_linear():
@@ -148,22 +162,6 @@ def test_what_a_loop_by_the_batch_leaves_as_it_is():
     assert kept.is_same
 
 
-def test_gradients_of_a_loop():
-    def step(x: Any, w: Any) -> Any:
-        (h,) = _loop(3, lambda k, h: tf.tanh(h @ w), x)
-        return tf.gradients(tf.reduce_mean(h), [w])
-
-    assert proven(step, _X, same(3, 3)).degree == -1
-
-
-def test_gradients_of_a_branch():
-    def step(x: Any, w: Any, c: Any) -> Any:
-        h = tf.cond(c > 0, lambda: tf.tanh(x @ w), lambda: x @ w)
-        return tf.gradients(tf.reduce_mean(h), [w])
-
-    assert proven(step, _X, same(3, 3), same()).degree == -1
-
-
 def _recurrent(x: Any, w: Any) -> Any:
     outputs = tf.TensorArray(tf.float32, 4)
     inputs = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
@@ -188,29 +186,6 @@ def test_a_recurrent_layer_with_its_gradient():
         return tf.gradients(tf.reduce_mean(_recurrent(x, w)), [w])
 
     assert proven(step, sequences, kernel).degree == -1
-
-
-def test_a_scan_over_the_examples_is_refused():
-    def step(x: Any) -> Any:
-        return tf.scan(lambda a, b: a + b, x)
-
-    assert refused(step, _X)
-
-
-def test_a_map_of_an_axis_that_is_none_of_examples():
-    def step(x: Any) -> Any:
-        return tf.map_fn(lambda t: t * 2.0, tf.transpose(x))
-
-    value = proven(step, _X)
-    assert value.rows.axis == 1
-
-
-def test_ones_of_some_examples():
-    def step(x: Any) -> Any:
-        some = tf.boolean_mask(x, x[:, 0] > 0)
-        return tf.reduce_sum(tf.ones_like(some))
-
-    check(step, _X)
 
 
 def test_sums_of_several_degrees_in_a_loop():

@@ -5,11 +5,9 @@ from tests.splitting.cases import effects as effects
 from tests.splitting.cases import functions as functions
 from tests.splitting.cases import gradients as gradients
 from tests.splitting.cases import inputs as inputs
-from tests.splitting.cases import layers as layers
 from tests.splitting.cases import of_examples as of_examples
 from tests.splitting.cases import of_keras as of_keras
 from tests.splitting.cases import pairs as pairs
-from tests.splitting.cases import several_models as several_models
 from tests.splitting.cases import sizes_as_numbers as sizes_as_numbers
 from tests.splitting.cases import state as state
 from tests.splitting.cases import statistics as statistics

@@ -5,27 +5,15 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
-    apply,
     classes,
     count,
     differs,
     errors,
-    mse,
     plain,
     positives,
     proven,
-    stepped,
     unproven,
 )
-
-
-@differs()
-def boolean_mask():
-    def loss(y, p):
-        e = tf.reduce_mean(tf.square(p - y), -1)
-        return tf.reduce_mean(tf.boolean_mask(e, y[:, 0] > 0))  # here
-
-    return plain(loss)
 
 
 @differs()
@@ -79,45 +67,12 @@ def sparse_product():
     return plain(loss)
 
 
-@unproven()
-def ragged_means():
-    def loss(y, p):
-        lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
-        q = tf.RaggedTensor.from_tensor(p, lengths)
-        return tf.square(tf.reduce_mean(q, 1) - y[:, 0])
-
-    return plain(loss)
-
-
 @differs()
 def ragged_mean_of_all():
     def loss(y, p):
         lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
         q = tf.RaggedTensor.from_tensor(tf.square(p), lengths)
         return tf.reduce_mean(q.flat_values)  # here
-
-    return plain(loss)
-
-
-@proven(classes)
-def focal():
-    def loss(y, p):
-        y = tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3)
-        q = tf.nn.softmax(p)
-        e = tf.pow(1 - q, 2.0) * -y * tf.math.log(q)
-        return tf.reduce_mean(tf.reduce_sum(e, -1))
-
-    return plain(loss)
-
-
-@differs(classes)
-def mean_of_class_means():
-    def loss(y, p):
-        y = tf.cast(tf.reshape(y, [-1]), tf.int32)
-        e = tf.reduce_mean(tf.square(p), -1)
-        return tf.reduce_mean(
-            tf.math.unsorted_segment_mean(e, y, 3)  # here
-        )
 
     return plain(loss)
 
@@ -129,26 +84,6 @@ def weighed_by_frequency():
         _, at, n = tf.unique_with_counts(y)  # here
         e = tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
         return tf.reduce_mean(e / tf.cast(tf.gather(n, at), tf.float32))
-
-    return plain(loss)
-
-
-@differs(classes)
-def square_of_class_sums():
-    def loss(y, p):
-        y = tf.cast(tf.reshape(y, [-1]), tf.int32)
-        s = tf.math.unsorted_segment_sum(p, y, 3) / count(p)
-        return tf.reduce_mean(tf.square(s))  # here
-
-    return plain(loss)
-
-
-@proven(classes)
-def class_sums():
-    def loss(y, p):
-        y = tf.cast(tf.reshape(y, [-1]), tf.int32)
-        s = tf.math.unsorted_segment_sum(tf.square(p), y, 3) / count(p)
-        return tf.reduce_sum(s * tf.constant([[1.0], [2.0], [3.0]]))
 
     return plain(loss)
 
@@ -174,28 +109,6 @@ def partitioned():
     return plain(loss)
 
 
-@differs(classes)
-def positive_weight_of_batch():
-    def loss(y, p):
-        y = tf.cast(tf.reshape(y, [-1, 1]) == 1, tf.float32)
-        w = (count(y) - tf.reduce_sum(y)) / tf.reduce_sum(y)  # here
-        return tf.nn.weighted_cross_entropy_with_logits(y, p[:, :1], w)  # here
-
-    return plain(loss)
-
-
-@proven(classes)
-def large_margin():
-    def loss(y, p):
-        y = tf.one_hot(tf.cast(tf.reshape(y, [-1]), tf.int32), 3)
-        c = tf.clip_by_value(tf.nn.l2_normalize(p, -1), -0.99, 0.99)
-        moved = tf.cos(tf.acos(c) + 0.2)
-        logits = 8 * tf.where(y > 0, moved, c)
-        return tf.nn.softmax_cross_entropy_with_logits(y, logits)
-
-    return plain(loss)
-
-
 def _best(p):
     return tf.argmax(tf.stop_gradient(p), 1, tf.int32)
 
@@ -211,29 +124,6 @@ def value_of_action():
     return plain(loss)
 
 
-@proven()
-def value_of_action_by_columns():
-    def loss(y, p):
-        number = tf.range(tf.shape(p, tf.int64)[0])[:, None]
-        best = tf.reshape(tf.cast(_best(p), tf.int64), [-1, 1])
-        return tf.square(
-            tf.gather_nd(p, tf.concat([number, best], 1)) - y[:, 0]
-        )
-
-    return plain(loss)
-
-
-@proven()
-def last_of_each_sequence():
-    def loss(y, p):
-        steps = tf.reshape(tf.concat([p, p**2], 1), [-1, 3, 2])
-        lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
-        places = tf.stack([tf.range(tf.shape(p)[0]), lengths], -1)
-        return tf.square(tf.gather_nd(steps, places) - y)
-
-    return plain(loss)
-
-
 @differs()
 def value_of_another():
     def loss(y, p):
@@ -244,44 +134,11 @@ def value_of_another():
     return plain(loss)
 
 
-@differs()
-def action_of_the_first():
-    def loss(y, p):
-        places = tf.stack([_best(p), tf.range(tf.shape(p)[0])], 1)
-        return tf.square(tf.gather_nd(tf.transpose(p)[:, :], places) * y[0, 0])
-
-    return plain(loss)
-
-
-@differs()
-def every_second():
-    def step(model, x, y):
-        number = tf.range(tf.shape(x)[0])[::2]
-        places = tf.stack([number, tf.zeros_like(number)], 1)
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            loss = mse(y[::2, 0], tf.gather_nd(p, places))
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
 @proven()
 def largest_two():
     def loss(y, p):
         best, _ = tf.math.top_k(tf.concat([p, 2 * p], 1), 2)
         return tf.reduce_sum(tf.square(best - y), 1)
-
-    return plain(loss)
-
-
-@proven()
-def sorted_rows():
-    def loss(y, p):
-        rows = tf.reshape(tf.concat([p, 2 * p], 1), [-1, 2, 3])
-        sorted_ = tf.sort(rows, direction="DESCENDING")
-        steps = tf.constant([1.0, 2.0, 3.0])
-        return tf.reduce_sum(tf.square(sorted_ * steps - y[:, None]), (1, 2))
 
     return plain(loss)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
-    WIDTH,
     apply,
     by_default,
     by_design,
     differs,
-    minimizing,
     mse,
     plain,
     proven,
     stepped,
     unproven,
-    with_layers,
 )
 
 
@@ -62,69 +57,6 @@ def shuffled_targets():
     )
 
 
-@differs()
-def mixed_up():
-    def step(model, x, y):
-        a = tf.sigmoid(y)
-        x = a * x + (1 - a) * tf.reverse(x, [0])  # here
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
-@by_design()
-def dropped_out():
-    return with_layers(keras.layers.Dropout(0.5, seed=1))
-
-
-@proven()
-def constant_of_numpy():
-    make = np.random.default_rng(0)
-
-    def step(model, x, y):
-        noise = make.normal(size=(1, WIDTH)).astype("float32")
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x + 0 * noise, training=True))
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
-@proven()
-def variational():
-    def loss_of(model, x, y):
-        mean, log_var = tf.split(model(x, training=True), 2, -1)
-        z = mean + tf.exp(0.5 * log_var) * x[:, :2]
-        kl = -0.5 * tf.reduce_sum(
-            1 + log_var - tf.square(mean) - tf.exp(log_var), 1
-        )
-        loss = mse(y, tf.reduce_sum(z, 1, keepdims=True))
-        loss += tf.reduce_mean(kl)
-        return loss
-
-    return stepped(minimizing(loss_of), 4)
-
-
-@proven()
-def diffusion():
-    def step(model, x, y):
-        noise, level = x[:, :3], tf.sigmoid(y)
-        clean = tf.concat([x[:, 3:], level, level, level], 1)
-        alpha = tf.gather(
-            tf.linspace(0.9, 0.1, 10), tf.cast(level[:, 0] * 10, tf.int32)
-        )[:, None]
-        with tf.GradientTape() as tape:
-            mixed = tf.sqrt(alpha) * clean + tf.sqrt(1 - alpha) * tf.concat(
-                [noise, noise], 1
-            )
-            loss = mse(model(mixed, training=True), noise)
-        return apply(model, tape, loss)
-
-    return stepped(step, 3)
-
-
 @unproven()
 def printed():
     def step(model, x, y):
@@ -144,21 +76,6 @@ def written_into_a_table():
         steps = tf.cast(table.lookup(one)[0], tf.float32)
         with tf.GradientTape() as tape:
             loss = mse(y, model(x, training=True)) / steps
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
-@differs()
-def examples_in_a_table():
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
-
-    def step(model, x, y):
-        keys = tf.cast(x[:, 0] > 0, tf.int64)
-        table.insert(keys, x[:, 1])  # here
-        one = tf.reshape(table.lookup(tf.ones([1], tf.int64)), [])
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True)) * one
         return apply(model, tape, loss)
 
     return stepped(step)
@@ -207,30 +124,15 @@ def checked():
 
 
 @differs()
-def log_of_largest():
+def examples_in_a_table():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
     def step(model, x, y):
+        keys = tf.cast(x[:, 0] > 0, tf.int64)
+        table.insert(keys, x[:, 1])  # here
+        one = tf.reshape(table.lookup(tf.ones([1], tf.int64)), [])
         with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            loss = mse(y, p)
-        logs = apply(model, tape, loss)
-        return {**logs, "largest": tf.reduce_max(p)}  # here
-
-    return stepped(step)
-
-
-@differs()
-def logged_count():
-    def step(model, x, y):
-        logs = by_default(model, x, y)
-        return {**logs, "n": tf.cast(tf.shape(x)[0], tf.float32)}
-
-    return stepped(step)
-
-
-@proven()
-def logged_rate():
-    def step(model, x, y):
-        logs = by_default(model, x, y)
-        return {**logs, "rate": model.optimizer.learning_rate * 1.0}
+            loss = mse(y, model(x, training=True)) * one
+        return apply(model, tape, loss)
 
     return stepped(step)

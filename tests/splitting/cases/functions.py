@@ -113,38 +113,6 @@ def recomputed_by_keras():
     return plain(lambda y, p: tf.square(layer(p) - y))
 
 
-@proven()
-def vectorized():
-    def one(a):
-        return tf.reduce_sum(tf.square(a - tf.reduce_mean(a)))
-
-    return plain(lambda y, p: tf.vectorized_map(one, p - y))
-
-
-@proven()
-def three_rounds():
-    def loss(y, p):
-        _, q = tf.while_loop(
-            lambda i, _: i < 3,
-            lambda i, q: (i + 1, tf.tanh(q)),
-            (0, p - y),
-        )
-        return tf.square(q)
-
-    return plain(loss)
-
-
-@proven()
-def forecast():
-    """A moving average over the features of each example."""
-
-    def loss(y, p):
-        q = tf.scan(lambda a, b: 0.5 * a + b, tf.transpose(p))
-        return tf.square(tf.transpose(q) - y)
-
-    return plain(loss)
-
-
 @differs()
 def centred_and_recomputed():
     @tf.recompute_grad
@@ -161,49 +129,6 @@ def recomputed():
         return tf.nn.tanh(p) * tf.nn.sigmoid(p)
 
     return plain(lambda y, p: tf.square(activation(p) - y))
-
-
-@proven()
-def reversed_gradient():
-    @tf.custom_gradient
-    def reverse(p):
-        return p, lambda dy: -0.5 * dy
-
-    return plain(lambda y, p: tf.square(reverse(p) - y))
-
-
-@differs()
-def gradient_of_norm_one():
-    @tf.custom_gradient
-    def normed(p):
-        return p, lambda dy: dy / tf.norm(dy)  # here
-
-    return plain(lambda y, p: tf.square(normed(p) - y))
-
-
-@differs()
-def gradient_of_batch():
-    @tf.custom_gradient
-    def shared(p):
-        def grad(dy):
-            m = tf.reduce_mean(dy, 0, keepdims=True)
-            return tf.square(m) + tf.zeros_like(dy)  # here
-
-        return p, grad
-
-    return plain(lambda y, p: tf.square(shared(p) - y))
-
-
-@differs()
-def invariant_risk():
-    def loss(y, p):
-        scale = tf.constant(1.0)
-        with tf.GradientTape() as tape:
-            tape.watch(scale)
-            e = tf.reduce_mean(tf.square(scale * p - y))
-        return e + tf.square(tape.gradient(e, scale))  # here
-
-    return plain(loss)
 
 
 def counting(times):
@@ -235,22 +160,6 @@ def counting_if(chosen, otherwise=0.0):
             lambda: add(model, otherwise),
         )
         return by_default(model, x, y)
-
-    return with_variable(step)
-
-
-@differs()
-def state_in_nested_function():
-    def step(model, x, y):
-        @tf.function
-        def keep(loss):
-            model.kept.assign(tf.maximum(model.kept, loss))  # here
-            return model.kept + 0.0
-
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        keep(loss)
-        return apply(model, tape, loss)
 
     return with_variable(step)
 

@@ -37,37 +37,11 @@ def of_words(change, loss_of=mse, **logs):
     return compiled(Words(entrance, keras.layers.Dense(1)(h)))
 
 
-@proven(tokens)
-def words():
-    return of_words(lambda g, x: g)
-
-
-@proven(tokens)
-def words_densely():
-    return of_words(lambda g, x: tf.convert_to_tensor(g) * 2.0)
-
-
-@differs(tokens)
-def words_clipped():
-    return of_words(
-        lambda g, x: tf.clip_by_norm(tf.convert_to_tensor(g), 0.01)  # here
-    )
-
-
 @differs(tokens)
 def words_clipped_by_row():
     def change(g, x):
         values = tf.clip_by_norm(g.values, 0.001, [1])  # here
         return tf.IndexedSlices(values, g.indices, g.dense_shape)
-
-    return of_words(change)
-
-
-@differs(tokens)
-def words_times_count():
-    def change(g, x):
-        n = tf.cast(tf.shape(x)[0], tf.float32)
-        return tf.IndexedSlices(g.values * n, g.indices, g.dense_shape)
 
     return of_words(change)
 
@@ -86,11 +60,6 @@ def indices_rolled():
             g.dense_shape,
         )
     )
-
-
-@proven(tokens)
-def indices_as_they_are():
-    return quietly(lambda g, x: g)
 
 
 @differs(tokens)
@@ -140,22 +109,6 @@ def dense_at_all_times():
     )
 
 
-@proven(long_texts)
-def attention_to_texts():
-    class Attends(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.heads = keras.layers.MultiHeadAttention(2, 3)
-
-        def call(self, x):
-            return tf.reduce_mean(self.heads(x, x), 1)
-
-        def compute_output_spec(self, x):
-            return keras.KerasTensor((x.shape[0], 4), x.dtype)
-
-    return of_any_length(Attends())
-
-
 @proven(images)
 def convolutions():
     return with_layers(
@@ -163,34 +116,6 @@ def convolutions():
         keras.layers.MaxPooling2D(),
         keras.layers.SeparableConv2D(4, 2),
         keras.layers.GroupNormalization(2),
-        keras.layers.Flatten(),
-        shape=(6, 6, 2),
-    )
-
-
-@differs(images)
-def deviation_of_minibatch():
-    """The extra channel of a critic in progressive growing."""
-
-    def call(layer, x):
-        s = tf.reduce_mean(tf.math.reduce_std(x, 0))  # here
-        return tf.concat([x, tf.zeros_like(x) + s], -1)  # here
-
-    return with_layers(
-        keras.layers.Conv2D(2, 3),
-        keras.layers.Lambda(lambda x: call(None, x), output_shape=(4, 4, 4)),
-        keras.layers.Flatten(),
-        shape=(6, 6, 2),
-    )
-
-
-@proven(images)
-def standardized_images():
-    def call(x):
-        return tf.image.per_image_standardization(x)
-
-    return with_layers(
-        keras.layers.Lambda(call, output_shape=(6, 6, 2)),
         keras.layers.Flatten(),
         shape=(6, 6, 2),
     )

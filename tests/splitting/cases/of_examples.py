@@ -10,16 +10,12 @@ from tests.splitting.cases.table import (
     WIDTH,
     Own,
     apply,
-    classes,
     compiled,
     differs,
     generator,
     minimizing,
-    mse,
-    plain,
     proven,
     stepped,
-    tokens,
     with_layers,
     with_variable,
 )
@@ -38,79 +34,6 @@ def next_tokens():
     return x[:, :-1], x[:, 1:]
 
 
-@differs()
-def simclr():
-    """Two views of each example, told from those of all others."""
-
-    def loss_of(model, x, y):
-        a = tf.math.l2_normalize(model(x, training=True), 1)
-        b = tf.math.l2_normalize(model(0.9 * x, training=True), 1)
-        s = tf.matmul(a, b, transpose_b=True) / 0.1  # here
-        at = tf.range(tf.shape(x)[0])
-        losses = keras.losses.sparse_categorical_crossentropy(
-            at, s, from_logits=True
-        )
-        return tf.reduce_mean(losses)
-
-    return stepped(minimizing(loss_of), 4)
-
-
-@proven()
-def byol():
-    def step(model, x, y):
-        target = tf.stop_gradient(x @ model.kept)
-        with tf.GradientTape() as tape:
-            a = tf.math.l2_normalize(model(x, training=True), 1)
-            b = tf.math.l2_normalize(target, 1)
-            loss = tf.reduce_mean(2 - 2 * tf.reduce_sum(a * b, 1))
-        return apply(model, tape, loss)
-
-    return with_variable(step, (WIDTH, 4), 0.1, outputs=4)
-
-
-@differs()
-def nnclr():
-    """The nearest of a queue of earlier examples is the positive."""
-
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            a = tf.math.l2_normalize(model(x, training=True), 1)
-            s = tf.matmul(a, model.kept, transpose_b=True)
-            near = tf.gather(model.kept, tf.argmax(s, 1))
-            loss = -tf.reduce_mean(tf.reduce_sum(a * near, 1))
-        kept = tf.concat([a, model.kept], 0)[:12]  # here
-        model.kept.assign(kept)
-        return apply(model, tape, loss)
-
-    return with_variable(step, (12, 4), 0.3, outputs=4)
-
-
-@proven()
-def siamese_triplets():
-    def loss_of(model, x, y):
-        a, b, c = (model(t, training=True) for t in (x, 0.9 * x, x + y))
-        near = tf.reduce_sum(tf.square(a - b), -1)
-        far = tf.reduce_sum(tf.square(a - c), -1)
-        return tf.reduce_mean(tf.maximum(near - far + 0.5, 0.0))
-
-    return stepped(minimizing(loss_of), 4)
-
-
-@proven(classes)
-def distillation():
-    """Soft targets of a frozen teacher, beside the hard ones."""
-
-    def loss(y, p):
-        soft = tf.nn.softmax(tf.stop_gradient(0.5 * p + 1.0) / 3)
-        apart = keras.losses.kl_divergence(soft, tf.nn.softmax(p / 3))
-        hard = keras.losses.sparse_categorical_crossentropy(
-            y, p, from_logits=True
-        )
-        return 0.1 * hard + 0.9 * apart * 9
-
-    return plain(loss)
-
-
 @proven(next_tokens)
 def language_model():
     entrance = keras.Input((7,), dtype="int32")
@@ -120,20 +43,6 @@ def language_model():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = keras.Model(entrance, keras.layers.Dense(9)(h))
     return compiled(model, loss, metrics=["accuracy"])
-
-
-@differs(next_tokens)
-def loss_of_real_tokens():
-    """The mean over all words but one kind, as translators have it."""
-
-    def loss(y, p):
-        e = keras.losses.sparse_categorical_crossentropy(y, p, True)
-        mask = tf.cast(y != 3, e.dtype)
-        return tf.reduce_sum(e * mask) / tf.reduce_sum(mask)  # here
-
-    entrance = keras.Input((7,), dtype="int32")
-    h = keras.layers.Embedding(9, 4)(entrance)
-    return compiled(keras.Model(entrance, keras.layers.Dense(9)(h)), loss)
 
 
 @proven(sequences)
@@ -169,70 +78,6 @@ def q_learning():
     return with_variable(step, (WIDTH, 3), 0.1, outputs=3)
 
 
-@proven()
-def q_learning_by_one_hot():
-    def step(model, x, y):
-        taken = tf.one_hot(tf.argmax(x[:, :3], 1), 3)
-        with tf.GradientTape() as tape:
-            q = tf.reduce_sum(model(x, training=True) * taken, 1)
-            loss = tf.reduce_mean(tf.square(q - y[:, 0]))
-        return apply(model, tape, loss)
-
-    return stepped(step, 3)
-
-
-@differs()
-def actor_critic():
-    """Returns are normalized over the batch."""
-
-    def loss_of(model, x, y):
-        out = model(x, training=True)
-        logp = tf.nn.log_softmax(out[:, :2])[:, 0]
-        returns = (y - tf.reduce_mean(y)) / tf.math.reduce_std(y)  # here
-        value = out[:, 2]
-        gain = returns[:, 0] - value
-        loss = -tf.reduce_mean(logp * tf.stop_gradient(gain))
-        loss += tf.reduce_mean(tf.square(gain))
-        return loss
-
-    return stepped(minimizing(loss_of), 3)
-
-
-@proven()
-def clipped_policy():
-    """PPO, whose advantages come with the data."""
-
-    def step(model, x, y):
-        old = tf.nn.log_softmax(x[:, :2])[:, 0]
-        with tf.GradientTape() as tape:
-            logp = tf.nn.log_softmax(model(x, training=True))[:, 0]
-            ratio = tf.exp(logp - old)
-            least = tf.where(y[:, 0] > 0, 1.2 * y[:, 0], 0.8 * y[:, 0])
-            loss = -tf.reduce_mean(tf.minimum(ratio * y[:, 0], least))
-        return apply(model, tape, loss)
-
-    return stepped(step, 2)
-
-
-@differs()
-def stops_at_divergence():
-    """PPO skips an update if the policy moved too far on the mean."""
-
-    def step(model, x, y):
-        old = tf.nn.log_softmax(x[:, :2])
-        with tf.GradientTape() as tape:
-            new = tf.nn.log_softmax(model(x, training=True))
-            moved = tf.reduce_mean(tf.reduce_sum(tf.exp(old) * (old - new), 1))
-            loss = -tf.reduce_mean(new[:, 0] * y[:, 0])
-        weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
-        on = tf.cast(moved < 0.2, tf.float32)  # here
-        model.optimizer.apply([on * g for g in grads], weights)
-        return {"loss": loss}
-
-    return stepped(step, 2)
-
-
 @proven(sequences)
 def graph_of_each():
     """Messages between the nodes of each example's graph."""
@@ -248,17 +93,6 @@ def graph_of_each():
     )
 
 
-@differs()
-def graph_of_all():
-    """Examples are the nodes of one graph."""
-
-    def call(layer, x):
-        near = tf.cast(x @ tf.transpose(x) > 0, tf.float32)  # here
-        return near @ x / tf.reduce_sum(near, 1, keepdims=True)
-
-    return with_layers(keras.layers.Dense(4), Own(call))
-
-
 @proven(sequences)
 def forecasting():
     return with_layers(
@@ -266,90 +100,6 @@ def forecasting():
         keras.layers.LSTM(4),
         shape=(8, WIDTH),
     )
-
-
-@proven(sequences)
-def transformer_of_series():
-    class Block(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.attention = keras.layers.MultiHeadAttention(2, 3)
-            self.norm = keras.layers.LayerNormalization()
-
-        def call(self, x):
-            return x + self.attention(self.norm(x), self.norm(x))
-
-        def compute_output_shape(self, shape):
-            return shape
-
-    return with_layers(
-        Block(), keras.layers.GlobalAveragePooling1D(), shape=(8, WIDTH)
-    )
-
-
-@proven()
-def physics():
-    """The residual of an equation, by derivatives of the network."""
-
-    def loss_of(model, x, y):
-        with tf.GradientTape() as second:
-            second.watch(x)
-            with tf.GradientTape() as first:
-                first.watch(x)
-                u = model(x, training=True)
-            slope = first.gradient(u, x)
-        curve = second.gradient(slope, x)
-        rest = curve[:, 0] + u[:, 0] - y[:, 0]
-        return tf.reduce_mean(tf.square(rest)) + mse(y, u)
-
-    return stepped(minimizing(loss_of))
-
-
-@proven()
-def critic_of_wasserstein():
-    """The penalty on the gradients of each example between two."""
-
-    def loss_of(model, x, y):
-        with tf.GradientTape() as inner:
-            between = 0.3 * x + 0.7 * tf.tanh(x)
-            inner.watch(between)
-            p = model(between, training=True)
-        g = inner.gradient(p, between)
-        size = tf.sqrt(tf.reduce_sum(tf.square(g), 1))
-        cost = tf.reduce_mean(model(tf.tanh(x))) - tf.reduce_mean(model(x))
-        return cost + 10 * tf.reduce_mean((size - 1.0) ** 2)
-
-    return stepped(minimizing(loss_of))
-
-
-@differs()
-def decorrelated_features():
-    def loss_of(model, x, y):
-        p = model(x, training=True)
-        p = (p - tf.reduce_mean(p, 0)) / tf.math.reduce_std(p, 0)  # here
-        n = tf.cast(tf.shape(x)[0], tf.float32)
-        c = tf.transpose(p) @ (0.5 * p + x[:, :4]) / n
-        return tf.reduce_sum(tf.square(c - tf.eye(4)))
-
-    return stepped(minimizing(loss_of), 4)
-
-
-@proven(tokens)
-def recommender():
-    """The product of two embeddings, one of which is a mean of words."""
-
-    class Words(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = mse(y, self(x, training=True))
-            return apply(self, tape, loss)
-
-    entrance = keras.Input((8,), dtype="int32")
-    words = keras.layers.Embedding(9, 4)(entrance[:, 1:])
-    user = keras.layers.Embedding(9, 4)(entrance[:, 0])
-    mean = keras.layers.GlobalAveragePooling1D()(words)
-    return compiled(Words(entrance, keras.layers.Dot(1)([user, mean])))
 
 
 @differs()
@@ -365,18 +115,3 @@ def two_towers_of_a_recommender():
         return tf.reduce_sum(loss)
 
     return stepped(minimizing(loss_of), 4)
-
-
-@proven()
-def consistency():
-    """Two heads, of which the surer one teaches the other."""
-
-    def loss_of(model, x, y):
-        p = model(x, training=True)
-        a, b = tf.split(tf.nn.softmax(tf.reshape(p, [-1, 2, 3])), 2, 1)
-        a, b = tf.squeeze(a, 1), tf.squeeze(b, 1)
-        sure = tf.cast(tf.reduce_max(a, 1) > 0.4, tf.float32)
-        e = keras.losses.categorical_crossentropy(tf.stop_gradient(a), b)
-        return tf.reduce_mean(e * sure)
-
-    return stepped(minimizing(loss_of), 6)

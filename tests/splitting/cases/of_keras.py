@@ -1,4 +1,4 @@
-"""Keras's own losses and metrics, and metrics by hand."""
+"""Keras's own losses and metrics, those by hand, and layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    WIDTH,
+    Own,
     binary,
     by_default,
+    by_design,
     classes,
     compiled,
     differs,
@@ -17,7 +20,7 @@ from tests.splitting.cases.table import (
     plain,
     proven,
     stepped,
-    unproven,
+    with_layers,
 )
 
 
@@ -27,34 +30,9 @@ def weighted():
     return x, y, w
 
 
-@differs(binary)
-def tversky_of_keras():
-    return plain(keras.losses.Tversky())
-
-
-@differs(binary)
-def dice_of_keras():
-    return plain(keras.losses.Dice())
-
-
 @differs(classes)
 def circle_of_keras():
     return plain(keras.losses.Circle())
-
-
-@proven(binary)
-def focal_of_keras():
-    return plain(keras.losses.BinaryFocalCrossentropy(from_logits=True))
-
-
-@proven()
-def sum_of_keras():
-    return plain(keras.losses.MeanSquaredError(reduction="sum"), rate=0.005)
-
-
-@proven()
-def huber_of_keras():
-    return plain(keras.losses.Huber(), metrics=["mae", "mse"])
 
 
 @proven()
@@ -63,28 +41,9 @@ def cosine_of_keras():
 
 
 @proven(weighted)
-def weights_of_fit():
-    return plain("mse", 1, weighted_metrics=["mae"])
-
-
-@proven(weighted)
 def weights_normalized():
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return plain(loss, 1)
-
-
-@proven()
-def metrics_of_keras():
-    return plain(
-        "mse",
-        1,
-        metrics=[
-            keras.metrics.RootMeanSquaredError(),
-            keras.metrics.R2Score(),
-            keras.metrics.CosineSimilarity(),
-            keras.metrics.MeanAbsolutePercentageError(),
-        ],
-    )
 
 
 @proven(binary)
@@ -102,31 +61,6 @@ def metrics_of_classes():
     )
 
 
-@unproven()
-def metric_by_function():
-    def largest(y, p):
-        return tf.reduce_max(tf.abs(y - p))  # here
-
-    return plain("mse", 1, metrics=[largest])
-
-
-@unproven()
-def metric_of_moving_mean():
-    class Moving(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__()
-            self.kept = self.add_variable((), "zeros", name="kept")
-
-        def update_state(self, y, p, sample_weight=None):
-            e = tf.reduce_mean(tf.square(y - p))
-            self.kept.assign(0.9 * self.kept + 0.1 * e)  # here
-
-        def result(self):
-            return self.kept * 1.0
-
-    return plain("mse", 1, metrics=[Moving()])
-
-
 @proven()
 def loss_by_method():
     model = stepped(by_default)
@@ -140,39 +74,64 @@ def loss_by_method():
     return compiled(Own(model.inputs, model.outputs))
 
 
-@proven()
-def loss_of_examples_by_method():
-    model = stepped(by_default)
-
-    class Own(keras.Model):
-        def compute_loss(
-            self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-        ):
-            return tf.reduce_sum(tf.square(y - y_pred), -1)
-
-    return compiled(Own(model.inputs, model.outputs))
+@by_design()
+def batch_normalization():
+    return with_layers(keras.layers.BatchNormalization())
 
 
-@proven()
-def accumulated_by_keras():
-    return stepped(
-        lambda model, x, y: by_default(model, x, y),
-        optimizer=keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
-    )
+@differs()
+def moving_mean_read_at_once():
+    def call(layer, x):
+        layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x))
+        return tf.nn.tanh(x - layer.kept)  # here
+
+    return with_layers(Own(call))
 
 
-@proven()
-def averaged_by_keras():
-    return stepped(
-        by_default,
-        optimizer=keras.optimizers.SGD(
-            0.05, use_ema=True, ema_overwrite_frequency=2
-        ),
-    )
+@differs()
+def moving_maximum():
+    def call(layer, x):
+        before = tf.convert_to_tensor(layer.kept)
+        largest = tf.reduce_max(tf.abs(x))  # here
+        layer.kept.assign(tf.maximum(before, largest))
+        return x / before
+
+    return with_layers(Own(call))
 
 
 @proven()
-def clipped_by_keras():
-    return stepped(
-        by_default, optimizer=keras.optimizers.SGD(0.05, clipnorm=0.01)
-    )
+def regularized():
+    return with_layers(keras.layers.Dense(4, kernel_regularizer="l2"))
+
+
+@proven()
+def trainable_scale():
+    def call(layer, x):
+        return x * layer.kept + 0.1 * tf.reduce_sum(layer.kept**2)
+
+    return with_layers(Own(call, shape=(WIDTH,), trainable=True))
+
+
+@differs()
+def memory_bank():
+    def call(layer, x):
+        before = tf.convert_to_tensor(layer.kept)
+        layer.kept.assign(tf.concat([before, x], 0)[-4:])  # here
+        return x - tf.reduce_mean(before, 0)
+
+    return with_layers(Own(call, shape=(4, WIDTH)))
+
+
+@differs()
+def balanced_experts():
+    def call(layer, x):
+        gates = tf.nn.softmax(x)
+        used = tf.one_hot(tf.argmax(gates, -1), WIDTH)
+        layer.add_loss(
+            tf.reduce_sum(
+                tf.reduce_mean(gates, 0) * tf.reduce_mean(used, 0)  # here
+            )
+        )
+        return gates
+
+    return with_layers(keras.layers.Dense(WIDTH), Own(call))

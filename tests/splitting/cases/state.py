@@ -1,4 +1,4 @@
-"""State that a step keeps, in variables and in metrics."""
+"""State that a step keeps, and steps of several models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    WIDTH,
     apply,
-    by_default,
     classes,
+    compiled,
     differs,
     minimizing,
     mse,
@@ -32,47 +33,6 @@ def metric_read_in_the_step():
     return model
 
 
-@differs()
-def metric_reset_in_step():
-    seen = keras.metrics.Mean()
-
-    def step(model, x, y):
-        logs = by_default(model, x, y)
-        seen.reset_state()
-        seen.update_state(tf.reduce_mean(tf.square(x), 1))
-        return {**logs, "seen": tf.sqrt(seen.result())}  # here
-
-    model = stepped(step)
-    model.seen = seen
-    return model
-
-
-@differs()
-def loss_scaled_by_moving_loss():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-            kept = 0.9 * model.kept + 0.1 * tf.stop_gradient(loss)
-            loss = loss / kept  # here
-        model.kept.assign(kept)
-        return apply(model, tape, loss)
-
-    return with_variable(step, initial=1.0)
-
-
-@differs()
-def loss_less_moving_loss():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            e = tf.reduce_mean(tf.square(y - model(x, training=True)), -1)
-            advantage = tf.stop_gradient(e - model.kept)  # here
-            loss = tf.reduce_mean(e * advantage)
-        model.kept.assign(0.9 * model.kept + 0.1 * tf.reduce_mean(e))
-        return apply(model, tape, loss)
-
-    return with_variable(step)
-
-
 @proven()
 def moving_loss_only_kept():
     def step(model, x, y):
@@ -82,29 +42,6 @@ def moving_loss_only_kept():
         return apply(model, tape, loss)
 
     return with_variable(step)
-
-
-@differs()
-def last_loss_squared():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        model.kept.assign(tf.square(loss))  # here
-        return apply(model, tape, loss)
-
-    return with_variable(step)
-
-
-@differs()
-def summed_examples():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-            loss = loss / (1.0 + 0.01 * model.kept)  # here
-        model.kept.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
-        return apply(model, tape, loss)
-
-    return with_variable(step, aggregation="sum")
 
 
 @proven()
@@ -129,24 +66,6 @@ def with_sums(step):
 
 
 @proven()
-def accumulated_by_hand():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
-        for kept, g in zip(model.sums, grads, strict=True):
-            kept.assign_add(g)
-        scale = tf.cast(model.optimizer.iterations % 2, tf.float32)
-        model.optimizer.apply([scale * kept for kept in model.sums], weights)
-        for kept in model.sums:
-            kept.assign(kept * (1 - scale))
-        return {"loss": loss}
-
-    return with_sums(step)
-
-
-@proven()
 def momentum_by_hand():
     def step(model, x, y):
         with tf.GradientTape() as tape:
@@ -164,22 +83,6 @@ def momentum_by_hand():
 
 
 @differs()
-def squares_by_hand():
-    """RMSprop: the mean square of gradients is kept, and divides them."""
-
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        w = model.trainable_variables[-1]
-        (g,) = tape.gradient(loss, [w])
-        model.kept.assign(0.9 * model.kept + 0.1 * tf.square(g))  # here
-        model.optimizer.apply([g / tf.sqrt(model.kept + 1e-6)], [w])  # here
-        return {"loss": loss}
-
-    return with_variable(step, (1,), 1.0)
-
-
-@differs()
 def queue_of_keys():
     def step(model, x, y):
         with tf.GradientTape() as tape:
@@ -192,22 +95,6 @@ def queue_of_keys():
         return apply(model, tape, loss)
 
     return with_variable(step, (12, 1), 0.5)
-
-
-@differs()
-def centre_of_outputs():
-    """DINO: the teacher's outputs are centred by a moving mean."""
-
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            soft = tf.nn.softmax(tf.stop_gradient(p) - model.kept)  # here
-            loss = -tf.reduce_mean(soft * tf.nn.log_softmax(p))
-        mean = tf.reduce_mean(p, 0)
-        model.kept.assign(0.9 * model.kept + 0.1 * mean)
-        return apply(model, tape, loss)
-
-    return with_variable(step, (3,), outputs=3)
 
 
 @differs(classes)
@@ -226,17 +113,69 @@ def centres_of_classes():
     return with_variable(step, (3, 1), 0.1)
 
 
-@differs(classes)
-def groups_by_exponents():
-    def step(model, x, y):
-        y = tf.reshape(y, [-1])
-        with tf.GradientTape() as tape:
-            e = tf.square(model(x, training=True)[:, 0] - 1.0)
-            n = tf.cast(tf.shape(x)[0], tf.float32)
-            each = tf.math.unsorted_segment_sum(e, y, 3) / n
-            q = tf.nn.softmax(model.kept + 0.1 * tf.stop_gradient(each))  # here
-            loss = tf.reduce_sum(q * each)
-        model.kept.assign(tf.math.log(q))
-        return apply(model, tape, loss)
+@proven()
+def generator_and_critic():
+    first = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(3)])
+    second = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01)]
 
-    return with_variable(step, (3,))
+    class Game(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+            self.others = optimizers
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+        def train_step(self, data):
+            x, y = data
+            real = tf.concat([y, y * 2, y * 3], 1)
+            cross = tf.nn.sigmoid_cross_entropy_with_logits
+            with tf.GradientTape() as tape:
+                both = self.second(tf.concat([real, self.first(x)], 0))
+                n = tf.shape(x)[0]
+                labels = tf.concat([tf.ones([n, 1]), tf.zeros([n, 1])], 0)
+                d = tf.reduce_mean(cross(labels, both))
+            w = self.second.trainable_variables
+            self.others[0].apply(tape.gradient(d, w), w)
+            with tf.GradientTape() as tape:
+                fake = self.second(self.first(x))
+                g = tf.reduce_mean(cross(tf.ones_like(fake), fake))
+            w = self.first.trainable_variables
+            self.others[1].apply(tape.gradient(g, w), w)
+            return {"d": d, "g": g}
+
+    return compiled(Game())
+
+
+@proven()
+def two_optimizers():
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True))
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        model.others[0].apply(grads[:2], weights[:2])
+        model.others[1].apply(grads[2:], weights[2:])
+        return {"loss": loss}
+
+    model = stepped(step)
+    model.others = [keras.optimizers.SGD(0.05), keras.optimizers.Adam()]
+    return model
+
+
+@proven()
+def code_book_by_gradients():
+    def loss_of(model, x, y):
+        h = model.layers[1](x)
+        d = tf.reduce_sum(tf.square(h[:, None] - model.book), -1)
+        code = tf.gather(model.book, tf.argmin(d, 1))
+        p = model.layers[2](h + tf.stop_gradient(code - h))
+        return mse(y, p) + mse(tf.stop_gradient(h), code)
+
+    model = stepped(minimizing(loss_of))
+    model.book = model.add_weight(
+        shape=(4, 5), initializer=keras.initializers.RandomNormal(seed=1)
+    )
+    return model

@@ -27,11 +27,20 @@ class Case:
     """A step: what it trains, on what, and what is to be said of it.
 
     The line that is to be named ends with ``# here``.
+
+    Attributes:
+        build: makes the model.
+        truth: whether its step splits over towers.
+        data: makes what it trains on.
+        options: makes arguments of ``fit``, for each fit.
+        says: what is said of it, where no line is named.
     """
 
     build: Callable[[], keras.Model]
-    verdict: str
-    data: Callable[[], tuple[Any, ...]]
+    truth: str
+    data: Callable[[], Any]
+    options: Callable[[], dict[str, Any]]
+    says: str | None
 
     @property
     def marked(self) -> bool:
@@ -39,32 +48,23 @@ class Case:
         return "# here" in inspect.getsource(self.build)
 
 
-CASES: dict[str, Case] = {}
+def registering(
+    cases: dict[str, Case], truth: str, usual: Callable[[], Any]
+) -> Callable[..., Callable[[Any], Any]]:
+    """Make a decorator that notes a case; ``usual``: what most train on."""
 
+    def decorator(
+        data: Any = None, options: Any = dict, says: str | None = None
+    ) -> Callable[[Any], Any]:
+        def register(build: Callable[[], keras.Model]) -> Any:
+            assert build.__name__ not in cases
+            case = Case(build, truth, data or usual, options, says)
+            cases[build.__name__] = case
+            return build
 
-def _registered(verdict: str, data: Any) -> Callable[[Any], Any]:
-    def register(build: Callable[[], keras.Model]) -> Any:
-        assert build.__name__ not in CASES
-        CASES[build.__name__] = Case(build, verdict, data or numbers)
-        return build
+        return register
 
-    return register
-
-
-def proven(data: Any = None) -> Callable[[Any], Any]:
-    return _registered(PROVEN, data)
-
-
-def differs(data: Any = None) -> Callable[[Any], Any]:
-    return _registered(DIFFERS, data)
-
-
-def by_design(data: Any = None) -> Callable[[Any], Any]:
-    return _registered(BY_DESIGN, data)
-
-
-def unproven(data: Any = None) -> Callable[[Any], Any]:
-    return _registered(UNPROVEN, data)
+    return decorator
 
 
 def generator() -> np.random.Generator:
@@ -76,6 +76,13 @@ def numbers() -> tuple[Any, Any]:
     make = generator()
     x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
     return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
+
+
+CASES: dict[str, Case] = {}
+proven = registering(CASES, PROVEN, numbers)
+differs = registering(CASES, DIFFERS, numbers)
+by_design = registering(CASES, BY_DESIGN, numbers)
+unproven = registering(CASES, UNPROVEN, numbers)
 
 
 def classes() -> tuple[Any, Any]:

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import linecache
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
@@ -16,7 +16,6 @@ import keras_towers as kt
 from keras_towers.fit.capture import capture, judging, splits
 from keras_towers.splitting import Analysis
 from keras_towers.splitting.lines import line_of
-from tests.kit.long import long_but
 from tests.splitting.cases import CASES
 from tests.splitting.cases.table import (
     BATCH,
@@ -26,6 +25,7 @@ from tests.splitting.cases.table import (
     UNPROVEN,
     Case,
 )
+from tests.splitting.trial import difference, trained
 
 HERE = pathlib.Path(__file__).parent
 MARK = "# here"
@@ -45,48 +45,39 @@ ONCE_PROVEN = [
     "indices_rolled",
     "printed",
 ]
-KEPT = {*ONCE_PROVEN, *list(CASES)[::32]}
+KEPT = [*ONCE_PROVEN, *list(CASES)[::33]]
 
 
-@pytest.mark.parametrize("name", long_but(KEPT.__contains__, CASES))
+@pytest.mark.parametrize("name", KEPT)
 def test_analysis(name: str) -> None:
     """Nothing is proven that differs, and the line is named that does it."""
     case = CASES[name]
-    found = analysed(case)
-    if found.analysis is None:
-        pytest.skip("every tower traces this step by itself")
-    assert found.analysis.is_proven or case.verdict not in (PROVEN, BY_DESIGN)
-    assert not found.analysis.is_proven or case.verdict != DIFFERS
-    of_examples = any(d.value.rows for d in found.analysis.draws)
-    assert not of_examples or case.verdict == BY_DESIGN
-    if case.verdict in (DIFFERS, UNPROVEN) and case.marked:
-        assert any(MARK in line for line in found.lines), found.lines
+    with _analysed(stop=True) as found, contextlib.suppress(_Enough):
+        _fitted(case, kt.TowerStrategy(towers=3))
+    found.check(case)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_truth(name: str) -> None:
-    """Steps do what is expected of the analysis: they differ, or not."""
+    """A step does what is expected of its analysis: it differs, or not."""
     case = CASES[name]
-    same = _is_same(case)
-    assert same == (case.verdict not in (DIFFERS, BY_DESIGN))
+    one = _fitted(case, contextlib.nullcontext())
+    own: Any = {"random": "tower"} if case.truth == BY_DESIGN else {}
+    many: dict[str, np.ndarray] = {}
+    with _analysed() as found:
+        try:
+            many = _fitted(case, kt.TowerStrategy(towers=3, **own))
+        except Exception as error:
+            # It counts on all examples being there.
+            assert case.truth == DIFFERS, error
+    same = difference(one, many) <= TOLERANCE
+    assert same == (case.truth not in (DIFFERS, BY_DESIGN))
+    found.check(case)
 
 
-def _is_same(case: Case) -> bool:
-    one = fitted(case, contextlib.nullcontext())
-    own: Any = {"random": "tower"} if case.verdict == BY_DESIGN else {}
-    try:
-        many = fitted(case, kt.TowerStrategy(towers=3, **own))
-    except Exception as error:
-        # It counts on all examples being there.
-        assert case.verdict == DIFFERS, error
-        return False
-    keras.backend.clear_session()
-    return all(
-        np.array_equal(a, b, equal_nan=True)
-        or np.abs(a - b).max() <= TOLERANCE * (np.abs(a).max() + 1e-3)
-        for a, b in zip(one, many, strict=True)
-    )
+def _fitted(case: Case, scope: Any) -> dict[str, np.ndarray]:
+    return trained(case, scope, BATCH)
 
 
 class _Enough(BaseException):
@@ -98,6 +89,18 @@ class Found:
     """What is said of a step; None for one that towers trace each."""
 
     analysis: Analysis | None = None
+
+    def check(self, case: Case) -> None:
+        """Check it, unless every tower traces the step by itself."""
+        if self.analysis is None:
+            return
+        proven = self.analysis.is_proven
+        assert proven or case.truth not in (PROVEN, BY_DESIGN)
+        assert not proven or case.truth != DIFFERS
+        of_examples = any(d.value.rows for d in self.analysis.draws)
+        assert not of_examples or case.truth == BY_DESIGN
+        if case.truth in (DIFFERS, UNPROVEN) and case.marked:
+            assert any(MARK in line for line in self.lines), self.lines
 
     @property
     def lines(self) -> list[str]:
@@ -111,45 +114,28 @@ class Found:
         return [_with_code(line) for line in named if line is not None]
 
 
-def analysed(case: Case, towers: int = 3) -> Found:
-    """Trace and analyse the step of a case; stop before it runs."""
+@contextlib.contextmanager
+def _analysed(stop: bool = False) -> Iterator[Found]:
+    """Keep what is said of the first step that is analysed in a block.
+
+    Args:
+        stop: whether it goes no further then.
+    """
     found = Found()
     ours = splits.analysed
 
-    def keep(trace: object, predicts: bool) -> Analysis:
-        found.analysis = ours(trace, predicts)
-        raise _Enough
+    def keep(trace: object, *rest: Any) -> Analysis:
+        analysis = ours(trace, *rest)
+        found.analysis = found.analysis or analysis
+        if stop:
+            raise _Enough
+        return analysis
 
-    with kt.TowerStrategy(towers=towers):
-        model = case.build()
-        x, y, *weights = case.data()
-        judging.splits.analysed = keep
-        try:
-            model.fit(x, y, BATCH, 1, 0, sample_weight=(*weights, None)[0])
-        except _Enough:
-            pass
-        finally:
-            judging.splits.analysed = ours
-    return found
-
-
-def fitted(case: Case, scope: Any) -> list[np.ndarray]:
-    """Return all variables and the history of a short training."""
-    keras.utils.set_random_seed(0)
-    with scope:
-        model = case.build()
-        x, y, *weights = case.data()
-        weighted = {"sample_weight": weights[0]} if weights else {}
-        history = model.fit(x, y, BATCH, 2, 0, shuffle=False, **weighted)
-        optimizers = [model.optimizer, *getattr(model, "others", ())]
-        variables = [
-            *model.variables,
-            *(v for optimizer in optimizers for v in optimizer.variables),
-        ]
-        return [
-            *(np.array(v) for v in variables if "seed" not in v.path),
-            *(np.array(values) for values in history.history.values()),
-        ]
+    judging.splits.analysed = keep
+    try:
+        yield found
+    finally:
+        judging.splits.analysed = ours
 
 
 def _with_code(line: str) -> str:

@@ -9,7 +9,6 @@ from tests.splitting.cases.table import (
     errors,
     plain,
     proven,
-    unproven,
 )
 
 
@@ -25,15 +24,6 @@ def softmax_over_batch():
     return plain(
         lambda y, p: -y * tf.math.log(tf.nn.softmax(p, axis=0))  # here
     )
-
-
-@differs()
-def reshaped_columns():
-    def loss(y, p):
-        q = tf.reshape(p, [3, -1])  # here
-        return tf.reduce_mean(tf.square(tf.reduce_mean(q, 0)))  # here
-
-    return plain(loss)
 
 
 @differs()
@@ -57,56 +47,6 @@ def reversed_targets():
     return plain(
         lambda y, p: tf.square(p - y[::-1])  # here
     )
-
-
-@unproven()
-def reversed_together():
-    return plain(
-        lambda y, p: tf.reduce_mean(tf.square(p[::-1] - y[::-1]))  # here
-    )
-
-
-@differs()
-def against_first():
-    return plain(
-        lambda y, p: tf.square(p - p[0])  # here
-    )
-
-
-@differs()
-def neighbours():
-    return plain(
-        lambda y, p: tf.reduce_mean(tf.square(p[1:] - p[:-1]))  # here
-    )
-
-
-@differs()
-def gathered_by_order_of_targets():
-    def loss(y, p):
-        q = tf.gather(p, tf.argsort(y[:, 0]))  # here
-        return tf.square(q - y)
-
-    return plain(loss)
-
-
-@differs()
-def gathered_backwards():
-    def loss(y, p):
-        n = tf.shape(p)[0]
-        q = tf.gather(p, n - 1 - tf.range(n))  # here
-        return tf.square(q - y)
-
-    return plain(loss)
-
-
-@proven()
-def scattered_to_itself():
-    def loss(y, p):
-        at = tf.range(tf.shape(p)[0])[:, None]
-        q = tf.scatter_nd(at, p, tf.shape(p))
-        return tf.square(q - y)
-
-    return plain(loss)
 
 
 @differs()
@@ -194,15 +134,6 @@ def fourier_over_examples():
     return plain(loss)
 
 
-@proven()
-def fourier_of_features():
-    def loss(y, p):
-        f = tf.signal.rfft(p - y)
-        return tf.reduce_mean(tf.abs(f), -1)
-
-    return plain(loss)
-
-
 @differs()
 def cut_out_of_the_first():
     def loss(y, p):
@@ -214,42 +145,5 @@ def cut_out_of_the_first():
             [2, 2],  # here
         )
         return errors(y, p) + tf.reduce_mean(part)
-
-    return plain(loss)
-
-
-@proven()
-def gathered_in_rows():
-    def loss(y, p):
-        at = tf.argmax(p, 1)
-        return tf.gather(tf.square(p - y), at, batch_dims=1)
-
-    return plain(loss)
-
-
-@proven()
-def einsum_of_rows():
-    return plain(lambda y, p: tf.einsum("bi,bj->b", p, p) - y[:, 0])
-
-
-@proven()
-def norm_of_rows():
-    return plain(lambda y, p: tf.norm(p - y, axis=-1))
-
-
-@proven()
-def pinball():
-    def loss(y, p):
-        q = tf.constant([0.1, 0.5, 0.9])
-        return tf.maximum(q * (y - p), (q - 1) * (y - p))
-
-    return plain(loss)
-
-
-@proven()
-def kept_if_hard():
-    def loss(y, p):
-        e = errors(y, p)
-        return tf.where(tf.stop_gradient(e) > 0.5, e, tf.zeros_like(e))
 
     return plain(loss)

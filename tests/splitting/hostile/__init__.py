@@ -6,7 +6,6 @@ from tests.splitting.hostile import generative as generative
 from tests.splitting.hostile import gradients as gradients
 from tests.splitting.hostile import inputs as inputs
 from tests.splitting.hostile import learning as learning
-from tests.splitting.hostile import metrics as metrics
 from tests.splitting.hostile import recommenders as recommenders
 from tests.splitting.hostile import sequences as sequences
 from tests.splitting.hostile import sizes as sizes

@@ -23,31 +23,6 @@ def _unit(p):
 
 
 @couples(classes)
-def supervised_contrast():
-    def loss(y, p):
-        similar = tf.matmul(_unit(p), _unit(p), transpose_b=True)  # here
-        same = tf.cast(y == tf.transpose(y), tf.float32)  # here
-        chances = tf.nn.log_softmax(similar, 1)
-        return -tf.reduce_sum(same * chances, 1) / tf.reduce_sum(same, 1)
-
-    return _embedded(loss)
-
-
-@splits(classes)
-def proxies_of_classes():
-    """Each example against weights of all classes, none of other examples."""
-    centres = tf.constant([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])
-
-    def loss(y, p):
-        near = tf.matmul(_unit(p), centres, transpose_b=True) * 3
-        own = tf.reshape(tf.cast(y, tf.int32), [-1])
-        right = tf.gather(near, own, axis=1, batch_dims=1)
-        return tf.reduce_logsumexp(near, 1) - right
-
-    return _embedded(loss)
-
-
-@couples(classes)
 def proxies_that_have_an_anchor():
     """Proxy-anchor: the sum over examples is inside of a logarithm."""
     centres = tf.constant([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])
@@ -88,82 +63,6 @@ def additive_angular_margin():
     return _embedded(loss)
 
 
-@couples(classes)
-def margin_by_norms():
-    """CurricularFace and AdaFace: the margin follows the mean norm."""
-
-    def loss(y, p):
-        norm = tf.norm(p, axis=1)
-        easy = (norm - tf.reduce_mean(norm)) * 0.3  # here
-        own = tf.one_hot(tf.squeeze(tf.cast(y, tf.int32), -1), 4)
-        margin = tf.stop_gradient(tf.clip_by_value(easy, -1, 1))  # here
-        angle = p - margin[:, None] * own
-        return tf.nn.softmax_cross_entropy_with_logits(own, angle)
-
-    return _embedded(loss)
-
-
-@couples(classes)
-def hardest_of_the_batch():
-    def loss(y, p):
-        far = tf.norm(p[:, None] - p[None] + 1e-3, axis=-1)  # here
-        same = tf.cast(y == tf.transpose(y), tf.float32)  # here
-        worst = tf.reduce_max(far * same, 1)
-        best = tf.reduce_min(far + 1e6 * same, 1)
-        return tf.nn.relu(worst - best + 0.5)
-
-    return _embedded(loss)
-
-
-@splits(lambda: (normal(6), normal(4)))
-def triplets_within_an_example():
-    """Anchor, friend and foe are parts of one example's outputs."""
-
-    def loss(y, p):
-        anchor, friend, foe = tf.split(tf.reshape(p, [-1, 3, 4]), 3, axis=1)
-        near = tf.reduce_sum((anchor - friend) ** 2, (1, 2))
-        far = tf.reduce_sum((anchor - foe) ** 2, (1, 2))
-        return tf.maximum(near - far + 1.0, 0.0) + y[:, 0] * 0
-
-    return _embedded(loss, 12)
-
-
-@couples(lambda: (normal(6), normal(4)))
-def triplets_by_a_wrong_reshape():
-    """The reshape is [3, -1, 4], so that parts come from three examples."""
-
-    def loss(y, p):
-        anchor, friend, foe = tf.unstack(tf.reshape(p, [3, -1, 4]))  # here
-        near = tf.reduce_sum((anchor - friend) ** 2, -1)
-        far = tf.reduce_sum((anchor - foe) ** 2, -1)
-        return tf.maximum(near - far + 1.0, 0.0)
-
-    return _embedded(loss, 12)
-
-
-@couples(lambda: (normal(6), normal(4)))
-def barlow_twins():
-    def loss(y, p):
-        spread = tf.math.reduce_std(p, 0) + 1e-3  # here
-        a = (p - tf.reduce_mean(p, 0)) / spread  # here
-        b = (y - tf.reduce_mean(y, 0)) / tf.math.reduce_std(y, 0)  # here
-        cross = tf.matmul(a, b, transpose_a=True) / tf.cast(rows(p), tf.float32)
-        return tf.reduce_sum(tf.square(cross - tf.eye(4)))  # here
-
-    return _embedded(loss)
-
-
-@splits(lambda: (normal(6), normal(4)))
-def cross_moment_only():
-    """The trace of a covariance without its means is a mean over examples."""
-
-    def loss(y, p):
-        cross = tf.matmul(p, y, transpose_a=True) / tf.cast(rows(p), tf.float32)
-        return tf.linalg.trace(cross) + 0.1 * tf.reduce_mean(p**2)
-
-    return _embedded(loss)
-
-
 @couples(lambda: (normal(6), normal(4)))
 def agreement_on_the_diagonal():
     """CLIP with only the diagonal... and its softmax."""
@@ -196,34 +95,6 @@ def sigmoid_of_all_pairs():
         return -tf.reduce_mean(tf.math.log_sigmoid(sign * near))
 
     return _embedded(loss)
-
-
-@couples(lambda: (normal(6), normal(4)))
-def uniformity():
-    """Wang and Isola: logarithm of the mean of all pairs' potentials."""
-
-    def loss(y, p):
-        z = _unit(p)
-        far = 2 - 2 * tf.matmul(z, z, transpose_b=True)  # here
-        return tf.reduce_mean((z - y) ** 2) + tf.math.log(
-            tf.reduce_mean(tf.exp(-2 * far))
-        )
-
-    return _embedded(loss)
-
-
-@splits(lambda: (normal(6), normal(1)))
-def views_from_the_features():
-    """Two views of each example are compared with one another only."""
-
-    def loss_of(net, x, y):
-        both = net(tf.concat([x, tf.reverse(x, [1])], 0), training=True)
-        one, two = tf.split(both, 2, axis=0)
-        loss = mse(_unit(one), tf.stop_gradient(_unit(two)))
-        loss += mse(y, one)
-        return loss
-
-    return stepped(minimizing(loss_of), 3)
 
 
 @couples(lambda: (normal(6), normal(1)))
@@ -280,14 +151,15 @@ def ranks_of_the_targets():
     return plain(loss, 1)
 
 
-@couples(lambda: (normal(6), normal(1)))
-def concordance():
-    """Lin's coefficient, as it is used for ratings of emotions."""
+@splits(classes)
+def proxies_of_classes():
+    """Each example against weights of all classes, none of other examples."""
+    centres = tf.constant([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1]])
 
     def loss(y, p):
-        mean_p, mean_y = tf.reduce_mean(p), tf.reduce_mean(y)
-        cross = tf.reduce_mean((p - mean_p) * (y - mean_y))  # here
-        spread = tf.math.reduce_variance(p) + tf.math.reduce_variance(y)  # here
-        return 1 - 2 * cross / (spread + (mean_p - mean_y) ** 2)  # here
+        near = tf.matmul(_unit(p), centres, transpose_b=True) * 3
+        own = tf.reshape(tf.cast(y, tf.int32), [-1])
+        right = tf.gather(near, own, axis=1, batch_dims=1)
+        return tf.reduce_logsumexp(near, 1) - right
 
-    return plain(loss, 1)
+    return _embedded(loss)

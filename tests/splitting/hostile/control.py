@@ -26,17 +26,6 @@ def branch_of_every_example():
     return with_layers(own(lambda x: tf.map_fn(each, x)))
 
 
-@couples()
-def branch_of_the_batch():
-    def loss(x, y, p):
-        high = tf.reduce_mean(x[:, 0]) > 0  # here
-        return tf.cond(  # here
-            high, lambda: mse(y, p), lambda: tf.reduce_mean(tf.abs(y - p))
-        )
-
-    return by_loss(loss)
-
-
 @splits()
 def branch_of_the_step():
     def loss_of(net, x, y):
@@ -53,17 +42,6 @@ def branch_of_the_step():
     return stepped(minimizing(loss_of))
 
 
-@couples()
-def branch_on_any():
-    """Clipped only if any example is large."""
-
-    def large(x):
-        any_large = tf.reduce_any(tf.abs(x) > 2.2)  # here
-        return tf.cond(any_large, lambda: tf.tanh(x), lambda: x)  # here
-
-    return with_layers(own(large))
-
-
 @splits()
 def same_on_both_branches():
     """Whichever way a batch goes, it computes the same."""
@@ -74,22 +52,6 @@ def same_on_both_branches():
         return tf.reduce_mean(tf.where(high, square, square))
 
     return by_loss(loss)
-
-
-@splits()
-def loop_until_every_one_is_done():
-    """Newton's steps, a fixed number of them, in a while loop."""
-
-    def root(x):
-        value = tf.abs(x) + 1.0
-
-        def body(i, guess):
-            return i + 1, (guess + value / guess) / 2
-
-        start = (0, tf.ones_like(x))
-        return tf.while_loop(lambda i, _: i < 4, body, start)[1]
-
-    return with_layers(own(root))
 
 
 @couples()
@@ -106,18 +68,6 @@ def loop_until_all_are_done():
         return tf.while_loop(large, body, [x])[0]  # here
 
     return with_layers(own(halve))
-
-
-@splits()
-def loop_until_each_is_done():
-    """The same loop, where those that are done stay as they are."""
-
-    def halve(x):
-        for _ in tf.range(5):
-            x = tf.where(tf.abs(x) > 1.0, x / 1.5, x)
-        return x
-
-    return with_layers(own(tf.function(halve)))
 
 
 @splits()
@@ -139,16 +89,6 @@ def vectorized_over_features():
         return tf.transpose(tf.vectorized_map(each, tf.transpose(x)))  # here
 
     return with_layers(own(lambda x: tf.tanh(centre(x) * 2)))
-
-
-@couples()
-def carried_from_example_to_example():
-    """A fold over the batch: what one leaves, the next one finds."""
-
-    def smooth(x):
-        return tf.scan(lambda a, b: 0.5 * a + 0.5 * b, x)  # here
-
-    return with_layers(own(smooth))
 
 
 @couples()

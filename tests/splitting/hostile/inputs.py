@@ -4,18 +4,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.splitting.cases.table import compiled, mse, plain, stepped
+from tests.splitting.cases.table import compiled, plain
 from tests.splitting.hostile.table import (
     BATCH,
     EXAMPLES,
     couples,
     dense,
-    functional,
     normal,
     numbers,
     rows,
     splits,
-    tokens,
     whole,
 )
 
@@ -174,21 +172,6 @@ def words_numbered_by_the_batch():
     return compiled(Net())
 
 
-@splits(lambda: {"x": normal(6), "y": None})
-def without_targets():
-    class Net(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.out = dense(3, "tanh"), dense(6)
-
-        def call(self, x):
-            out = self.out(self.inner(x))
-            self.add_loss(tf.reduce_mean(tf.square(out - x)))
-            return out
-
-    return compiled(Net(), None)
-
-
 @splits(
     options=lambda: {"validation_data": tuple(t[:11] for t in numbers())},
 )
@@ -222,33 +205,6 @@ def part_of_an_epoch():
     return plain("mse", 1, optimizer=optimizer)
 
 
-@splits()
-def nested_and_shared():
-    """A model within a model, used twice, with a layer that both share."""
-    shared = dense(6, "tanh")
-    inner = keras.Sequential([shared, dense(6)])
-
-    def body(x):
-        return dense(1)(layers.Concatenate()([inner(inner(x)), shared(x)]))
-
-    return functional(body)
-
-
-@splits()
-def step_of_weighted_parts():
-    """Both halves of the features are trained, one after the other."""
-
-    def step(net, x, y):
-        for part in (x * [1.0, 0, 1, 0, 1, 0], x * [0.0, 1, 0, 1, 0, 1]):
-            with tf.GradientTape() as tape:
-                loss = mse(y, net(part, training=True))
-            weights = net.trainable_variables
-            net.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-    return stepped(step)
-
-
 def _two_heads(**options):
     entrance = keras.Input((6,), name="x")
     hidden = dense(5, "tanh")(entrance)
@@ -265,15 +221,6 @@ def _two_targets():
 _CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-@splits(_two_targets)
-def heads_with_weights():
-    return _two_heads(
-        loss={"a": "mae", "b": _CROSS},
-        loss_weights={"a": 0.3, "b": 2.0},
-        metrics={"a": ["mse"], "b": ["accuracy"]},
-    )
-
-
 def _weighted_heads():
     weight = np.abs(normal(1)[:, 0])
     x, y = _two_targets()
@@ -288,25 +235,12 @@ def heads_with_weights_of_examples():
     )
 
 
-@splits(_two_targets)
-def one_head_without_loss():
-    return _two_heads(loss={"a": "mse"}, metrics={"b": ["accuracy"]})
-
-
 @couples(_two_targets, says="sum")
 def one_head_with_a_sum():
     """Only one of two losses is a sum."""
     return _two_heads(
         loss={"a": keras.losses.MeanAbsoluteError(reduction="sum"), "b": _CROSS}
     )
-
-
-@splits(
-    lambda: (normal(6), whole(3)),
-    lambda: {"class_weight": {0: 0.2, 1: 3.0, 2: 1.0}},
-)
-def weights_of_classes():
-    return plain(_CROSS, weighted_metrics=["accuracy"])
 
 
 @couples(
@@ -328,24 +262,6 @@ def mean_weighted_by_keras():
 )
 def weights_that_are_zero_on_one_tower():
     return plain("mse", 1, metrics=["mae"], weighted_metrics=["mae"])
-
-
-@splits(lambda: (normal(7, 3), normal(7, 1), np.abs(normal(7))))
-def weights_of_time_steps():
-    return functional(dense(1), (7, 3), weighted_metrics=["mse"])
-
-
-def _masked_and_weighted():
-    x = tokens()[0]
-    return x, normal(8, 1), np.abs(normal(8))
-
-
-@splits(_masked_and_weighted)
-def weights_and_masks():
-    def body(x):
-        return dense(1)(layers.Embedding(9, 4, mask_zero=True)(x))
-
-    return functional(body, (8,), "int32", metrics=["mae"])
 
 
 class _Negative(keras.losses.Loss):

@@ -66,51 +66,6 @@ def returns_of_each_episode():
 
 
 @couples(classes)
-def advantages_made_normal():
-    """PPO normalizes advantages over the batch."""
-
-    def step(net, x, y):
-        off = x[:, 0] - tf.stop_gradient(net.value(x)[:, 0])
-        off -= tf.reduce_mean(off)  # here
-        off /= tf.math.reduce_std(off) + 1e-3  # here
-        with tf.GradientTape() as tape:
-            ratio = tf.exp(_chosen(net.policy(x), y) + 1.1)
-            kept = tf.clip_by_value(ratio, 0.8, 1.2)
-            loss = -tf.reduce_mean(tf.minimum(ratio * off, kept * off))
-            loss += mse(x[:, :1], net.value(x))
-        return apply(net, tape, loss)
-
-    return _agent(step)
-
-
-@splits(classes)
-def advantages_made_even():
-    """Dueling: the mean is over the actions of an example."""
-
-    def loss_of(net, x, y):
-        lead = net.policy(x)
-        q = net.value(x) + lead - tf.reduce_mean(lead, 1, keepdims=True)
-        took = tf.gather(q, tf.cast(y, tf.int32), batch_dims=1)
-        best = tf.reduce_max(tf.stop_gradient(q), 1)
-        return keras.losses.huber(x[:, 0] + 0.9 * best, took[:, 0])
-
-    return _agent(minimizing(loss_of))
-
-
-@couples(classes)
-def entropy_of_the_mean():
-    """The entropy of the mean policy, for variety over states."""
-
-    def loss_of(net, x, y):
-        logits = net.policy(x)
-        mean = tf.reduce_mean(tf.nn.softmax(logits), 0)
-        bonus = tf.reduce_sum(mean * tf.math.log(mean))  # here
-        return bonus - tf.reduce_mean(_chosen(logits, y))
-
-    return _agent(minimizing(loss_of))
-
-
-@couples(classes)
 def temperature_that_learns():
     """SAC: the temperature's gradient is a mean; its own update by hand."""
 
@@ -159,26 +114,6 @@ def constrained_and_regularized():
     )
 
 
-@splits()
-def regularized_activity():
-    """Keras divides the sum by the batch size."""
-    return with_layers(dense(4, "tanh", activity_regularizer="l2"))
-
-
-class _Decorrelated(keras.regularizers.Regularizer):
-    """DeCov: a penalty of the covariance of activations."""
-
-    def __call__(self, h):
-        off = h - tf.reduce_mean(h, 0)  # here
-        cross = tf.matmul(off, off, transpose_a=True)  # here
-        return 0.1 * tf.reduce_sum(tf.square(cross))  # here
-
-
-@couples()
-def regularized_covariance():
-    return with_layers(dense(4, "tanh", activity_regularizer=_Decorrelated()))
-
-
 class _Added(keras.layers.Layer):
     def __init__(self, of):
         super().__init__()
@@ -198,11 +133,6 @@ def added_mean():
 def added_sum():
     layer = _Added(lambda x: 0.01 * tf.reduce_sum(x**2))  # here
     return with_layers(dense(4), layer)
-
-
-@couples()
-def added_norm():
-    return with_layers(dense(4), _Added(lambda x: 0.1 * tf.norm(x)))  # here
 
 
 @splits()

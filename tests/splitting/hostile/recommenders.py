@@ -5,9 +5,6 @@ import tensorflow as tf
 
 from tests.splitting.cases.table import (
     apply,
-    minimizing,
-    mse,
-    stepped,
     with_layers,
 )
 from tests.splitting.hostile.table import (
@@ -49,99 +46,12 @@ def sparse_attention_over_features():
 
 
 @splits()
-def oblivious_trees():
-    """NODE: products of choices, of every example."""
-
-    class Tree(keras.layers.Layer):
-        def build(self, shape):
-            self.at = self.add_weight(shape=(3,), name="at")
-            self.leaves = self.add_weight(shape=(8, 2), name="leaves")
-
-        def call(self, x):
-            right = tf.sigmoid(x[:, :3] - self.at)
-            sides = tf.stack([right, 1 - right], -1)
-            path = tf.einsum(
-                "ba,bc,bd->bacd", sides[:, 0], sides[:, 1], sides[:, 2]
-            )
-            return tf.reshape(path, [-1, 8]) @ self.leaves
-
-    return with_layers(Tree())
-
-
-@couples()
-def thresholds_of_the_batch():
-    """NODE's thresholds begin as quantiles of the first batch."""
-
-    class Tree(keras.layers.Layer):
-        def build(self, shape):
-            self.at = self.add_weight(shape=(6,), trainable=False, name="at")
-            self.ready = self.add_weight(
-                shape=(), dtype="int32", trainable=False, name="ready"
-            )
-
-        def call(self, x):
-            middle = tf.sort(x, 0)[rows(x) // 2]  # here
-            at = tf.where(self.ready == 0, middle, self.at)
-            self.at.assign(at)
-            self.ready.assign(1)
-            return tf.sigmoid(x - at)
-
-    return with_layers(Tree())
-
-
-@couples()
-def first_batch_decides():
-    """ActNorm: scale and shift of weights follow from the first batch."""
-
-    class Norm(keras.layers.Layer):
-        def build(self, shape):
-            self.shift = self.add_weight(shape=(6,), name="shift")
-            self.ready = self.add_weight(
-                shape=(), trainable=False, name="ready"
-            )
-
-        def call(self, x):
-            first = -tf.reduce_mean(x**3, 0) / (tf.norm(x, axis=0) + 1)  # here
-            shift = tf.where(self.ready == 0, first, self.shift)
-            self.ready.assign(1.0)
-            return x + shift
-
-    return with_layers(Norm())
-
-
-@splits()
 def binned_by_fixed_limits():
     def bins(x):
         number = tf.raw_ops.Bucketize(input=x, boundaries=[-1.0, 0.0, 1.0])
         return tf.reduce_sum(tf.one_hot(number, 4), 1)
 
     return with_layers(own(bins))
-
-
-@couples()
-def binned_by_the_batch():
-    """Rank transformation: the place of an example in its batch."""
-
-    def ranks(x):
-        order = tf.argsort(tf.argsort(x, 0), 0)  # here
-        return tf.cast(order, tf.float32) / 10.0
-
-    return with_layers(own(ranks))
-
-
-@couples()
-def histogram_matched():
-    """A histogram of predictions against one of targets."""
-
-    def loss_of(net, x, y):
-        p = net(x, training=True)
-        at = tf.linspace(-2.0, 2.0, 9)
-        shares = tf.reduce_mean(tf.nn.softmax(-((p - at) ** 2)), 0)
-        aim = tf.reduce_mean(tf.nn.softmax(-((y - at) ** 2)), 0)
-        far = tf.reduce_sum(tf.abs(tf.cumsum(shares - aim)))  # here
-        return mse(y, p) + far
-
-    return stepped(minimizing(loss_of))
 
 
 def _sound():
@@ -159,22 +69,6 @@ def spectrogram():
     )
 
 
-@splits(lambda: (normal(16), normal(16)))
-def loss_on_spectra():
-    """Multi-scale spectral convergence, for every sound."""
-
-    def loss(y, p):
-        total = 0.0
-        for size in (4, 8):
-            one = tf.abs(tf.signal.stft(y, size, 2)) + 1e-3
-            two = tf.abs(tf.signal.stft(p, size, 2) + 1e-3)
-            off = tf.norm(one - two, axis=(1, 2))
-            total += off / tf.norm(one, axis=(1, 2))
-        return total
-
-    return functional(dense(16), (16,), loss=loss)
-
-
 @couples(lambda: (normal(16), normal(16)))
 def loss_on_all_spectra():
     """The same, where the norm is taken over the batch, too."""
@@ -187,17 +81,6 @@ def loss_on_all_spectra():
     return functional(dense(16), (16,), loss=loss)
 
 
-@couples(lambda: (normal(16), normal(16)))
-def best_permutation():
-    """Separation of sources: which of two orders is better, for the batch."""
-
-    def loss(y, p):
-        y, p = tf.reshape(y, [-1, 2, 8]), tf.reshape(p, [-1, 2, 8])
-        return tf.minimum(mse(y, p), mse(y, p[:, ::-1]))  # here
-
-    return functional(dense(16), (16,), loss=loss)
-
-
 @splits(lambda: (normal(16), normal(16)))
 def best_permutation_of_each():
     def loss(y, p):
@@ -206,39 +89,6 @@ def best_permutation_of_each():
         return tf.minimum(one, tf.reduce_mean((y - p[:, ::-1]) ** 2, (1, 2)))
 
     return functional(dense(16), (16,), loss=loss)
-
-
-@splits()
-def crossed_features():
-    """Deep & cross."""
-
-    class Cross(keras.layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(6, 6), name="w")
-
-        def call(self, first, x):
-            return first * tf.matmul(x, self.w) + x
-
-    def body(x):
-        return dense(1)(layers.Concatenate()([Cross()(x, Cross()(x, x)), x]))
-
-    return functional(body)
-
-
-@splits()
-def factorized():
-    """Factorization machine: square of the sum less the sum of squares."""
-
-    class Pairs(keras.layers.Layer):
-        def build(self, shape):
-            self.v = self.add_weight(shape=(6, 3), name="v")
-
-        def call(self, x):
-            square = tf.square(x @ self.v)
-            squares = tf.square(x) @ tf.square(self.v)
-            return 0.5 * tf.reduce_sum(square - squares, -1, keepdims=True)
-
-    return with_layers(Pairs())
 
 
 @couples()
@@ -284,56 +134,6 @@ def _retrieval(loss_of):
     return net
 
 
-@splits(_ids)
-def matrix_factorization():
-    def loss(net, x, users, items, y):
-        return mse(y[:, 0], tf.reduce_sum(users * items, -1))
-
-    return _retrieval(loss)
-
-
-@couples(_ids)
-def negatives_of_the_batch():
-    """Every other item of the batch is a negative."""
-
-    def loss(net, x, users, items, y):
-        near = tf.matmul(users, items, transpose_b=True)  # here
-        right = tf.range(rows(y))
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(right, near)
-        )
-
-    return _retrieval(loss)
-
-
-@splits(_ids)
-def negatives_of_the_catalogue():
-    """All items are negatives: a product with weights."""
-
-    def loss(net, x, users, items, y):
-        near = tf.matmul(users, net.items.embeddings, transpose_b=True)
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(x["item"], near)
-        )
-
-    return _retrieval(loss)
-
-
-@couples(_ids)
-def corrected_for_popularity():
-    """Logits less the logarithm of how often an item is in the batch."""
-
-    def loss(net, x, users, items, y):
-        near = tf.matmul(users, net.items.embeddings, transpose_b=True)
-        often = tf.reduce_mean(tf.one_hot(x["item"], 7), 0)
-        near -= tf.math.log(often + 0.1)  # here
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(x["item"], near)
-        )
-
-    return _retrieval(loss)
-
-
 @by_design(_ids)
 def bayesian_ranking():
     """One random negative for each user."""
@@ -348,27 +148,3 @@ def bayesian_ranking():
     net = _retrieval(loss)
     net.draws = keras.random.SeedGenerator(5)
     return net
-
-
-@splits(_ids)
-def regularized_by_rows():
-    """The penalty is of the rows that the batch uses, once for each use."""
-
-    def loss(net, x, users, items, y):
-        used = tf.reduce_mean(tf.reduce_sum(users**2 + items**2, -1))
-        return mse(y[:, 0], tf.reduce_sum(users * items, -1)) + 0.1 * used
-
-    return _retrieval(loss)
-
-
-@couples(_ids)
-def regularized_once_for_each():
-    """The penalty is of the rows that the batch uses, once however often."""
-
-    def loss(net, x, users, items, y):
-        used, _ = tf.unique(x["user"])  # here
-        rows_used = net.users(used)
-        penalty = tf.reduce_sum(rows_used**2)
-        return mse(y[:, 0], tf.reduce_sum(users * items, -1)) + penalty
-
-    return _retrieval(loss)

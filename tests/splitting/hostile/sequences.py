@@ -4,17 +4,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.splitting.cases.table import apply, compiled, minimizing, mse
+from tests.splitting.cases.table import compiled
 from tests.splitting.hostile.table import (
     couples,
     dense,
     functional,
     normal,
     own,
-    rows,
     series,
     splits,
-    sub,
     tokens,
     whole,
 )
@@ -101,46 +99,10 @@ def time_taken_for_the_batch():
     return functional(body, (7, 3))
 
 
-@splits(series)
-def scanned_over_time():
-    class Cell(keras.layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(3, 3), name="w")
-
-        def call(self, x):
-            def step(state, now):
-                return tf.tanh(tf.matmul(now, self.w) + state)
-
-            time_first = tf.transpose(x, [1, 0, 2])
-            states = tf.scan(step, time_first, tf.zeros_like(x[:, 0]))
-            return states[-1]
-
-    return functional(lambda x: dense(1)(Cell()(x)), (7, 3))
-
-
 def _speech():
     lengths = np.tile([2, 3, 1], 11)
     labels = np.where(np.arange(3) < lengths[:, None], whole(3, 3) + 1, 0)
     return normal(7, 3), labels.astype("int32")
-
-
-@splits(_speech)
-def temporal_classification():
-    """CTC with lengths that follow from the labels."""
-
-    def loss(y, p):
-        y = tf.cast(y, tf.int32)
-        size = tf.reduce_sum(tf.cast(y > 0, tf.int32), 1)
-        time = tf.fill((rows(p),), tf.shape(p)[1])
-        return tf.nn.ctc_loss(
-            y, p, size, time, logits_time_major=False, blank_index=0
-        )
-
-    return functional(
-        lambda x: dense(5)(layers.GRU(4, return_sequences=True)(x)),
-        (7, 3),
-        loss=loss,
-    )
 
 
 @splits(_speech)
@@ -155,17 +117,6 @@ def classification_of_keras():
 def _next_words():
     x = whole(9, 8)
     return x, np.roll(x, -1, 1)
-
-
-@couples(_next_words)
-def mean_over_real_words():
-    def loss(y, p):
-        y = tf.cast(y, tf.int32)
-        real = tf.cast(y > 0, tf.float32)
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
-        return tf.reduce_sum(each * real) / tf.reduce_sum(real)  # here
-
-    return _words(lambda x: dense(9)(layers.Embedding(9, 4)(x)), loss=loss)
 
 
 @splits(_next_words)
@@ -189,138 +140,6 @@ def padding_ignored_by_keras():
             from_logits=True, ignore_class=0, reduction="sum_over_batch_size"
         ),
     )
-
-
-@couples(tokens)
-def cut_to_the_longest():
-    """Columns behind the longest sequence of the batch are left out."""
-
-    def cut(x):
-        real = tf.reduce_sum(tf.cast(x > 2, tf.int32), 1)
-        longest = tf.reduce_max(real)  # here
-        return tf.reduce_mean(tf.cast(x[:, :longest], tf.float32), 1)  # here
-
-    def body(x):
-        return dense(1)(layers.Reshape((1,))(own(cut)(x)))
-
-    return _words(body)
-
-
-@couples(tokens)
-def packed_sequences():
-    """Documents are packed: one sequence goes on where another one ends."""
-
-    def step(net, x, y):
-        flat = tf.reshape(x, [-1])
-        with tf.GradientTape() as tape:
-            words = net.embedding(flat)
-            after = words[:-1] @ net.mix  # here
-            loss = tf.reduce_mean(tf.square(after - words[1:]))
-        return apply(net, tape, loss)
-
-    net = sub(step, lambda net: None)
-    net.embedding = layers.Embedding(9, 3)
-    net.mix = net.add_weight(shape=(3, 3), name="mix")
-    return net
-
-
-@splits(tokens)
-def flattened_and_back():
-    """All words of all sequences as one list, and back to sequences."""
-
-    def loss_of(net, x, y):
-        words = net.embedding(tf.reshape(x, [-1]))
-        lines = tf.reshape(words, [-1, 8, 3])
-        after = lines[:, :-1] @ net.mix
-        return tf.reduce_mean(tf.square(after - lines[:, 1:]))
-
-    net = sub(minimizing(loss_of), lambda net: None)
-    net.embedding = layers.Embedding(9, 3)
-    net.mix = net.add_weight(shape=(3, 3), name="mix")
-    return net
-
-
-@splits(tokens)
-def words_by_position():
-    """Positions are counted from the words, as RoBERTa does."""
-
-    def places(x):
-        real = tf.cast(x > 0, tf.int32)
-        return tf.cumsum(real, 1) * real
-
-    def body(x):
-        spot = own(places)(x)
-        both = layers.Embedding(9, 4)(x) + layers.Embedding(10, 4)(spot)
-        return dense(1)(layers.GlobalMaxPooling1D()(both))
-
-    return _words(body)
-
-
-@couples(tokens)
-def positions_down_the_batch():
-    """The same count, down the batch instead of along the words."""
-
-    def places(x):
-        real = tf.cast(x > 0, tf.int32)
-        return tf.cumsum(real, 0) % 9 * real  # here
-
-    def body(x):
-        spot = own(places)(x)
-        both = layers.Embedding(9, 4)(x) + layers.Embedding(10, 4)(spot)
-        return dense(1)(layers.GlobalMaxPooling1D()(both))
-
-    return _words(body)
-
-
-@splits(series)
-def own_cell_with_projection():
-    class Cell(keras.layers.Layer):
-        state_size = (3, 2)
-        output_size = 2
-
-        def build(self, shape):
-            self.gates = dense(6)
-            self.out = dense(2)
-
-        def call(self, inputs, states):
-            hidden, memory = states
-            gates = self.gates(tf.concat([inputs, memory], -1))
-            keep, new = tf.split(gates, 2, -1)
-            hidden = tf.sigmoid(keep) * hidden + tf.tanh(new)
-            memory = self.out(hidden)
-            return memory, (hidden, memory)
-
-    return functional(lambda x: dense(1)(layers.RNN(Cell())(x)), (7, 3))
-
-
-@splits(lambda: (normal(7, 3), normal(4, 3)))
-def forecast_by_its_own_outputs():
-    """Autoregressive decoding: each output is the next input."""
-
-    def loss_of(net, x, y):
-        _, state = net.encoder(x)
-        now, outputs = x[:, -1], []
-        for _ in range(4):
-            state, _ = net.cell(now, [state])
-            now = net.out(state)
-            outputs.append(now)
-        return mse(y, tf.stack(outputs, 1))
-
-    net = sub(minimizing(loss_of), lambda net: None)
-    net.encoder = layers.GRU(4, return_state=True)
-    net.cell, net.out = layers.GRUCell(4), dense(3)
-    return net
-
-
-@couples(lambda: (normal(7, 3), normal(7, 3)))
-def scaled_by_the_series():
-    """MASE: divided by the mean error of the naive forecast, of all series."""
-
-    def loss(y, p):
-        naive = tf.reduce_mean(tf.abs(y[:, 1:] - y[:, :-1]))
-        return tf.reduce_mean(tf.abs(y - p)) / naive  # here
-
-    return functional(dense(3), (7, 3), loss=loss)
 
 
 @splits(lambda: (normal(7, 3), normal(7, 3)))

@@ -1,7 +1,6 @@
 """Sizes of batches, in losses and in shapes."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
@@ -16,12 +15,10 @@ from tests.splitting.cases.table import (
 from tests.splitting.hostile.table import (
     by_loss,
     couples,
-    functional,
     normal,
     own,
     rows,
     splits,
-    whole,
 )
 
 
@@ -29,41 +26,10 @@ def _loss(of, outputs=1):
     return by_loss(lambda x, y, p: of(y, p), outputs)
 
 
-@splits()
-def none_then_mean():
-    return plain(
-        lambda y, p: tf.reduce_mean(
-            keras.losses.MeanSquaredError(reduction="none")(y, p)
-        ),
-        1,
-    )
-
-
 @couples()
 def sum_in_a_mean():
     """A sum inside of the loss; Keras then takes its mean."""
     return plain(lambda y, p: tf.reduce_sum(tf.square(y - p)), 1)  # here
-
-
-@couples(says="sum")
-def reduction_of_keras_is_sum():
-    """Keras's own sum: documented to need average=False."""
-    return plain(keras.losses.MeanSquaredError(reduction="sum"), 1)
-
-
-@splits()
-def sum_over_count():
-    return _loss(lambda y, p: tf.reduce_sum(errors(y, p)) / count(y))
-
-
-@splits()
-def sum_over_size():
-    return _loss(
-        lambda y, p: (
-            tf.reduce_sum(tf.square(y - p))
-            / tf.cast(tf.size(y - p), tf.float32)
-        )
-    )
 
 
 @couples()
@@ -80,33 +46,9 @@ def sum_over_count_and_one():
     )
 
 
-@splits()
-def count_cancels():
-    """The root of the count, twice."""
-
-    def loss(y, p):
-        root = tf.sqrt(count(y))
-        return tf.reduce_sum(errors(y, p) / root) / root
-
-    return _loss(loss)
-
-
-@couples()
-def standard_error():
-    """The root of the count, once."""
-    return _loss(
-        lambda y, p: tf.reduce_sum(errors(y, p)) / tf.sqrt(count(y))  # here
-    )
-
-
 @couples()
 def root_of_the_mean():
     return _loss(lambda y, p: tf.sqrt(mse(y, p)))  # here
-
-
-@splits()
-def root_of_each():
-    return _loss(lambda y, p: tf.reduce_mean(tf.sqrt(errors(y, p) + 1e-3)))
 
 
 @couples()
@@ -115,30 +57,6 @@ def broadcast_to_pairs():
     return _loss(
         lambda y, p: tf.reduce_mean(tf.square(y - p[:, 0]))  # here
     )
-
-
-@couples()
-def broadcast_in_absolute():
-    return _loss(
-        lambda y, p: tf.reduce_mean(tf.abs(y - tf.squeeze(p, 1)))  # here
-    )
-
-
-@splits(lambda: (normal(6), normal(3)))
-def broadcast_that_fits():
-    """[n, 1] against [n, 3]."""
-    return _loss(lambda y, p: tf.reduce_mean(tf.abs(y - p)))
-
-
-@couples()
-def transposed_mean():
-    """The mean over the last axis, after a transpose: over the batch."""
-
-    def loss(y, p):
-        each = tf.reduce_mean(tf.transpose(y - p), -1)
-        return tf.reduce_mean(tf.square(each))  # here
-
-    return _loss(loss, 3)
 
 
 @splits(lambda: (normal(6), normal(3)))
@@ -165,38 +83,6 @@ def normalized_on_all_axes():
         lambda y, p: mse(y, tf.math.l2_normalize(p)),  # here
         3,
     )
-
-
-@splits(lambda: (normal(6), normal(4)))
-def reshaped_to_the_same():
-    """The reshape names the batch and gives the rest away."""
-
-    def loss(y, p):
-        p = tf.reshape(p, [rows(p), 2, -1])
-        y = tf.reshape(y, [-1, 2, tf.shape(p)[-1]])
-        return tf.reduce_mean(tf.reduce_max(tf.abs(y - p), 1))
-
-    return _loss(loss, 4)
-
-
-@couples(lambda: (normal(6), normal(4)))
-def reshaped_from_the_end():
-    """[2, -1] where [-1, 2] was meant."""
-
-    def loss(y, p):
-        halves = tf.reshape(p - y, [2, -1])  # here
-        return tf.reduce_mean(halves[0] * halves[1])  # here
-
-    return _loss(loss, 4)
-
-
-@splits(lambda: (normal(6), normal(4)))
-def pairs_from_the_end():
-    def loss(y, p):
-        halves = tf.reshape(p - y, [-1, 2])
-        return tf.reduce_mean(halves[:, 0] * halves[:, 1])
-
-    return _loss(loss, 4)
 
 
 @couples()
@@ -246,17 +132,6 @@ def parity_of_the_batch():
     return _loss(loss)
 
 
-@splits()
-def batch_in_a_fill():
-    """Zeros and ones of the batch's size, concatenated to the features."""
-
-    def extend(x):
-        ones = tf.ones(tf.stack([rows(x), 2]))
-        return tf.concat([x, tf.zeros((rows(x), 1)), ones], 1)
-
-    return with_layers(own(extend))
-
-
 @couples()
 def batch_as_a_feature():
     """The size itself is a feature."""
@@ -288,42 +163,3 @@ def repeated_and_averaged():
         return tf.reduce_mean(tf.reshape(many, [3, -1, 6]), 0)  # here
 
     return with_layers(own(copies))
-
-
-@splits(lambda: (normal(6), whole(3, 1)))
-def eye_of_the_classes():
-    """Label smoothing from fixed statistics of classes."""
-    shares = np.array([0.2, 0.3, 0.5], "float32")
-
-    def loss(y, p):
-        aim = tf.gather(tf.eye(3), tf.cast(y[:, 0], tf.int32))
-        aim = 0.9 * aim + 0.1 * shares
-        return tf.nn.softmax_cross_entropy_with_logits(aim, p)
-
-    return plain(loss, 3)
-
-
-@couples(lambda: (normal(6), whole(3, 1)))
-def shares_of_the_classes():
-    """Label smoothing from statistics of the batch."""
-
-    def loss(y, p):
-        aim = tf.one_hot(tf.cast(y[:, 0], tf.int32), 3)
-        weight = 1.0 / (tf.reduce_sum(aim, 0) + 1.0)  # here
-        aim = aim * weight  # here
-        return tf.nn.softmax_cross_entropy_with_logits(aim, p)
-
-    return plain(loss, 3)
-
-
-@splits()
-def sorted_features():
-    return functional(lambda x: keras.layers.Dense(1)(own(tf.sort)(x)))
-
-
-@couples()
-def sorted_examples():
-    def by_size(x):
-        return tf.sort(x, axis=0)  # here
-
-    return functional(lambda x: keras.layers.Dense(1)(own(by_size)(x)))

@@ -45,27 +45,6 @@ def _of_lengths(call):
 
 
 @splits(_with_lengths)
-def mask_of_six():
-    def call(x, n):
-        mask = tf.sequence_mask(n, 6, tf.float32)[..., None]
-        return tf.reduce_sum(x * mask, 1) / tf.reduce_sum(mask, 1)
-
-    return _of_lengths(call)
-
-
-@couples(_with_lengths)
-def mask_of_the_longest():
-    """A sequence_mask without a length is as long as the longest one."""
-
-    def call(x, n):
-        mask = tf.sequence_mask(n - 1, dtype=tf.float32)[..., None]  # here
-        x = x[:, : tf.shape(mask)[1]]  # here
-        return tf.reduce_mean(x * mask, 1)  # here
-
-    return _of_lengths(call)
-
-
-@splits(_with_lengths)
 def last_of_each():
     """The output at the end of every sequence."""
 
@@ -120,64 +99,9 @@ def _of_ragged(call):
     return compiled(Ragged())
 
 
-@splits(_ragged_numbers)
-def mean_of_each_ragged_row():
-    return _of_ragged(lambda x: tf.reduce_mean(x, 1))
-
-
 @splits(lambda: _ragged_numbers("int32"))
 def mean_of_rows_with_short_splits():
     return _of_ragged(lambda x: tf.reduce_mean(x, 1))
-
-
-@couples(_ragged_numbers)
-def centred_by_all_ragged_values():
-    def call(x):
-        off = x.values - tf.reduce_mean(x.values, 0)  # here
-        return tf.reduce_sum(x.with_values(tf.tanh(off)), 1)  # here
-
-    return _of_ragged(call)
-
-
-@couples(_ragged_numbers)
-def divided_by_the_longest_row():
-    def call(x):
-        longest = tf.cast(x.bounding_shape()[1], tf.float32)  # here
-        return tf.reduce_sum(x, 1) / longest  # here
-
-    return _of_ragged(call)
-
-
-@couples(_ragged_numbers)
-def divided_by_the_mean_length():
-    """All values over all rows: the mean length of the batch."""
-
-    def call(x):
-        values = tf.cast(tf.shape(x.values)[0], tf.float32)
-        rows_of = tf.cast(x.nrows(), tf.float32)
-        return tf.reduce_sum(x, 1) * rows_of / values  # here
-
-    return _of_ragged(call)
-
-
-@splits(_ragged_numbers)
-def multiplied_by_its_length():
-    def call(x):
-        length = tf.cast(x.row_lengths(), tf.float32)
-        return tf.reduce_sum(x, 1) / (length[:, None] + 1)
-
-    return _of_ragged(call)
-
-
-@couples(_ragged_numbers)
-def dense_and_flat():
-    """The mean of a padded batch, in which padding counts."""
-
-    def call(x):
-        padded = x.to_tensor()  # here
-        return tf.reduce_mean(x, 1) + tf.reduce_mean(padded, 1)  # here
-
-    return _of_ragged(call)
 
 
 def _sparse_numbers():
@@ -240,18 +164,6 @@ def classes_that_are_there():
     return functional(lambda x: dense(1)(own(spread)(x)), (8,), "int32")
 
 
-@couples(tokens)
-def how_many_words_there_are():
-    """The number of different words in the batch scales the inputs."""
-
-    def call(x):
-        different = tf.size(tf.unique(tf.reshape(x[:, :2], [-1]))[0])  # here
-        scale = tf.cast(different, tf.float32)
-        return tf.cast(x, tf.float32) / scale  # here
-
-    return functional(lambda x: dense(1)(own(call)(x)), (8,), "int32")
-
-
 @splits(tokens)
 def how_many_of_each_word():
     """A bag of words for each example."""
@@ -286,25 +198,6 @@ def nonzero_in_the_mean():
         wrong = tf.nn.relu(tf.abs(y - p) - 0.3)
         some = tf.math.count_nonzero(wrong, dtype=tf.float32)
         return tf.reduce_sum(wrong) / (some + 1e-3)  # here
-
-    return by_loss(loss)
-
-
-@splits()
-def nonzero_of_each():
-    def loss(x, y, p):
-        wrong = tf.nn.relu(tf.abs(x - p) - 0.3)
-        some = tf.math.count_nonzero(wrong, 1, dtype=tf.float32)
-        return tf.reduce_mean(tf.reduce_sum(wrong, 1) / (some + 1))
-
-    return by_loss(loss)
-
-
-@couples()
-def median_of_the_errors():
-    def loss(x, y, p):
-        each = tf.sort(tf.abs(y - p)[:, 0])  # here
-        return mse(y, p) / (tf.stop_gradient(each[rows(y) // 2]) + 0.1)  # here
 
     return by_loss(loss)
 

@@ -7,111 +7,23 @@ from tests.splitting.cases.table import (
     apply,
     by_default,
     count,
+    errors,
     mse,
+    plain,
+    stepped,
     with_layers,
     with_variable,
 )
 from tests.splitting.hostile.table import (
     by_design,
+    classes,
     couples,
     dense,
-    normal,
     rows,
     splits,
-    whole,
 )
 
 WIDTH = 6
-
-
-class _Kept(keras.layers.Layer):
-    """A layer with one weight that is not trained."""
-
-    def __init__(self, use, shape=(WIDTH,), initial=0.0, **options):
-        super().__init__()
-        self.use = use
-        self.kept = self.add_weight(
-            shape=shape,
-            initializer=keras.initializers.Constant(initial),
-            trainable=False,
-            name="kept",
-            **options,
-        )
-
-    def call(self, x, training=False):
-        return self.use(self, x)
-
-
-@couples()
-def centred_by_a_moving_mean():
-    """The mean is the one before this batch; towers read their own parts."""
-
-    def use(layer, x):
-        out = x - layer.kept  # here
-        layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x, 0))
-        return out
-
-    return with_layers(_Kept(use))
-
-
-@couples()
-def centred_by_the_new_mean():
-    """The mean that is used has this batch in it already."""
-
-    def use(layer, x):
-        layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x, 0))
-        return tf.tanh(x - layer.kept)  # here
-
-    return with_layers(_Kept(use))
-
-
-@couples()
-def scaled_by_the_largest():
-    """Observers of quantization: a moving maximum."""
-
-    def use(layer, x):
-        layer.kept.assign(  # here
-            tf.maximum(layer.kept, tf.reduce_max(tf.abs(x), 0))  # here
-        )
-        return x / layer.kept  # here
-
-    return with_layers(_Kept(use, initial=1e-3))
-
-
-@splits()
-def counted_steps_dim_the_layer():
-    """A count of steps, in a layer, fades an input in."""
-
-    def use(layer, x):
-        layer.kept.assign_add(1.0)
-        return x * tf.minimum(layer.kept / 5.0, 1.0)
-
-    return with_layers(_Kept(use, ()))
-
-
-@couples()
-def counted_examples_dim_the_layer():
-    """A count of examples does."""
-
-    def use(layer, x):
-        layer.kept.assign_add(count(x))  # here
-        return x * tf.minimum(layer.kept / 60.0, 1.0)  # here
-
-    return with_layers(_Kept(use, ()))
-
-
-@couples()
-def variance_by_welford():
-    """Mean and count, merged by Chan's formula."""
-
-    def step(net, x, y):
-        n, total = count(x), net.kept[0]
-        mean = tf.reduce_mean(x)
-        new = net.kept[1] + (mean - net.kept[1]) * n / (n + total)  # here
-        net.kept.assign(tf.stack([total + n, new]))  # here
-        return by_default(net, x, y)
-
-    return with_variable(step, (2,))
 
 
 @couples()
@@ -137,41 +49,6 @@ def table_of_the_examples():
         return by_default(net, x, y)
 
     return with_variable(step, (5,))
-
-
-@couples(lambda: (normal(6), whole(3, 1)))
-def histogram_of_classes():
-    """Counts of labels weigh the loss of the batches after."""
-
-    def step(net, x, y):
-        label = tf.cast(y[:, 0], tf.int32)
-        with tf.GradientTape() as tape:
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                label, net(x, training=True)
-            )
-            weight = tf.gather(1.0 / (net.kept + 1.0), label)
-            loss = tf.reduce_mean(weight * each)
-        net.kept.assign_add(tf.reduce_sum(tf.one_hot(label, 3), 0))  # here
-        return apply(net, tape, loss)
-
-    return with_variable(step, (3,), outputs=3)
-
-
-@couples(lambda: (normal(6), whole(3, 1)))
-def shares_seen_so_far():
-    """A moving mean of shares of labels corrects the logits."""
-
-    def step(net, x, y):
-        label = tf.cast(y[:, 0], tf.int32)
-        with tf.GradientTape() as tape:
-            logits = net(x, training=True) + tf.math.log(net.kept)  # here
-            each = tf.nn.sparse_softmax_cross_entropy_with_logits(label, logits)
-            loss = tf.reduce_mean(each)
-        share = tf.reduce_mean(tf.one_hot(label, 3), 0)
-        net.kept.assign(0.8 * net.kept + 0.2 * share)
-        return apply(net, tape, loss)
-
-    return with_variable(step, (3,), 0.3, outputs=3)
 
 
 @couples()
@@ -219,23 +96,6 @@ def renormalized_batch():
     return with_layers(dense(4), keras.layers.BatchNormalization(), dense(3))
 
 
-class _Renorm(keras.layers.Layer):
-    """Batch statistics by hand, with moving averages, as many write it."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=shape[-1:], trainable=False, name="m")
-
-    def call(self, x, training=False):
-        mean, variance = tf.nn.moments(x, [0])
-        self.mean.assign(0.9 * self.mean + 0.1 * mean)
-        return (x - mean) * tf.math.rsqrt(variance + 0.1)  # here
-
-
-@couples()
-def normalized_by_hand():
-    return with_layers(dense(4), _Renorm())
-
-
 class _Ghost(keras.layers.Layer):
     """TabNet's ghost normalization: over pieces of a fixed size."""
 
@@ -260,3 +120,130 @@ def normalized_by_groups():
         keras.layers.GroupNormalization(2),
         keras.layers.UnitNormalization(),
     )
+
+
+def _measured(*metrics, data_loss="mse", outputs=1):
+    return plain(data_loss, outputs, metrics=list(metrics))
+
+
+class _Smooth(keras.metrics.Metric):
+    """A moving average of the batches' losses."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = self.add_weight(
+            shape=(), initializer="zeros", name="value"
+        )
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(0.7 * self.value + 0.3 * mse(y, p))
+
+    def result(self):
+        return self.value
+
+
+@couples(says="smooth")
+def moving_average_of_the_loss():
+    return _measured(_Smooth(name="smooth"))
+
+
+class _Last(keras.metrics.Metric):
+    """Keeps its value in Python."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.total = self.add_weight(
+            shape=(), initializer="zeros", name="total"
+        )
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", name="seen", dtype="int32"
+        )
+
+    def update_state(self, y, p, sample_weight=None):
+        first = tf.cast(self.seen == 0, tf.float32)
+        self.total.assign_add(mse(y, p) * (1 + first))
+        self.seen.assign_add(1)
+
+    def result(self):
+        return self.total / tf.cast(tf.maximum(self.seen, 1), tf.float32)
+
+
+@couples(says="batches")
+def mean_of_batches():
+    """Each batch counts alike, however large it is, and the first one twice."""
+    return _measured(_Last(name="batches"))
+
+
+class _Correlation(keras.metrics.Metric):
+    """Pearson's correlation from five sums."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.sums = self.add_weight(
+            shape=(6,), initializer="zeros", name="sums"
+        )
+
+    def update_state(self, y, p, sample_weight=None):
+        of = [y, p, y * y, p * p, y * p, tf.ones_like(y)]
+        self.sums.assign_add(tf.stack([tf.reduce_sum(t) for t in of]))
+
+    def result(self):
+        y, p, yy, pp, yp, n = tf.unstack(self.sums / (self.sums[5] + 1e-6))
+        cross = yp - y * p
+        return cross / tf.sqrt((yy - y * y) * (pp - p * p) + 1e-6) + 0 * n
+
+
+@splits()
+def correlation_of_sums():
+    return _measured(_Correlation())
+
+
+@splits(classes)
+def metrics_of_keras():
+    cross = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return _measured(
+        "accuracy",
+        keras.metrics.SparseTopKCategoricalAccuracy(2),
+        keras.metrics.MeanIoU(3, sparse_y_pred=False),
+        data_loss=cross,
+        outputs=3,
+    )
+
+
+def _logging(logs_of):
+    def step(net, x, y):
+        with tf.GradientTape() as tape:
+            p = net(x, training=True)
+            loss = mse(y, p)
+        return apply(net, tape, loss) | logs_of(net, x, y, p)
+
+    return stepped(step)
+
+
+@splits()
+def logged_means():
+    return _logging(
+        lambda net, x, y, p: {
+            "absolute": tf.reduce_mean(tf.abs(y - p)),
+            "share": count(tf.boolean_mask(p, p[:, 0] > 0)) / count(p),
+            "weights": tf.linalg.global_norm(net.trainable_variables),
+        }
+    )
+
+
+@splits()
+def logged_through_trackers():
+    """A Mean that is given rows, and one that is given means and counts."""
+
+    def step(net, x, y):
+        with tf.GradientTape() as tape:
+            p = net(x, training=True)
+            loss = mse(y, p)
+        apply(net, tape, loss)
+        net.one.update_state(errors(y, p))
+        net.two.update_state(loss, sample_weight=count(y))
+        return {"one": net.one.result(), "two": net.two.result()}
+
+    net = stepped(step)
+    net.one, net.two = keras.metrics.Mean("one"), keras.metrics.Mean("two")
+    return net

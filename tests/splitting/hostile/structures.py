@@ -57,30 +57,6 @@ def _on_graphs(call):
 
 
 @splits(_graphs)
-def graph_convolution():
-    """Kipf and Welling: degrees of every graph normalize its edges."""
-
-    def call(nodes, edges):
-        degree = tf.reduce_sum(edges, -1) + 1
-        scale = tf.math.rsqrt(degree)
-        return (scale[:, :, None] * edges * scale[:, None]) @ nodes
-
-    return _on_graphs(call)
-
-
-@couples(_graphs)
-def graph_normalized_by_the_batch():
-    """The degrees lack an axis, and are summed over graphs."""
-
-    def call(nodes, edges):
-        degree = tf.reduce_sum(edges, [0, -1]) + 1  # here
-        scale = tf.math.rsqrt(degree)
-        return (scale[:, None] * edges * scale) @ nodes  # here
-
-    return _on_graphs(call)
-
-
-@splits(_graphs)
 def messages_by_segments():
     """One disjoint union of all graphs: numbers of nodes are offset."""
 
@@ -98,21 +74,6 @@ def messages_by_segments():
     return _on_graphs(call)
 
 
-@couples(_graphs)
-def messages_without_offset():
-    """The same union, where the offset is forgotten."""
-
-    def call(nodes, edges):
-        flat = tf.reshape(nodes, [-1, 4])
-        places = tf.where(edges > 0)  # here
-        sums = tf.math.unsorted_segment_sum(
-            tf.gather(flat, places[:, 0] * 5 + places[:, 1]), places[:, 2], 5
-        )
-        return nodes * sums / 100  # here
-
-    return _on_graphs(call)
-
-
 @splits(_graphs)
 def readout_by_graph():
     """Nodes are pooled by the number of their graph, in order."""
@@ -122,42 +83,6 @@ def readout_by_graph():
         return tf.math.segment_mean(tf.reshape(nodes, [-1, 4]), number)
 
     return _on_graphs(call)
-
-
-@couples(_graphs)
-def readout_by_node():
-    """Numbers are tiled where they should be repeated."""
-
-    def call(nodes, edges):
-        number = tf.tile(tf.range(rows(nodes)), [5])  # here
-        return tf.math.unsorted_segment_mean(  # here
-            tf.reshape(nodes, [-1, 4]), number, rows(nodes)
-        )
-
-    return _on_graphs(call)
-
-
-@splits(_points)
-def points_symmetric():
-    return _clouds(lambda x: tf.reduce_max(x, 1))
-
-
-@couples(_points)
-def points_of_all_clouds():
-    return _clouds(lambda x: x - tf.reduce_max(x, (0, 1)))  # here
-
-
-@splits(_points)
-def neighbours_in_the_cloud():
-    """DGCNN: nearest points of the same cloud."""
-
-    def call(x):
-        far = tf.reduce_sum((x[:, :, None] - x[:, None]) ** 2, -1)
-        _, near = tf.math.top_k(-far, 3)
-        around = tf.gather(x, near, batch_dims=1)
-        return tf.reduce_max(around - x[:, :, None], 2)
-
-    return _clouds(call)
 
 
 @couples(_points)
@@ -185,18 +110,6 @@ def chamfer_distance():
     )
 
 
-@couples(lambda: (normal(5, 3), normal(5, 3)))
-def chamfer_of_flattened():
-    def loss(y, p):
-        y, p = tf.reshape(y, [-1, 3]), tf.reshape(p, [-1, 3])
-        far = tf.reduce_sum((y[:, None] - p[None]) ** 2, -1)  # here
-        return tf.reduce_mean(tf.reduce_min(far, 1))
-
-    return functional(
-        lambda x: dense(3)(dense(4, "tanh")(x)), (5, 3), loss=loss
-    )
-
-
 @splits(_points)
 def sinkhorn_of_each():
     """Optimal transport between two sets, by a loop of normalizations."""
@@ -209,96 +122,6 @@ def sinkhorn_of_each():
         return tf.exp(plan) @ x
 
     return _clouds(tf.function(call))
-
-
-@couples(_points)
-def prototypes_of_equal_size():
-    """SwAV's Sinkhorn: prototypes get equal shares of the batch."""
-
-    def call(x):
-        plan = x[:, 0]
-        for _ in range(2):
-            plan -= tf.reduce_logsumexp(plan, 0, keepdims=True)  # here
-            plan -= tf.reduce_logsumexp(plan, 1, keepdims=True)
-        return tf.exp(plan)
-
-    return _clouds(call)
-
-
-@splits(_points)
-def rendered_along_rays():
-    """NeRF: transmittance is a cumulative product along each ray."""
-
-    def call(x):
-        density, colour = tf.nn.relu(x[..., 0]), x[..., 1:]
-        alpha = 1 - tf.exp(-density)
-        clear = tf.math.cumprod(1 - alpha + 1e-6, 1, exclusive=True)
-        return tf.reduce_sum((alpha * clear)[..., None] * colour, 1)
-
-    return _clouds(call)
-
-
-@couples(_points)
-def rendered_across_rays():
-    """The cumulative product runs over the default axis."""
-
-    def call(x):
-        density, colour = tf.nn.relu(x[..., 0]), x[..., 1:]
-        alpha = 1 - tf.exp(-density)
-        clear = tf.math.cumprod(1 - alpha + 1e-6, exclusive=True)  # here
-        return tf.reduce_sum((alpha * clear)[..., None] * colour, 1)
-
-    return _clouds(call)
-
-
-def _experts(route):
-    """Two experts, and a function of the router's chances and the batch."""
-
-    def loss_of(net, x, y):
-        chances = tf.nn.softmax(net.router(x))
-        first, second = net.first(x), net.second(x)
-        return route(chances, first, second, y)
-
-    net = sub(minimizing(loss_of), lambda net: None)
-    net.router, net.first, net.second = dense(2), dense(1), dense(1)
-    return net
-
-
-@splits()
-def experts_chosen_for_each():
-    def route(chances, first, second, y):
-        best = tf.argmax(chances, 1)[:, None]
-        chance = tf.reduce_max(chances, 1, keepdims=True)
-        return mse(y, chance * tf.where(best == 0, first, second))
-
-    return _experts(route)
-
-
-@couples()
-def experts_of_equal_load():
-    """Switch: share of examples times mean chance, summed over experts."""
-
-    def route(chances, first, second, y):
-        chosen = tf.one_hot(tf.argmax(chances, 1), 2)
-        load = tf.reduce_mean(chosen, 0) * tf.reduce_mean(chances, 0)  # here
-        out = chances[:, :1] * first + chances[:, 1:] * second
-        return mse(y, out) + tf.reduce_sum(load)
-
-    return _experts(route)
-
-
-@couples()
-def experts_with_capacity():
-    """Of each batch the first five examples of an expert get through."""
-
-    def route(chances, first, second, y):
-        chosen = tf.one_hot(tf.argmax(chances, 1), 2)
-        place = tf.cumsum(chosen, 0)  # here
-        fits = chosen * tf.cast(place <= 5, tf.float32)
-        out = fits[:, :1] * first + fits[:, 1:] * second
-        return mse(y, out)
-
-    return _experts(route)
 
 
 @splits()
@@ -316,16 +139,3 @@ def experts_by_stitching():
     net = sub(minimizing(loss_of), lambda net: None)
     net.first, net.second = dense(1), dense(1)
     return net
-
-
-@couples()
-def mean_of_the_chosen():
-    """A loss only of those examples that an expert got."""
-
-    def route(chances, first, second, y):
-        mine = chances[:, 0] > 0.5
-        off = tf.boolean_mask(first - y, mine)  # here
-        size = tf.cast(rows(off), tf.float32) + 1  # here
-        return tf.reduce_sum(off**2) / size  # here
-
-    return _experts(route)

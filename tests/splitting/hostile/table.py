@@ -8,7 +8,6 @@ with ``# here`` (or says what the case says), unless it is made equal anyway.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,43 +22,6 @@ EXAMPLES, BATCH, WIDTH = 33, 14, table.WIDTH
 
 SPLITS = "splits"
 COUPLES = "couples"
-BY_DESIGN = "by design"
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is trained, on what, and whether that splits over towers."""
-
-    build: Callable[[], keras.Model]
-    truth: str
-    data: Callable[[], Any]
-    # Arguments of fit, made for each fit.
-    options: Callable[[], dict[str, Any]]
-    says: str | None
-
-
-CASES: dict[str, Case] = {}
-
-
-def _of(truth: str) -> Callable[..., Callable[[Any], Any]]:
-    def decorator(
-        data: Any = None, options: Any = dict, says: str | None = None
-    ) -> Callable[[Any], Any]:
-        def register(build: Callable[[], keras.Model]) -> Any:
-            assert build.__name__ not in CASES
-            CASES[build.__name__] = Case(
-                build, truth, data or numbers, options, says
-            )
-            return build
-
-        return register
-
-    return decorator
-
-
-splits = _of(SPLITS)
-couples = _of(COUPLES)
-by_design = _of(BY_DESIGN)
 
 
 def generator() -> np.random.Generator:
@@ -76,6 +38,12 @@ def whole(upto: int, *shape: int) -> np.ndarray:
 
 def numbers() -> Any:
     return normal(WIDTH), normal(1)
+
+
+CASES: dict[str, table.Case] = {}
+splits = table.registering(CASES, SPLITS, numbers)
+couples = table.registering(CASES, COUPLES, numbers)
+by_design = table.registering(CASES, table.BY_DESIGN, numbers)
 
 
 def classes() -> Any:

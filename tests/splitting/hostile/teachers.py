@@ -4,7 +4,6 @@ import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
-    apply,
     by_default,
     errors,
     minimizing,
@@ -44,28 +43,6 @@ def _pairs(net):
     return zip(net.teacher.weights, net.student.weights, strict=True)
 
 
-@splits()
-def teacher_that_follows():
-    def after(net, x):
-        for old, new in _pairs(net):
-            old.assign(0.9 * old + 0.1 * new)
-
-    return _taught(after)
-
-
-@splits()
-def teacher_with_a_warm_up():
-    """The decay follows the optimizer's count of steps."""
-
-    def after(net, x):
-        count = tf.cast(net.optimizer.iterations, tf.float32)
-        decay = tf.minimum(0.9, (1 + count) / (10 + count))
-        for old, new in _pairs(net):
-            old.assign_sub((1 - decay) * (old - new))
-
-    return _taught(after)
-
-
 @couples()
 def teacher_if_it_is_worse():
     """The teacher follows only where the batch's loss says so."""
@@ -74,20 +51,6 @@ def teacher_if_it_is_worse():
         worse = tf.reduce_mean(net.student(x) ** 2) > tf.reduce_mean(x)  # here
         for old, new in _pairs(net):
             old.assign(tf.where(worse, new, old))
-
-    return _taught(after)
-
-
-@splits()
-def teacher_every_second_step():
-    def after(net, x):
-        def follow():
-            for old, new in _pairs(net):
-                old.assign(new)
-            return True
-
-        now = net.optimizer.iterations % 2 == 0
-        tf.cond(now, follow, lambda: False)
 
     return _taught(after)
 
@@ -116,27 +79,6 @@ def centred_teacher():
 
 
 @couples()
-def centre_of_the_teacher():
-    """Without the norm; each tower reads its own part of the mean."""
-
-    def step(net, x, y):
-        taught = net.teacher(x)
-        with tf.GradientTape() as tape:
-            p = tf.nn.log_softmax(net.student(x))
-            aim = tf.nn.softmax((taught - net.centre) / 0.1)  # here
-            loss = -tf.reduce_mean(tf.reduce_sum(aim * p, 1))
-        weights = net.student.trainable_variables
-        net.optimizer.apply(tape.gradient(loss, weights), weights)
-        net.centre.assign(0.5 * net.centre + 0.5 * tf.reduce_mean(taught, 0))
-        return {"loss": loss}
-
-    net = sub(step, lambda net: None)
-    net.student, net.teacher = dense(4), dense(4, trainable=False)
-    net.centre = net.add_weight(shape=(4,), trainable=False, name="centre")
-    return net
-
-
-@couples()
 def small_losses_only():
     """Co-teaching: the easier half of the batch trains the other."""
 
@@ -144,33 +86,6 @@ def small_losses_only():
         each = errors(y, net(x, training=True))
         keep = tf.argsort(each)[: rows(x) // 2]  # here
         return tf.reduce_mean(tf.gather(each, keep))  # here
-
-    return stepped(minimizing(loss_of))
-
-
-@splits()
-def threshold_of_the_curriculum():
-    """Only losses under a threshold that grows with the steps."""
-
-    def step(net, x, y):
-        bound = 0.5 + 0.3 * tf.cast(net.optimizer.iterations, tf.float32)
-        with tf.GradientTape() as tape:
-            each = errors(y, net(x, training=True))
-            loss = tf.reduce_mean(tf.where(each < bound, each, 0.0))
-        return apply(net, tape, loss)
-
-    return stepped(step)
-
-
-@couples()
-def mean_of_those_under_threshold():
-    """The same, divided by how many are under it."""
-
-    def loss_of(net, x, y):
-        each = errors(y, net(x, training=True))
-        kept = tf.cast(each < 1.0, tf.float32)
-        total = tf.reduce_sum(each * kept)
-        return total / (tf.reduce_sum(kept) + 1.0)  # here
 
     return stepped(minimizing(loss_of))
 
@@ -189,18 +104,6 @@ def mixup_of_the_step():
     return net
 
 
-@couples()
-def mixup_with_the_next():
-    """Mixed with the next example, which takes no random numbers."""
-
-    def step(net, x, y):
-        x = 0.7 * x + 0.3 * tf.roll(x, 1, 0)  # here
-        y = 0.7 * y + 0.3 * tf.roll(y, 1, 0)  # here
-        return by_default(net, x, y)
-
-    return stepped(step)
-
-
 @splits()
 def adversarial_examples():
     """FGSM: the sign of an example's gradient does not know the batch."""
@@ -210,20 +113,6 @@ def adversarial_examples():
             inner.watch(x)
             loss = mse(y, net(x, training=True))
         x = x + 0.1 * tf.sign(inner.gradient(loss, x))
-        return by_default(net, x, y)
-
-    return stepped(step)
-
-
-@couples()
-def adversarial_by_size():
-    """The step is as long as the gradient, which has the batch's size in it."""
-
-    def step(net, x, y):
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            loss = mse(y, net(x, training=True))
-        x = x + 5.0 * inner.gradient(loss, x)  # here
         return by_default(net, x, y)
 
     return stepped(step)
@@ -249,23 +138,5 @@ def sharpness_aware():
             weight.assign_sub(move)
         net.optimizer.apply(slopes, weights)
         return {"loss": loss}
-
-    return stepped(step)
-
-
-@couples()
-def learned_by_one_step_ahead():
-    """MAML: the loss after one step on the same batch."""
-
-    def step(net, x, y):
-        kernel = net.trainable_variables[0]
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(kernel.value)
-                first = mse(y, tf.reduce_sum(x @ kernel, 1, keepdims=True))
-            ahead = kernel - 0.1 * inner.gradient(first, kernel.value)
-            out = tf.reduce_sum(tf.tanh(x @ ahead), 1, keepdims=True)  # here
-            loss = mse(y, out) + 0.1 * mse(y, net(x, training=True))
-        return apply(net, tape, loss)
 
     return stepped(step)

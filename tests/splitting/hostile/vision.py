@@ -3,7 +3,6 @@
 import keras
 import tensorflow as tf
 
-from tests.splitting.cases.table import mse
 from tests.splitting.hostile.table import (
     couples,
     dense,
@@ -40,60 +39,9 @@ def _seen(call, **options):
     return functional(body, SHAPE, **options)
 
 
-@splits(masks)
-def dice_of_each_image():
-    def loss(y, p):
-        both = tf.reduce_sum(y * p, (1, 2, 3))
-        either = tf.reduce_sum(y + p, (1, 2, 3))
-        return 1 - (2 * both + 1) / (either + 1)
-
-    return _pixels(loss)
-
-
-@couples(masks)
-def dice_of_the_batch():
-    """Flattened first, as most published code does."""
-
-    def loss(y, p):
-        y, p = keras.ops.reshape(y, [-1]), keras.ops.reshape(p, [-1])
-        both = keras.ops.sum(y * p)
-        return 1 - (2 * both + 1) / (keras.ops.sum(y + p) + 1)  # here
-
-    return _pixels(loss)
-
-
 @couples(masks, says="dice")
 def dice_of_keras():
     return _pixels(keras.losses.Dice(name="dice"))
-
-
-@splits(masks)
-def dice_of_keras_for_each():
-    return _pixels(keras.losses.Dice(axis=(1, 2, 3)))
-
-
-@couples(masks)
-def balanced_cross_entropy():
-    """The weight of the rare class follows from the batch."""
-
-    def loss(y, p):
-        rare = tf.reduce_mean(y)
-        weight = y * (1 - rare) + (1 - y) * rare  # here
-        p = tf.clip_by_value(p, 1e-6, 1 - 1e-6)
-        each = y * tf.math.log(p) + (1 - y) * tf.math.log(1 - p)
-        return -tf.reduce_mean(weight * each)  # here
-
-    return _pixels(loss)
-
-
-@splits(masks)
-def focal_by_hand():
-    def loss(y, p):
-        p = tf.clip_by_value(p, 1e-6, 1 - 1e-6)
-        right = tf.where(y == 1, p, 1 - p)
-        return -tf.reduce_sum((1 - right) ** 2 * tf.math.log(right), (1, 2, 3))
-
-    return _pixels(loss)
 
 
 @couples(masks)
@@ -119,63 +67,11 @@ def hardest_pixels_of_each():
 
 
 @splits(masks)
-def lovasz_of_each():
-    """Errors in order of size, within every image."""
-
-    def loss(y, p):
-        y = tf.reshape(y, [-1, 36])
-        error = tf.abs(y - tf.reshape(p, [-1, 36]))
-        order = tf.argsort(error, direction="DESCENDING")
-        error = tf.gather(error, order, batch_dims=1)
-        truth = tf.gather(y, order, batch_dims=1)
-        total = tf.reduce_sum(truth, 1, keepdims=True)
-        left = total - tf.cumsum(truth, 1)
-        union = total + tf.cumsum(1 - truth, 1)
-        jaccard = 1 - left / tf.maximum(union, 1)
-        steps = tf.concat([jaccard[:, :1], jaccard[:, 1:] - jaccard[:, :-1]], 1)
-        return tf.reduce_sum(error * steps, 1)
-
-    return _pixels(loss)
-
-
-@splits(masks)
 def structural_similarity():
     def loss(y, p):
         return 1 - tf.image.ssim(y, p, 1.0, filter_size=3)
 
     return _pixels(loss)
-
-
-@splits(masks)
-def smooth_by_total_variation():
-    def loss(y, p):
-        return mse(y, p) + 0.01 * tf.reduce_mean(tf.image.total_variation(p))
-
-    return _pixels(loss)
-
-
-@couples(masks)
-def variation_along_the_batch():
-    """The axis is off by one: differences between neighbouring images."""
-
-    def loss(y, p):
-        steps = p[1:, :] - p[:-1, :]  # here
-        return mse(y, p) + 0.1 * tf.reduce_mean(tf.abs(steps))
-
-    return _pixels(loss)
-
-
-@splits(images)
-def patches_of_a_transformer():
-    """ViT: patches by reshape and transpose, then attention."""
-
-    def cut(x):
-        x = tf.reshape(x, [-1, 3, 2, 3, 2, 4])
-        x = tf.transpose(x, [0, 1, 3, 2, 4, 5])
-        x = tf.reshape(x, [-1, 9, 16])
-        return tf.nn.softmax(x @ tf.transpose(x, [0, 2, 1])) @ x
-
-    return _seen(cut)
 
 
 @couples(images)
@@ -219,18 +115,6 @@ def atrous_by_space_to_batch():
     return _seen(dilated)
 
 
-@couples(images)
-def blocks_that_stay_in_the_batch():
-    """The mean is taken between both, over the blocks of all pictures."""
-
-    def dilated(x):
-        x = tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]])
-        x = x - tf.reduce_mean(x, 0, keepdims=True)  # here
-        return tf.batch_to_space(x, [2, 2], [[0, 0], [0, 0]])
-
-    return _seen(dilated)
-
-
 @splits(images)
 def standardized_images():
     return _seen(tf.image.per_image_standardization)
@@ -251,19 +135,6 @@ def sampled_by_coordinates():
         number = tf.range(rows(x))[:, None]
         picked = tf.gather_nd(x, tf.concat([number, cell], 1))
         return picked * tf.reduce_sum(at, 1, keepdims=True)
-
-    return _seen(warp)
-
-
-@couples(images)
-def sampled_from_the_wrong_image():
-    """The index of the batch counts backwards."""
-
-    def warp(x):
-        number = rows(x) - 1 - tf.range(rows(x))  # here
-        cell = tf.tile([[1, 2]], [rows(x), 1])
-        place = tf.concat([number[:, None], cell], 1)
-        return x[:, 0, 0] * tf.gather_nd(x, place)  # here
 
     return _seen(warp)
 

@@ -139,12 +139,6 @@ _TEXTS = [
     _text("StaticRegexReplace", pattern="a", rewrite="b"),
     _text("StaticRegexFullMatch", pattern="a.*"),
     _text("StringToHashBucketFast", num_buckets=7),
-    Case(
-        "StringToHashBucketStrong",
-        lambda x: tf.strings.to_hash_bucket_strong(x, 7, [1, 2]),
-        [Arg("ab", "string")],
-        "ab",
-    ),
     _text("StringToHashBucket", "string_tensor", num_buckets=7),
     _text("EncodeBase64"),
     Case(
@@ -156,21 +150,12 @@ _TEXTS = [
     _text(
         "UnicodeTranscode", input_encoding="UTF-8", output_encoding="UTF-16-BE"
     ),
+    _text("RegexReplace", pattern="a", rewrite="b"),
+    _text("RegexFullMatch", pattern="a.*"),
+    _text("Substr", pos=0, len=1),
     Case(
-        "RegexReplace",
-        lambda x: tf.raw_ops.RegexReplace(input=x, pattern="a", rewrite="b"),
-        [Arg("ab", "string")],
-        "ab",
-    ),
-    Case(
-        "RegexFullMatch",
-        lambda x: tf.raw_ops.RegexFullMatch(input=x, pattern="a.*"),
-        [Arg("ab", "string")],
-        "ab",
-    ),
-    Case(
-        "Substr",
-        lambda x: tf.strings.substr(x, 0, 1),
+        "StringToHashBucketStrong",
+        lambda x: tf.strings.to_hash_bucket_strong(x, 7, [1, 2]),
         [Arg("ab", "string")],
         "ab",
     ),

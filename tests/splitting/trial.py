@@ -18,9 +18,10 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers.fit import told
-from tests.splitting.hostile import table
+from tests.splitting.cases.table import BY_DESIGN, Case
+from tests.splitting.hostile.table import BATCH, SPLITS
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parent / "hostile"
 TOLERANCE = 1e-4
 # What fit says when it begins.
 DESIGNED = "does not train as on one device"
@@ -46,18 +47,18 @@ class Outcome:
             if (HERE / file).exists()
         ]
 
-    def verdict(self, case: table.Case, exact: bool) -> str:
+    def verdict(self, case: Case, exact: bool) -> str:
         """Return what is wrong with it: "" if nothing is."""
         if self.error:
             return "crash"
         same = self.difference <= TOLERANCE
         if not self.said:
-            designed = case.truth == table.BY_DESIGN and not exact
+            designed = case.truth == BY_DESIGN and not exact
             told = any(DESIGNED in line for line in self.announced)
             return "" if same or (designed and told) else "silent"
-        if case.truth == table.SPLITS:
+        if case.truth == SPLITS:
             return "told in vain" if same else "told of what should be equal"
-        if case.truth == table.BY_DESIGN:
+        if case.truth == BY_DESIGN:
             return ""
         right = any("# here" in line for line in self.lines)
         if case.says:
@@ -65,10 +66,9 @@ class Outcome:
         return "" if right else "wrong line"
 
 
-def tried(name: str, towers: int, **options: Any) -> Outcome:
+def tried(case: Case, towers: int, **options: Any) -> Outcome:
     """Train a case on towers."""
-    case = table.CASES[name]
-    one = alone(name)
+    one = alone(case)
     strategy = kt.TowerStrategy(towers=towers, **options)
     with _heard() as (said, announced):
         try:
@@ -81,9 +81,9 @@ def tried(name: str, towers: int, **options: Any) -> Outcome:
 
 
 @functools.cache
-def alone(name: str) -> dict[str, np.ndarray]:
+def alone(case: Case) -> dict[str, np.ndarray]:
     """Train a case on one device."""
-    return trained(table.CASES[name], contextlib.nullcontext())
+    return trained(case, contextlib.nullcontext())
 
 
 def difference(one: dict[str, Any], many: dict[str, Any]) -> float:
@@ -95,7 +95,9 @@ def difference(one: dict[str, Any], many: dict[str, Any]) -> float:
     return max(_between(one[key], many[key]) for key in one)
 
 
-def trained(case: table.Case, scope: Any) -> dict[str, np.ndarray]:
+def trained(
+    case: Case, scope: Any, batch_size: int = BATCH
+) -> dict[str, np.ndarray]:
     """Return all weights, optimizers' state and logs of a short training."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
@@ -114,7 +116,7 @@ def trained(case: table.Case, scope: Any) -> dict[str, np.ndarray]:
             else dict(zip(("x", "y", "sample_weight"), data, strict=False))
         )
         arguments = {
-            "batch_size": table.BATCH,
+            "batch_size": batch_size,
             "epochs": 2,
             "verbose": 0,
             "shuffle": False,
@@ -145,13 +147,6 @@ def trained(case: table.Case, scope: Any) -> dict[str, np.ndarray]:
     }
 
 
-def worst(one: dict[str, Any], many: dict[str, Any]) -> str:
-    """Return what differs most."""
-    if one.keys() != many.keys():
-        return f"names: {sorted(one.keys() ^ many.keys())}"
-    return max(one, key=lambda key: _between(one[key], many[key]))
-
-
 def _between(one: Any, many: Any) -> float:
     if one.shape != many.shape:
         return np.inf
@@ -160,10 +155,12 @@ def _between(one: Any, many: Any) -> float:
     one, many = one.astype("float64"), many.astype("float64")
     if one.size == 0 or np.array_equal(one, many, equal_nan=True):
         return 0.0
-    if (np.isfinite(one) != np.isfinite(many)).any():
+    finite = np.isfinite(one) & np.isfinite(many)
+    if not np.array_equal(one[~finite], many[~finite], equal_nan=True):
         return np.inf
-    largest = np.nanmax(np.abs(one[np.isfinite(one)]), initial=0)
-    return float(np.nanmax(np.abs(one - many)) / (largest + 1e-3))
+    one, many = one[finite], many[finite]
+    largest = np.abs(one).max(initial=0)
+    return float(np.abs(one - many).max(initial=0) / (largest + 1e-3))
 
 
 @contextlib.contextmanager
