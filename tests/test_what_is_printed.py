@@ -30,10 +30,16 @@ def model(*layers, **options):
 
 
 def ordinary():
-    for eager in (False, True):
-        it = model(keras.layers.Dense(1), run_eagerly=eager)
-        it.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
+    it = model(keras.layers.Dense(1))
+    it.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
+    it.predict(x, verbose=0)
+    it.train_on_batch(x, y)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(25)
+    it.fit(data, verbose=0, shuffle=False)
     it.save(f"{sys.argv[1]}/model.keras")
+    it.save_weights(f"{sys.argv[1]}/model.weights.h5")
+    eager = model(keras.layers.Dense(1), run_eagerly=True)
+    eager.fit(x, y, epochs=2, validation_split=0.2, verbose=0)
 
 
 class Broken(keras.layers.Layer):

@@ -21,10 +21,12 @@ def plain(value):
     """Turn what a strategy gives into values that can be compared."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tf.distribute.DistributedValues):
-        value = value.values
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
+    if isinstance(value, tf.distribute.DistributedValues):
+        return plain(list(value.values))
+    if isinstance(value, tf.RaggedTensor):
+        return value.to_list()
     if isinstance(value, tf.IndexedSlices):
         return plain(tf.convert_to_tensor(value))
     if isinstance(value, (tf.Tensor, tf.Variable)):
@@ -101,6 +103,11 @@ def contexts(strategy):
         found = [entered is strategy, where()]
         with strategy.scope():
             found.append(where())
+    try:
+        tf.distribute.experimental_set_strategy(strategy)
+        found.append(where())
+    finally:
+        tf.distribute.experimental_set_strategy(None)
     return [
         found,
         where(),
@@ -133,7 +140,7 @@ def reduce(strategy):
         }
         values["ragged"] = ragged(strategy)
         for name, value in values.items():
-            for axis in (None, 0):
+            for axis in (None, 0, 1, -1):
                 if name != "ragged" or axis == 0:
                     found[f"{op} {name} {axis}"] = error_of(
                         lambda value=value, op=op, axis=axis: tf.cast(
@@ -142,6 +149,7 @@ def reduce(strategy):
                     )
         for name, value in (
             ("tensor", tf.constant([1.0, 2.0])),
+            ("number", 3.0),
             ("none", None),
             ("bool", tf.constant(True)),
         ):
@@ -149,6 +157,34 @@ def reduce(strategy):
                 lambda value=value, op=op: strategy.reduce(op, value, axis=None)
             )
     return found
+
+
+@observed
+def reduce_in_a_function(strategy):
+    @tf.function
+    def total(value):
+        each = strategy.run(lambda x: {"a": x * x, "b": [x]}, (value,))
+        return [
+            tf.nest.map_structure(
+                lambda v, op=op: strategy.reduce(op, v, axis=None), each
+            )
+            for op in tf.distribute.ReduceOp
+        ]
+
+    return total(numbers(strategy, (3,)))
+
+
+@observed
+def gather(strategy):
+    inside = tf.function(lambda v: strategy.gather(v, axis=0))
+    same, other = numbers(strategy, (2, 2)), ragged(strategy)
+    return [
+        *[error_of(lambda a=a: strategy.gather(same, a)) for a in (0, 1, 2)],
+        *[error_of(lambda a=a: strategy.gather(other, a)) for a in (0, 1)],
+        inside(other),
+        error_of(lambda: strategy.gather(numbers(strategy), 0)),
+        error_of(lambda: strategy.gather(tf.ones([2]), 0)),
+    ]
 
 
 @observed
@@ -182,6 +218,7 @@ def all_reduce_of_odd_values(strategy):
         "one object": lambda: constant,
         "python": lambda: 3.0,
         "none": lambda: None,
+        "empty": lambda: [],
         "sparse": sparse,
     }
     return {
@@ -191,3 +228,22 @@ def all_reduce_of_odd_values(strategy):
         for op in OPERATIONS
         for name, value in values.items()
     }
+
+
+@observed
+def all_gather(strategy):
+    def step(axis, ragged):
+        shape = [2, 2]
+        if ragged:
+            shape[axis] = replica().replica_id_in_sync_group + 1
+        x = tf.ones(shape) * number()
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            gathered = replica().all_gather(x, axis)
+            y = tf.reduce_sum(gathered * gathered) * number()
+        return gathered, tape.gradient(y, x)
+
+    return [
+        everyhow(strategy, lambda a=axis, r=ragged: step(a, r))
+        for axis, ragged in ((0, True), (1, False))
+    ]

@@ -13,13 +13,17 @@ from tests.kit.long import some_of
 # The observation, and the towers; a batch does not split evenly over three.
 CASES = [
     *((name, 2) for name in OBSERVATIONS),
-    pytest.param("reduce", 3, marks=pytest.mark.long),
+    *(
+        pytest.param(name, 3, marks=pytest.mark.long)
+        for name in ("all_gather", "gather", "reduce")
+    ),
     *(pytest.param(name, 1, marks=pytest.mark.long) for name in OBSERVATIONS),
 ]
 # What goes through a reduction, not only in the default mode for CPUs.
 IN_OTHER_MODES = [
     ("all_reduce", "collective"),
     ("all_reduce_of_odd_values", "hierarchical"),
+    ("reduce_in_a_function", "gpu"),
 ]
 
 
@@ -68,3 +72,21 @@ def test_like_stock_in_every_mode(name, mode):
     strategy = kt.TowerStrategy(devices(2), mode=mode)
     assert strategy.mode == mode
     assert_same(plain(OBSERVATIONS[name](strategy)), wanted(name, 2), name)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_observations_are_of_values(name):
+    # Two strategies that raise an error each time would agree, too.
+    leaves = tf.nest.flatten(wanted(name, 2))
+    raised = [leaf for leaf in leaves if str(leaf).startswith("raises")]
+    assert len(raised) < len(leaves) / 2
+    assert len(leaves) >= 2
+
+
+def test_with_strategy_is_its_scope():
+    strategy = kt.TowerStrategy(devices(2))
+    with strategy as entered:
+        assert entered is tf.distribute.get_strategy() is strategy
+        variable = tf.Variable(1.0)
+    assert len(strategy.experimental_local_results(variable)) == 2
+    assert not tf.distribute.has_strategy()
