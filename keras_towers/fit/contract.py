@@ -215,6 +215,10 @@ class TakesGradients(Protocol):
         """Place an optimizer's slot variables and intercept its calls."""
         ...
 
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Build an optimizer for N weights, if needed, and place it."""
+        ...
+
     def apply(self, call: UpdateCall) -> None:
         """Apply the gradients of one tower, instead of ``optimizer.apply``."""
         ...

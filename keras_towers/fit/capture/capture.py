@@ -7,7 +7,7 @@ Towers in turn, one trace for all of them, XLA, asynchronous towers and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -74,6 +74,15 @@ class _Recorder:
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         if self._update is not None:
             self._update.place_optimizer(optimizer)
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        tower = tower_lib.current()
+        if tower is not None:
+            tower.is_whole("builds an optimizer")
+        if self._update is not None:
+            self._update.make_ready(optimizer, variables)
+        else:
+            optimizer.build(variables)
 
     def apply(self, call: UpdateCall) -> None:
         self.updates.append(call)

@@ -40,7 +40,9 @@ from keras_towers.fit.weights import trainers
 logger = logging.getLogger("keras_towers")
 
 # What holds for the first trace of a step only: another follows.
-_FOR_NOW = frozenset(("writes a variable that the towers had in common",))
+_FOR_NOW = frozenset(
+    ("writes a variable that the towers had in common", "builds an optimizer")
+)
 
 
 class StepTraces:

@@ -117,6 +117,18 @@ def _apply_gradients(
     return optimizer._iterations
 
 
+def _build(
+    optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
+) -> None:
+    """Replace ``build``: a step's slot variables are made as its update's."""
+    update = update_in_force()
+    if optimizer.built or update is None or tower_lib.current() is None:
+        original(variables)
+        return
+    with _updating.filled(True):
+        update.make_ready(optimizer, variables)
+
+
 def _scale_loss(
     optimizer: Any, original: Callable[..., Any], loss: tf.Tensor
 ) -> tf.Tensor:
@@ -155,6 +167,7 @@ def _outside(
 
 _APPLY: patches.Shadows = {"apply": apply, "apply_gradients": _apply_gradients}
 _OTHERS: patches.Shadows = {
+    "build": _build,
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -109,6 +109,9 @@ class ReplicaSchedule(UpdateSchedule):
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         self._update.place_optimizer(optimizer)
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._update.make_ready(optimizer, variables)
 
     def apply(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
