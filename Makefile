@@ -32,7 +32,9 @@ test: engines
 durations: engines
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu write
 
-# With the cases that repeat what others show.
+# With the cases that repeat what others show. Many wait, for links that are cut
+# and for processes that are gone.
+test-all: PYTEST_ARGS = -n 3 --dist loadfile
 test-all: engines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	KERAS_TOWERS_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
