@@ -67,6 +67,16 @@ def sparse_product():
     return plain(loss)
 
 
+@unproven()
+def ragged_means():
+    def loss(y, p):
+        lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
+        q = tf.RaggedTensor.from_tensor(p, lengths)
+        return tf.square(tf.reduce_mean(q, 1) - y[:, 0])
+
+    return plain(loss)
+
+
 @differs()
 def ragged_mean_of_all():
     def loss(y, p):
@@ -130,6 +140,15 @@ def value_of_another():
         count = tf.shape(p)[0]
         places = tf.stack([count - 1 - tf.range(count), _best(p)], 1)
         return tf.square(tf.gather_nd(p, places) - y[:, 0])
+
+    return plain(loss)
+
+
+@differs()
+def action_of_the_first():
+    def loss(y, p):
+        places = tf.stack([_best(p), tf.range(tf.shape(p)[0])], 1)
+        return tf.square(tf.gather_nd(tf.transpose(p)[:, :], places) * y[0, 0])
 
     return plain(loss)
 

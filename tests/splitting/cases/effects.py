@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
@@ -9,11 +10,13 @@ from tests.splitting.cases.table import (
     by_default,
     by_design,
     differs,
+    minimizing,
     mse,
     plain,
     proven,
     stepped,
     unproven,
+    with_layers,
 )
 
 
@@ -55,6 +58,38 @@ def shuffled_targets():
             tf.random.shuffle(y, seed=1),  # here
         )
     )
+
+
+@differs()
+def mixed_up():
+    def step(model, x, y):
+        a = tf.sigmoid(y)
+        x = a * x + (1 - a) * tf.reverse(x, [0])  # here
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True))
+        return apply(model, tape, loss)
+
+    return stepped(step)
+
+
+@by_design()
+def dropped_out():
+    return with_layers(keras.layers.Dropout(0.5, seed=1))
+
+
+@proven()
+def variational():
+    def loss_of(model, x, y):
+        mean, log_var = tf.split(model(x, training=True), 2, -1)
+        z = mean + tf.exp(0.5 * log_var) * x[:, :2]
+        kl = -0.5 * tf.reduce_sum(
+            1 + log_var - tf.square(mean) - tf.exp(log_var), 1
+        )
+        loss = mse(y, tf.reduce_sum(z, 1, keepdims=True))
+        loss += tf.reduce_mean(kl)
+        return loss
+
+    return stepped(minimizing(loss_of), 4)
 
 
 @unproven()

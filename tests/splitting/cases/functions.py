@@ -165,6 +165,22 @@ def counting_if(chosen, otherwise=0.0):
 
 
 @differs()
+def state_in_nested_function():
+    def step(model, x, y):
+        @tf.function
+        def keep(loss):
+            model.kept.assign(tf.maximum(model.kept, loss))  # here
+            return model.kept + 0.0
+
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True))
+        keep(loss)
+        return apply(model, tape, loss)
+
+    return with_variable(step)
+
+
+@differs()
 def state_in_loop():
     def step(model, x, y):
         with tf.GradientTape() as tape:

@@ -14,6 +14,7 @@ from tests.splitting.cases.table import (
     differs,
     generator,
     minimizing,
+    mse,
     proven,
     stepped,
     with_layers,
@@ -100,6 +101,24 @@ def forecasting():
         keras.layers.LSTM(4),
         shape=(8, WIDTH),
     )
+
+
+@proven()
+def physics():
+    """The residual of an equation, by derivatives of the network."""
+
+    def loss_of(model, x, y):
+        with tf.GradientTape() as second:
+            second.watch(x)
+            with tf.GradientTape() as first:
+                first.watch(x)
+                u = model(x, training=True)
+            slope = first.gradient(u, x)
+        curve = second.gradient(slope, x)
+        rest = curve[:, 0] + u[:, 0] - y[:, 0]
+        return tf.reduce_mean(tf.square(rest)) + mse(y, u)
+
+    return stepped(minimizing(loss_of))
 
 
 @differs()

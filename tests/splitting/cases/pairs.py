@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    binary,
     differs,
     errors,
     plain,
@@ -48,6 +49,16 @@ def alike_pairs():
         a = tf.nn.l2_normalize(p, -1)
         b = tf.nn.l2_normalize(tf.stop_gradient(p + y), -1)
         return -tf.reduce_sum(a * b, -1)
+
+    return plain(loss)
+
+
+@differs(binary)
+def area_under_curve():
+    def loss(y, p):
+        up = tf.boolean_mask(p, y > 0)
+        down = tf.boolean_mask(p, y < 1)
+        return tf.reduce_mean(tf.nn.sigmoid(down[:, None] - up[None]))  # here
 
     return plain(loss)
 

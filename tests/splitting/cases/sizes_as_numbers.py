@@ -10,6 +10,7 @@ from tests.splitting.cases.table import (
     differs,
     errors,
     plain,
+    positives,
     proven,
 )
 
@@ -17,6 +18,23 @@ from tests.splitting.cases.table import (
 @differs()
 def mean_of_mean():
     return plain(lambda y, p: tf.reduce_mean(tf.square(p - y)) / count(p))
+
+
+@differs()
+def logarithm_of_count():
+    def loss(y, p):
+        return errors(y, p) * tf.math.log(count(p))  # here
+
+    return plain(loss)
+
+
+@differs()
+def count_of_at_least_eight():
+    def loss(y, p):
+        n = tf.maximum(count(p), 8.0)  # here
+        return tf.reduce_sum(errors(y, p)) / n
+
+    return plain(loss)
 
 
 @differs()
@@ -86,6 +104,15 @@ def in_double():
     def loss(y, p):
         p, y = tf.cast(p, tf.float64), tf.cast(y, tf.float64)
         return tf.cast(tf.reduce_mean(tf.math.log(tf.cosh(p - y))), tf.float32)
+
+    return plain(loss)
+
+
+@differs()
+def half_of_positives():
+    def loss(y, p):
+        k = positives(y) // 2  # here
+        return tf.reduce_mean(errors(y, p)) + tf.cast(k, tf.float32) / count(p)
 
     return plain(loss)
 

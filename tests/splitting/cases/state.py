@@ -66,6 +66,24 @@ def with_sums(step):
 
 
 @proven()
+def accumulated_by_hand():
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = mse(y, model(x, training=True))
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        for kept, g in zip(model.sums, grads, strict=True):
+            kept.assign_add(g)
+        scale = tf.cast(model.optimizer.iterations % 2, tf.float32)
+        model.optimizer.apply([scale * kept for kept in model.sums], weights)
+        for kept in model.sums:
+            kept.assign(kept * (1 - scale))
+        return {"loss": loss}
+
+    return with_sums(step)
+
+
+@proven()
 def momentum_by_hand():
     def step(model, x, y):
         with tf.GradientTape() as tape:
@@ -111,6 +129,22 @@ def centres_of_classes():
         return apply(model, tape, loss)
 
     return with_variable(step, (3, 1), 0.1)
+
+
+@differs(classes)
+def groups_by_exponents():
+    def step(model, x, y):
+        y = tf.reshape(y, [-1])
+        with tf.GradientTape() as tape:
+            e = tf.square(model(x, training=True)[:, 0] - 1.0)
+            n = tf.cast(tf.shape(x)[0], tf.float32)
+            each = tf.math.unsorted_segment_sum(e, y, 3) / n
+            q = tf.nn.softmax(model.kept + 0.1 * tf.stop_gradient(each))  # here
+            loss = tf.reduce_sum(q * each)
+        model.kept.assign(tf.math.log(q))
+        return apply(model, tape, loss)
+
+    return with_variable(step, (3,))
 
 
 @proven()

@@ -27,6 +27,15 @@ def centred_in_cond():
 
 
 @differs()
+def centred_in_function():
+    @tf.function
+    def centre(p):
+        return p / tf.reduce_sum(tf.square(p), 0)  # here
+
+    return plain(lambda y, p: tf.square(centre(p) - y))
+
+
+@differs()
 def variance_by_moments():
     def loss(y, p):
         _, v = tf.nn.moments(p - y, [0])  # here

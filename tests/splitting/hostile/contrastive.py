@@ -63,6 +63,18 @@ def additive_angular_margin():
     return _embedded(loss)
 
 
+@couples(classes)
+def hardest_of_the_batch():
+    def loss(y, p):
+        far = tf.norm(p[:, None] - p[None] + 1e-3, axis=-1)  # here
+        same = tf.cast(y == tf.transpose(y), tf.float32)  # here
+        worst = tf.reduce_max(far * same, 1)
+        best = tf.reduce_min(far + 1e6 * same, 1)
+        return tf.nn.relu(worst - best + 0.5)
+
+    return _embedded(loss)
+
+
 @couples(lambda: (normal(6), normal(4)))
 def agreement_on_the_diagonal():
     """CLIP with only the diagonal... and its softmax."""

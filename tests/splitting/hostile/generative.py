@@ -52,6 +52,25 @@ def deviation_as_a_feature():
     return _autoencoder(minimizing(loss_of))
 
 
+@splits()
+def gradient_penalty_of_halves():
+    """The halves of each example's features are interpolated."""
+
+    def step(net, x, y):
+        low, high = tf.split(x, 2, axis=1)
+        between = tf.concat([low, (low + high) / 2], 1)
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(between)
+                score = net.encoder(between)
+            slope = inner.gradient(score, between)
+            norm = tf.sqrt(tf.reduce_sum(slope**2, 1) + 1e-6)
+            loss = tf.reduce_mean((norm - 1) ** 2) + mse(x, net.decoder(score))
+        return apply(net, tape, loss)
+
+    return _autoencoder(step)
+
+
 @couples(images)
 def gram_of_the_batch():
     """The same einsum with a letter left out."""

@@ -134,3 +134,24 @@ def weights_of_losses_that_learn():
     net = stepped(minimizing(loss_of))
     net.spread = net.add_weight(shape=(2,), initializer="zeros", name="spread")
     return net
+
+
+@couples()
+def gradients_projected():
+    """PCGrad: one task's gradient is projected if the tasks disagree."""
+
+    def step(net, x, y):
+        weights = net.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            p = net(x, training=True)
+            one, two = mse(y, p), tf.reduce_mean(tf.abs(p - 1))
+        first, second = tape.gradient(one, weights), tape.gradient(two, weights)
+        moves = []
+        for a, b in zip(first, second, strict=True):
+            dot = tf.reduce_sum(a * b)  # here
+            away = tf.where(dot < 0, dot / tf.reduce_sum(b * b), 0.0)  # here
+            moves.append(a - away * b + b)  # here
+        net.optimizer.apply(moves, weights)
+        return {"loss": one}
+
+    return stepped(step)

@@ -66,6 +66,38 @@ def returns_of_each_episode():
 
 
 @couples(classes)
+def advantages_made_normal():
+    """PPO normalizes advantages over the batch."""
+
+    def step(net, x, y):
+        off = x[:, 0] - tf.stop_gradient(net.value(x)[:, 0])
+        off -= tf.reduce_mean(off)  # here
+        off /= tf.math.reduce_std(off) + 1e-3  # here
+        with tf.GradientTape() as tape:
+            ratio = tf.exp(_chosen(net.policy(x), y) + 1.1)
+            kept = tf.clip_by_value(ratio, 0.8, 1.2)
+            loss = -tf.reduce_mean(tf.minimum(ratio * off, kept * off))
+            loss += mse(x[:, :1], net.value(x))
+        return apply(net, tape, loss)
+
+    return _agent(step)
+
+
+@splits(classes)
+def advantages_made_even():
+    """Dueling: the mean is over the actions of an example."""
+
+    def loss_of(net, x, y):
+        lead = net.policy(x)
+        q = net.value(x) + lead - tf.reduce_mean(lead, 1, keepdims=True)
+        took = tf.gather(q, tf.cast(y, tf.int32), batch_dims=1)
+        best = tf.reduce_max(tf.stop_gradient(q), 1)
+        return keras.losses.huber(x[:, 0] + 0.9 * best, took[:, 0])
+
+    return _agent(minimizing(loss_of))
+
+
+@couples(classes)
 def temperature_that_learns():
     """SAC: the temperature's gradient is a mean; its own update by hand."""
 
@@ -112,6 +144,12 @@ def constrained_and_regularized():
         dense(4, kernel_constraint=_Halves(), kernel_regularizer=_Apart()),
         dense(3, kernel_constraint="unit_norm", bias_regularizer="l1l2"),
     )
+
+
+@splits()
+def regularized_activity():
+    """Keras divides the sum by the batch size."""
+    return with_layers(dense(4, "tanh", activity_regularizer="l2"))
 
 
 class _Added(keras.layers.Layer):

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests.splitting.cases.table import (
     apply,
+    mse,
     with_layers,
 )
 from tests.splitting.hostile.table import (
@@ -45,6 +46,26 @@ def sparse_attention_over_features():
     return with_layers(dense(6), own(masks))
 
 
+@couples()
+def first_batch_decides():
+    """ActNorm: scale and shift of weights follow from the first batch."""
+
+    class Norm(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight(shape=(6,), name="shift")
+            self.ready = self.add_weight(
+                shape=(), trainable=False, name="ready"
+            )
+
+        def call(self, x):
+            first = -tf.reduce_mean(x**3, 0) / (tf.norm(x, axis=0) + 1)  # here
+            shift = tf.where(self.ready == 0, first, self.shift)
+            self.ready.assign(1.0)
+            return x + shift
+
+    return with_layers(Norm())
+
+
 @splits()
 def binned_by_fixed_limits():
     def bins(x):
@@ -77,6 +98,17 @@ def loss_on_all_spectra():
         one = tf.abs(tf.signal.stft(y, 8, 2)) + 1e-3
         two = tf.abs(tf.signal.stft(p, 8, 2) + 1e-3)
         return tf.norm(one - two) / tf.norm(one)  # here
+
+    return functional(dense(16), (16,), loss=loss)
+
+
+@couples(lambda: (normal(16), normal(16)))
+def best_permutation():
+    """Separation of sources: which of two orders is better, for the batch."""
+
+    def loss(y, p):
+        y, p = tf.reshape(y, [-1, 2, 8]), tf.reshape(p, [-1, 2, 8])
+        return tf.minimum(mse(y, p), mse(y, p[:, ::-1]))  # here
 
     return functional(dense(16), (16,), loss=loss)
 

@@ -142,6 +142,27 @@ def padding_ignored_by_keras():
     )
 
 
+@splits(series)
+def own_cell_with_projection():
+    class Cell(keras.layers.Layer):
+        state_size = (3, 2)
+        output_size = 2
+
+        def build(self, shape):
+            self.gates = dense(6)
+            self.out = dense(2)
+
+        def call(self, inputs, states):
+            hidden, memory = states
+            gates = self.gates(tf.concat([inputs, memory], -1))
+            keep, new = tf.split(gates, 2, -1)
+            hidden = tf.sigmoid(keep) * hidden + tf.tanh(new)
+            memory = self.out(hidden)
+            return memory, (hidden, memory)
+
+    return functional(lambda x: dense(1)(layers.RNN(Cell())(x)), (7, 3))
+
+
 @splits(lambda: (normal(7, 3), normal(7, 3)))
 def scaled_by_each_series():
     """Reversible instance normalization: statistics of each series."""

@@ -26,6 +26,16 @@ def _loss(of, outputs=1):
     return by_loss(lambda x, y, p: of(y, p), outputs)
 
 
+@splits()
+def none_then_mean():
+    return plain(
+        lambda y, p: tf.reduce_mean(
+            keras.losses.MeanSquaredError(reduction="none")(y, p)
+        ),
+        1,
+    )
+
+
 @couples()
 def sum_in_a_mean():
     """A sum inside of the loss; Keras then takes its mean."""

@@ -104,6 +104,17 @@ def mean_of_rows_with_short_splits():
     return _of_ragged(lambda x: tf.reduce_mean(x, 1))
 
 
+@couples(_ragged_numbers)
+def dense_and_flat():
+    """The mean of a padded batch, in which padding counts."""
+
+    def call(x):
+        padded = x.to_tensor()  # here
+        return tf.reduce_mean(x, 1) + tf.reduce_mean(padded, 1)  # here
+
+    return _of_ragged(call)
+
+
 def _sparse_numbers():
     x = np.where(np.abs(normal(6)) > 1, normal(6), 0.0).astype("float32")
     sparse = tf.sparse.from_dense(x)

@@ -198,6 +198,14 @@ def correlation_of_sums():
     return _measured(_Correlation())
 
 
+@couples(says="worst")
+def worst_of_a_batch():
+    def worst(y, p):
+        return tf.reduce_max(tf.abs(y - p))
+
+    return _measured(worst)
+
+
 @splits(classes)
 def metrics_of_keras():
     cross = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    apply,
     by_default,
     errors,
     minimizing,
@@ -41,6 +42,15 @@ def _taught(after, loss_of=lambda p, t: mse(t, p)):
 
 def _pairs(net):
     return zip(net.teacher.weights, net.student.weights, strict=True)
+
+
+@splits()
+def teacher_that_follows():
+    def after(net, x):
+        for old, new in _pairs(net):
+            old.assign(0.9 * old + 0.1 * new)
+
+    return _taught(after)
 
 
 @couples()
@@ -138,5 +148,23 @@ def sharpness_aware():
             weight.assign_sub(move)
         net.optimizer.apply(slopes, weights)
         return {"loss": loss}
+
+    return stepped(step)
+
+
+@couples()
+def learned_by_one_step_ahead():
+    """MAML: the loss after one step on the same batch."""
+
+    def step(net, x, y):
+        kernel = net.trainable_variables[0]
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(kernel.value)
+                first = mse(y, tf.reduce_sum(x @ kernel, 1, keepdims=True))
+            ahead = kernel - 0.1 * inner.gradient(first, kernel.value)
+            out = tf.reduce_sum(tf.tanh(x @ ahead), 1, keepdims=True)  # here
+            loss = mse(y, out) + 0.1 * mse(y, net(x, training=True))
+        return apply(net, tape, loss)
 
     return stepped(step)
