@@ -1,5 +1,7 @@
 """A barrier of workers, one of which dies, comes back and leaves."""
 
+import threading
+
 from keras_towers.replicas.resources import Functions
 from keras_towers.replicas.servers.barrier import Barrier
 
@@ -38,6 +40,22 @@ class Worker:
 
     def _wait_for_first(self):
         return self._barrier.wait(self._barrier.next_even(), 0)
+
+
+def test_nobody_goes_on_before_all_have_come():
+    one, other = Worker(0), Worker(1)
+    one.does("begin")
+    for name in ("enter", "arrive", "wait"):
+        for worker in (one, other):
+            worker.does(name)
+    one.does("arrive")
+    goes_on = threading.Thread(target=one.does, args=("wait",), daemon=True)
+    goes_on.start()
+    goes_on.join(0.3)
+    assert goes_on.is_alive()
+    other.does("arrive")
+    goes_on.join(60)
+    assert not goes_on.is_alive()
 
 
 def test_a_part_is_waited_for_before_the_whole():

@@ -117,7 +117,10 @@ def test_rows_that_are_written_by_indices(name):
 
     assert _after(step, _SAME, _PLACES, _ROWS).kind is Kind.OTHER
     fixed = same(2, dtype="int32", low=0, high=3)
-    assert _after(step, _SAME, fixed, same(2, 3, low=0.5)).is_same
+    others = same(2, 3, low=0.5)
+    assert _after(step, _SAME, fixed, others).is_same
+    # The rows that are left are those of each tower.
+    assert _after(step, _SUM, fixed, others).kind is Kind.OTHER
 
 
 def test_rows_that_are_read_by_indices():

@@ -108,7 +108,9 @@ def test_a_replica_that_hangs_is_an_error():
     assert_ordinary(model)
 
 
-def test_moving_averages():
+# One replica has no others to wait for, but averages like several.
+@pytest.mark.parametrize("towers", [1, 2])
+def test_moving_averages(towers):
     model = linear()
     wanted = [w.numpy() for w in model.trainable_variables]
 
@@ -121,12 +123,14 @@ def test_moving_averages():
             close(strategy.average_of(weight), value)
 
     averages = tf.train.ExponentialMovingAverage(0.9)
-    strategy = kt.SyncReplicasStrategy(towers=2, variable_averages=averages)
+    strategy = kt.SyncReplicasStrategy(
+        towers=towers, variable_averages=averages
+    )
     with pytest.raises(TowerError, match="no moving average of"):
         strategy.average_of(model.trainable_variables[0])
     with strategy:
         # One update an epoch.
-        whole = {"x": X, "y": Y, "batch_size": -(-len(X) // 2)}
+        whole = {"x": X, "y": Y, "batch_size": -(-len(X) // towers)}
         watch = cases.callback(on_epoch_end=update)
         model.fit(**whole, epochs=2, verbose=0, callbacks=[watch])
         check()
