@@ -149,6 +149,16 @@ def values_of_the_drop_in():
 
 
 @check
+def rows_of_a_table_are_averaged_by_the_drop_in():
+    bps.init()
+    table = keras.Variable(np.zeros([4, 1], "float32"))
+    mine = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([RANK, 3]))
+    bps.DistributedOptimizer(_sgd()).apply([mine], [table])
+    wanted = [[-0.05], [-0.05], [0.0], [-0.1]]
+    np.testing.assert_allclose(table.numpy(), wanted, rtol=1e-6)
+
+
+@check
 def a_model_is_loaded_with_a_distributed_optimizer():
     bps.init()
     with tempfile.TemporaryDirectory() as folder:

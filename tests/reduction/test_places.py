@@ -15,11 +15,18 @@ from keras_towers.reduction import (
     hierarchical_all_reduce,
     nccl_all_reduce,
     nccl_available,
+    sum_at_variables,
     sum_on_host,
     sum_on_towers,
 )
 from keras_towers.reduction.sums import sum_slices
-from tests.reduction.cases import assert_sums, cpus, make_gradients, ops_of
+from tests.reduction.cases import (
+    assert_placed,
+    assert_sums,
+    cpus,
+    make_gradients,
+    ops_of,
+)
 
 GPUS = [f"/device:GPU:{k}" for k in range(3)]
 
@@ -45,6 +52,14 @@ def test_where_gradients_are_added(reduce, expected):
     assert [places(sums_of(ops, i + 1)) for i in range(4)] == [
         [place] for place in expected
     ]
+
+
+def test_sums_at_the_places_of_weights():
+    grads = make_gradients(3)
+    where = cpus(2) * (len(grads[0]) // 2)
+    sums = sum_at_variables(grads, cpus(3), where)
+    assert_sums([sums] * 3, grads)
+    assert_placed([[total] for total in sums], where)
 
 
 def test_main_devices_rotate_and_groups_do_not_mix():
