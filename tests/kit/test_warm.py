@@ -35,3 +35,18 @@ def test_it_ends_with_the_one_that_was_started(number, monkeypatch):
     started.communicate()
     gone, _ = psutil.wait_procs([child], timeout=60)
     assert gone
+
+
+def test_what_counts_at_import_is_not_forked(monkeypatch):
+    monkeypatch.delenv(warm.SWITCH, raising=False)
+    code = "import sys; print('tensorflow' in sys.modules)"
+    environment = {**os.environ, **warm.environment()}
+    for variables, wanted in (({}, "True"), ({"KERAS_HOME": "/"}, "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout.strip() == wanted, warm.servers[-1].said()

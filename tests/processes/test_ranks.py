@@ -31,7 +31,8 @@ ON_TOWERS = [
     "last-batch-of-one on two towers",
     "embedding-clipped on two towers",
 ]
-# What others show, too: of data and updates more than of ranks.
+# What others show, too: of data and updates more than of ranks. A job of their
+# own: on a busy machine one for all would take too long.
 RARER = (
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
@@ -57,7 +58,6 @@ HOROVOD = [
     *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
     *EXACT,
 ]
-# A job of their own: on a busy machine one for all would take too long.
 REST = [
     *(name for name in CASES if name not in EXACT),
     *ON_TOWERS,
