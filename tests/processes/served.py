@@ -9,8 +9,6 @@ import json
 import os
 import pathlib
 import sys
-import threading
-import time
 
 import keras
 import numpy as np
@@ -19,7 +17,6 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.fit.data.iterator import RELEASES
 from keras_towers.meeting.environments import tf_config
 from keras_towers.replicas import resources
 from tests.exactness import models as m
@@ -83,34 +80,6 @@ def one_that_stops_leaves_and_the_chief_ends_all():
         assert len(history.epoch) == epochs[s.RANK]
         s.assert_same_model(mine)
         assert_ordinary(mine)
-
-
-@check
-def data_is_read_no_more_when_a_fit_has_ended():
-    """A process that ends while TensorFlow runs Python code hangs."""
-    read = []
-
-    class Slow(keras.utils.PyDataset):
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            read.append(index)
-            time.sleep(0.2)
-            return s.X[:8], s.Y[:8]
-
-    def stop(mine):
-        mine.stop_training = True
-
-    stops = kt.EveryRank(s.Does(on_train_batch_end=stop))
-    with s.Strategy():
-        s.model().fit(Slow(), verbose=0, callbacks=[stops])
-    for thread in threading.enumerate():
-        if thread.name == RELEASES:
-            thread.join(60)
-    until_here = len(read)
-    time.sleep(1)
-    assert len(read) == until_here < 100
 
 
 @check

@@ -156,6 +156,10 @@ class TowerCall:
                 yield
             finally:
                 self.close()
+                if self.epoch_iterator is not None:
+                    # A process that ends while TensorFlow runs Python code,
+                    # which reads a batch that nobody wants, hangs.
+                    self.epoch_iterator.release()
 
     def shadows(self) -> dict[str, Any]:
         """Return the model attributes to shadow, by name."""

@@ -290,10 +290,6 @@ class ServedFit(ReplicaCall):
             if self._begun:
                 self.model._initial_epoch = self._before
                 self.session.end(error)
-            if self.epoch_iterator is not None:
-                # A process that ends while TensorFlow runs Python code, which
-                # reads a batch that nobody wants, hangs.
-                self.epoch_iterator.release()
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:

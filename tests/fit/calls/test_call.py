@@ -1,6 +1,8 @@
 """A call of Keras inside another one, and what a call leaves behind."""
 
 import contextlib
+import threading
+import time
 
 import keras
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.data.iterator import RELEASES
 from tests.exactness import models as m
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, same_model
@@ -188,3 +191,31 @@ def test_a_function_that_a_callback_runs_on_the_towers():
         add_up()
     assert [float(v) for v in totals] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
     assert [float(v) for v in sums] == [15.0] * 6
+
+
+@pytest.mark.parametrize("strategy", [kt.TowerStrategy, kt.AsyncTowerStrategy])
+def test_data_is_read_no_more_when_a_fit_has_ended(strategy):
+    # A process that ends while TensorFlow runs Python code hangs.
+    read = []
+
+    class Slow(keras.utils.PyDataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            read.append(index)
+            time.sleep(0.2)
+            return X[:8], Y[:8]
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    with strategy(2):
+        linear().fit(Slow(), verbose=0, callbacks=[Stop()])
+    for thread in threading.enumerate():
+        if thread.name == RELEASES:
+            thread.join(60)
+    until_here = len(read)
+    time.sleep(1)
+    assert len(read) == until_here < 100
