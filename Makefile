@@ -5,8 +5,9 @@ PYTHON ?= python3
 TENSORFLOW ?= cpu
 # Tests start many processes; what they import is compiled once, not in each.
 export PYTHONDONTWRITEBYTECODE :=
-# A process for each of two cores; tests/kit/schedule.py says what runs where.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# For two cores, and a third process as many tests wait, for links that are cut
+# and for processes that are gone; tests/kit/schedule.py says what runs where.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 # TensorFlow for GPUs has the files of the one for CPUs: no environment has both.
 VENV := .venv$(if $(filter-out cpu,$(TENSORFLOW)),-$(TENSORFLOW))
 BIN := $(VENV)/bin
@@ -32,9 +33,7 @@ test: engines
 durations: engines
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu write
 
-# With the cases that repeat what others show. Many wait, for links that are cut
-# and for processes that are gone.
-test-all: PYTEST_ARGS = -n 3 --dist loadfile
+# With the cases that repeat what others show.
 test-all: engines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
 	KERAS_TOWERS_TEST_OPTIMIZED=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m ""
