@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ STRATEGIES = (
     "DistributedParameterServerStrategy",
 )
 PER_HOST = 8
+STANDIN = sys.executable, "-m", "benchmarks.standin"
 
 
 def counts(host: Host) -> dict[str, int]:
@@ -85,70 +86,92 @@ def meet(ranks: int, rows: list[Any]) -> None:
     """Let ranks meet by themselves, be idle, and wait for one that is slow."""
     with Lab(ranks) as lab:
         with Phase(lab.hosts, "meet", rows):
-            jobs = [_standin(lab, rank) for rank in range(ranks)]
+            jobs = start_ranks(lab, "", ranks, [*STANDIN, "0"])
             for job in jobs:
-                assert job.stdout.readline().startswith("met")
+                assert said_by(job).startswith("met")
         with Phase(lab.hosts, "idle", rows):
             time.sleep(IDLE_S)
         with Phase(lab.hosts, "stall", rows):
             for job in jobs[:-1]:
+                assert job.stdin is not None
                 job.stdin.write("step 1\n")
                 job.stdin.flush()
             time.sleep(STALL_S)
         for job in jobs:
+            assert job.stdin is not None
             job.stdin.close()
         for job in jobs:
             job.wait(60)
 
 
-def _standin(
-    lab: Lab, rank: int, strategy: str = "", cluster: Any = None
-) -> Any:
-    return lab.hosts[rank].start(
-        [sys.executable, "-m", "benchmarks.standin", strategy or "0"],
-        env={
-            **(
-                {"TF_CONFIG": json.dumps(cluster)}
-                if strategy and "Horovod" not in strategy
-                else {}
-            ),
-            "TORCHELASTIC_RUN_ID": "scaling",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(lab.hosts)),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": lab.hosts[0].name,
-            "KERAS_TOWERS_MEETING_FOLDER": str(lab.shared),
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+def roles_of(strategy: str, ranks: int) -> list[str]:
+    """The roles of the tasks that a strategy has for so many ranks."""
+    served = "Server" in strategy or "Replicas" in strategy
+    return ["ps"] * served + ["worker"] * ranks
+
+
+def start_ranks(
+    lab: Lab,
+    strategy: str,
+    ranks: int,
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+) -> list[subprocess.Popen[str]]:
+    """Start a task on each host, servers first, as the strategy needs it."""
+    addresses: dict[str, list[str]] = {}
+    tasks: list[dict[str, Any]] = []
+    for role, host in zip(roles_of(strategy, ranks), lab.hosts, strict=True):
+        others = addresses.setdefault(role, [])
+        tasks.append({"type": role, "index": len(others)})
+        others.append(f"{host.name}:4000")
+    common = {
+        "TORCHELASTIC_RUN_ID": "scaling",
+        "WORLD_SIZE": str(len(lab.hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": lab.hosts[0].name,
+        "KERAS_TOWERS_MEETING_FOLDER": str(lab.shared),
+        **(env or {}),
+    }
+    by_cluster = "Strategy" in strategy and "Horovod" not in strategy
+    jobs = []
+    for rank, (host, task) in enumerate(zip(lab.hosts, tasks, strict=True)):
+        cluster = json.dumps({"cluster": addresses, "task": task})
+        own = {"RANK": str(rank), **common}
+        if by_cluster:
+            own["TF_CONFIG"] = cluster
+        jobs.append(
+            host.start(
+                command,
+                env=own,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+    return jobs
+
+
+def said_by(job: subprocess.Popen[str]) -> str:
+    """Return the next line that a rank prints."""
+    assert job.stdout is not None
+    line = job.stdout.readline()
+    assert line, "a rank has ended"
+    return line
 
 
 def step(strategy: str, ranks: int, rows: list[Any]) -> None:
     """Let real ranks train on links of 100 Mbit; the figures are of a step."""
-    served = "ParameterServer" in strategy
-    roles = ["ps"] * served + ["worker"] * ranks
-    addresses: dict[str, list[str]] = {}
-    with Lab(len(roles)) as lab:
-        places = []
-        for role, host in zip(roles, lab.hosts, strict=True):
+    with Lab(len(roles_of(strategy, ranks))) as lab:
+        for host in lab.hosts:
             host.rate(RATE)
-            others = addresses.setdefault(role, [])
-            places.append({"type": role, "index": len(others)})
-            others.append(f"{host.name}:4000")
-        jobs = [
-            _standin(lab, rank, strategy, {"cluster": addresses, "task": place})
-            for rank, place in enumerate(places)
-        ]
-        last = jobs[-1].stdout
+        jobs = start_ranks(lab, strategy, ranks, [*STANDIN, strategy])
         for _ in range(4):
-            assert last.readline(), "a rank has ended"
+            said_by(jobs[-1])
         with Phase(lab.hosts, strategy, rows, ranks) as row:
             steps, until = 0, time.monotonic() + IDLE_S
             while time.monotonic() < until:
-                assert last.readline(), "a rank has ended"
+                said_by(jobs[-1])
                 steps += standin.STEPS
             row["steps"] = steps
 
@@ -166,12 +189,9 @@ def launch(ranks: int, rows: list[Any]) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            assert job.stdout is not None
-            met, said = 0, []
+            met = 0
             while met < ranks:
-                said.append(job.stdout.readline())
-                assert said[-1], said
-                met += "met" in said[-1]
+                met += "met" in said_by(job)
             row["launcher_cpu_s"] = _cpu_s(job.pid)
 
 
