@@ -75,7 +75,7 @@ def conv_net():
     return keras.Sequential(
         [
             keras.Input((8, 8, 3)),
-            layers.Conv2D(6, 3, "same"),
+            layers.Conv2D(6, 3, padding="same"),
             layers.BatchNormalization(),
             layers.ReLU(),
             layers.MaxPooling2D(),
