@@ -62,6 +62,24 @@ def test_keras_towers_first(tmp_path):
     assert towers == 4
 
 
+def test_the_command_without_tensorflow():
+    """``python -m keras_towers`` launches ranks, which need it themselves."""
+    refuse = """
+import runpy, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        assert name not in ("keras", "tensorflow"), f"imports {name}"
+
+sys.meta_path.insert(0, Refuse())
+sys.argv[1:] = ["run", "--help"]
+runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
+"""
+    done = python("-c", refuse)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "keras-towers run" in done.stdout
+
+
 def test_keras_first():
     called = []
     _imports.after_keras(lambda: called.append("at once"))

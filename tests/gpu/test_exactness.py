@@ -166,6 +166,7 @@ def test_every_source(source, batches):
         strategy(batches=batches),
         fitting(source, 4 * more, epochs=1, **steps),
         tolerance=TOLERANCE,
+        in_graph=True,
     )
 
 

@@ -104,7 +104,11 @@ FITS = {
     ],
     # Pieces of 3, 3 and 1, in the end of 2, 2 and 0; and batches that are too
     # small for all towers.
-    (SPLIT, True): [("numpy", 7, {}), ("tf.data", 1, THREE_STEPS)],
+    (SPLIT, True): [
+        ("numpy", 7, {}),
+        ("tf.data", 1, THREE_STEPS),
+        ("unknown length", 7, {}),
+    ],
     (EACH, False): [
         ("PyDataset", 4, {}),
         ("tf.data", 18, {}),
@@ -114,6 +118,7 @@ FITS = {
         ("generator", 4, {"epochs": 1, **THREE_STEPS}),
         ("tf.data", 11, {}),
         ("tf.data", 4, THREE_STEPS),
+        ("unknown length", 4, {}),
         # TensorFlow drops an incomplete group where it knows the sizes of all.
         ("fixed size", 12, {}),
     ],
