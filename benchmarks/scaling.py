@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import standin
-from tests.cluster.lab import Host, Lab
+from tests.cluster.lab import Host, Lab, why_not
 
 IDLE_S, STALL_S = 20, 40
 RATE = "100mbit"
@@ -208,6 +208,8 @@ def main(
     training: Annotated[str, typer.Option()] = "2,4,8",
 ) -> None:
     """Measure stand-ins, and fewer ranks that train; write down the figures."""
+    if reason := why_not(ssh=True):
+        raise SystemExit(reason)
     rows: list[Any] = []
     stand_ins = [int(n) for n in ranks.split(",") if n]
     real = [int(n) for n in training.split(",") if n]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.scaling import Phase, roles_of, said_by, start_ranks
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, why_not
 
 PROGRAM = str(Path(__file__).with_name("slow_link_rank.py"))
 ONE_CORE = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -77,6 +77,8 @@ def main(
     only: Annotated[str, typer.Option(help="strategies, by name")] = "",
 ) -> None:
     """Measure all rows at each rate; write down the figures."""
+    if reason := why_not():
+        raise SystemExit(reason)
     rows: list[Any] = []
     for rate in rates.split(","):
         for kind, options in ROWS:
