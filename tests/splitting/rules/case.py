@@ -1,9 +1,8 @@
 """Cases: an operation, and the layouts that its inputs may have."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
+import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,19 @@ from keras_towers.splitting.values import Kind
 from tests.splitting.kit import TOWERS, check, traced
 from tests.splitting.layouts import Arg, broadcast, drawn
 
-DRAWS = 3
+_DRAWS = 3
+_WHOLE = {"dtype": "int32", "low": 0, "high": 3}
+# What an argument's entries are, by what stands behind its axes.
+_ENTRIES = {
+    "": {},
+    "never scales": {"scales": False},
+    "whole": _WHOLE,
+    "count": {**_WHOLE, "scales": False},
+    "length": {**_WHOLE, "kinds": "same"},
+    "place": {**_WHOLE, "scales": False, "kinds": "same"},
+    **{name: {"dtype": name} for name in ("bool", "string", "complex64")},
+    "float64": {"dtype": "float64"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Case:
     """An operation, and the layouts that its inputs may have.
 
     Attributes:
-        type: the type of the operation.
+        name: the type of the operation, and what tells its cases apart.
         function: does it.
         args: its inputs.
         splits: axes along which examples have to be proven.
@@ -32,147 +43,124 @@ class Case:
         broadcast: whether other axes are drawn for each layout: any that are
             broadcast to each other.
         letters: the axes that may be that of the examples; None: any.
-        note: tells cases of one type apart.
         towers: the towers' numbers of examples, several times.
-        tolerance: of floating point numbers.
     """
 
-    type: str
+    name: str
     function: Callable[..., Any]
     args: Sequence[Arg]
     splits: str = ""
     refuses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     broadcast: bool = False
     letters: str | None = None
-    note: str = ""
     towers: Sequence[Sequence[int]] = TOWERS
-    tolerance: float = 3e-4
 
-    def __str__(self) -> str:
-        return f"{self.type}{self.note and '-' + self.note}"
+    @property
+    def type(self):
+        return self.name.partition("-")[0]
 
+    def exercise(self):
+        """Check what is said of it for many layouts."""
+        for axis in self.splits:
+            values = self._tried(self.args, 0, axis, plain=True)
+            assert values[0].kind is not Kind.OTHER, (axis, values)
+        for axis, words in self.refuses.items():
+            generator = np.random.default_rng(0)
+            given = drawn(self.args, generator, axis, plain=True)
+            value = traced(self.function, *given).values[0]
+            assert value.reason is not None, (axis, value)
+            assert words in value.reason.text, (axis, value)
+        for seed in range(_DRAWS):
+            args = self.args
+            if self.broadcast:
+                every = broadcast(len(args), self._generator(seed))
+                args = [
+                    dataclasses.replace(arg, axes=axes)
+                    for arg, axes in zip(args, every, strict=True)
+                ]
+            # What TensorFlow itself refuses cannot be compared.
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                self._tried(args, seed, self.letters, plain=False)
 
-def exercise(case: Case, draws: int = DRAWS) -> None:
-    """Check what is said of a case for many layouts."""
-    for axis in case.splits:
-        values = _tried(case, case.args, 0, axis, plain=True)
-        assert values[0].kind is not Kind.OTHER, (axis, values)
-    for axis, words in case.refuses.items():
-        given = drawn(case.args, np.random.default_rng(0), axis, plain=True)
-        value = traced(case.function, *given).values[0]
-        reason = value.reason
-        assert reason is not None and words in reason.text, (axis, value)
-    for seed in range(draws):
-        args = case.args
-        if case.broadcast:
-            generator = np.random.default_rng([_number(case), seed])
-            args = [
-                dataclasses.replace(arg, axes=axes)
-                for arg, axes in zip(
-                    args, broadcast(len(args), generator), strict=True
-                )
-            ]
-        # What TensorFlow itself refuses cannot be compared.
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            _tried(case, args, seed, case.letters, plain=False)
+    def __str__(self):
+        return self.name
 
+    def _generator(self, seed):
+        number = zlib.crc32(self.name.encode())
+        return np.random.default_rng([number, seed])
 
-def _has_rows(given: Sequence[Any]) -> bool:
-    """Whether some shape is not known when it is traced."""
-    return any(g.value.kind is Kind.ROWS for g in given)
-
-
-def _number(case: Case) -> int:
-    return zlib.crc32(str(case).encode())
-
-
-def _tried(
-    case: Case,
-    args: Sequence[Arg],
-    seed: int,
-    letters: str | None,
-    plain: bool,
-) -> Any:
-    generator = np.random.default_rng([_number(case), seed])
-    given = drawn(args, generator, letters, plain)
-    try:
-        return check(
-            case.function,
-            *given,
-            seed=seed,
-            towers=case.towers,
-            contains=case.type if _has_rows(given) else None,
-            tolerance=case.tolerance,
-        )
-    except Exception as error:
-        described = [(g.described, g.shape, g.dtype) for g in given]
-        error.add_note(f"{case}, seed {seed}: {described}")
-        raise
+    def _tried(self, args, seed, letters, plain):
+        given = drawn(args, self._generator(seed), letters, plain)
+        # Otherwise all shapes are known when it is traced, and it may be gone.
+        there = any(g.value.kind is Kind.ROWS for g in given)
+        options = {"seed": seed, "towers": self.towers}
+        try:
+            contains = self.type if there else None
+            return check(self.function, *given, contains=contains, **options)
+        except Exception as error:
+            described = [(g.described, g.shape, g.dtype) for g in given]
+            error.add_note(f"{self.name}, seed {seed}: {described}")
+            raise
 
 
-def raw(name: str, keys: str, **attributes: Any) -> Callable[..., Any]:
-    """Return an operation as a function of its inputs."""
+def cases(args, splits, of, given=None, low=None, high=None, **options):
+    """Return cases that differ in their operations only.
 
-    def apply(*values: Any) -> Any:
-        given = dict(zip(keys.split(), values, strict=True))
-        return getattr(tf.raw_ops, name)(**given, **attributes)
+    Args:
+        args: for each argument its axes, or a dash for a single number, and
+            what its entries are: ``ab, -, a:count``.
+        splits: axes along which examples have to be proven.
+        of: types of operations; or what does them by the names of the cases: a
+            function, or what ``raw`` takes.
+        given: what ``raw`` takes of all of them.
+        low: the least entry of numbers.
+        high: the largest.
+        **options: other attributes of the cases.
+    """
+    if isinstance(of, str):
+        of = dict.fromkeys(of.split(), given or {})
+    args = [_argument(arg, low, high) for arg in args.split(", ")]
+    found = []
+    for name, function in of.items():
+        if not callable(function):
+            function = raw(name.partition("-")[0], **function)
+        found.append(Case(name, function, args, splits, **options))
+    return found
+
+
+def _argument(described, low, high):
+    axes, _, entries = described.partition(":")
+    ends = {"low": low, "high": high}
+    ends = {key: end for key, end in ends.items() if end is not None}
+    return Arg(axes.strip("-"), **{**_ENTRIES[entries], **ends})
+
+
+def raw(name, **given):
+    """Return an operation as a function of its inputs.
+
+    Args:
+        name: its type.
+        **given: attributes, and inputs that are not arguments of the function,
+            or functions of its arguments that return them.
+    """
+    operation = getattr(tf.raw_ops, name)
+    parameters = inspect.signature(operation).parameters.values()
+    left = [p.name for p in parameters if p.default is p.empty]
+    taken = [key for key in left if key not in given]
+
+    def apply(*values):
+        own = {k: v(*values) if callable(v) else v for k, v in given.items()}
+        # Other arguments are there for their sizes.
+        return operation(**own, **dict(zip(taken, values, strict=False)))
 
     return apply
 
 
-def floats(*axes: str, **options: Any) -> list[Arg]:
-    """Return arguments with numbers, by their axes."""
-    return [Arg(a, **options) for a in axes]
+def gradient(function):
+    """Return the gradient of a function, by that of its result."""
+    return lambda x, dy: tf.gradients(function(x), [x], [dy])
 
 
-def ints(*axes: str, low: float = 0, high: float = 3, **options: Any) -> list:
-    """Return arguments with whole numbers, by their axes."""
-    return [
-        Arg(a, low=low, high=high, **{"dtype": "int32", **options})
-        for a in axes
-    ]
-
-
-def of_floats(
-    kind: str,
-    note: str,
-    function: Callable[..., Any],
-    axes: str,
-    splits: str,
-    **more: Any,
-) -> Case:
-    """Return a case of arguments with numbers, by their axes."""
-    return Case(
-        kind, function, floats(*axes.split()), splits, note=note, **more
-    )
-
-
-def size(x: Any, axis: int) -> Any:
+def size(x, axis=0):
     """Return the size of an axis, when the step runs."""
     return tf.shape(x)[axis]
-
-
-def unary(name: str, low: float = -1, high: float = 1, key: str = "x") -> Case:
-    """Return a case of an operation on single numbers."""
-    args = floats("ab", low=low, high=high)
-    return Case(name, raw(name, key), args, "ab", broadcast=True)
-
-
-def binary(
-    name: str, low: float = -1, high: float = 1, keys: str = "x y", **more: Any
-) -> Case:
-    """Return a case of an operation on two tensors, which are broadcast."""
-    args = floats("ab", "ab", low=low, high=high)
-    return Case(name, raw(name, keys), args, "ab", broadcast=True, **more)
-
-
-_OF_NO_ZERO = "Div FloorDiv FloorMod Mod TruncateDiv TruncateMod"
-
-
-def of_ints(name: str, *keys: str, low: float = 1, high: float = 9) -> Case:
-    """Return a case of an operation on whole numbers."""
-    args = ints(*["ab"] * len(keys), low=low, high=high)
-    if name in _OF_NO_ZERO:
-        args = [*args[:-1], *ints("ab", low=low, high=high, scales=False)]
-    function = raw(name, " ".join(keys))
-    return Case(name, function, args, "ab", broadcast=True, note="ints")

@@ -1,195 +1,143 @@
 """Lists of tensors."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import tensorflow as tf
 
-from tests.splitting.rules.case import Case, floats
-
-raw = tf.raw_ops
+from tests.splitting.rules.case import cases, raw, size
 
 
-def _list(x: Any) -> Any:
-    shape = tf.constant([-1] * (x.shape.rank - 1))
-    return raw.TensorListFromTensor(tensor=x, element_shape=shape)
+def _shape(x, less=0):
+    return tf.constant([-1] * (x.shape.rank - less))
 
 
-def _any(x: Any) -> Any:
-    return tf.constant([-1] * x.shape.rank)
+def _list(x):
+    shape = _shape(x, 1)
+    return tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=shape)
 
 
-def _stack(elements: Any, rank: int) -> Any:
-    return raw.TensorListStack(
-        input_handle=elements,
-        element_shape=tf.constant([-1] * rank),
+def _taken(name, elements, rank, *places, **options):
+    """What an operation takes out of a list, whose elements have a rank."""
+    shape = tf.constant([-1] * rank)
+    take = raw(
+        f"TensorList{name}",
+        element_shape=shape,
         element_dtype=tf.float32,
+        **options,
     )
+    return take(elements, *places)
 
 
-def _item(elements: Any, index: Any, rank: int) -> Any:
-    return raw.TensorListGetItem(
-        input_handle=elements,
-        index=index,
-        element_shape=tf.constant([-1] * rank),
-        element_dtype=tf.float32,
-    )
+def _stack(elements, rank=2):
+    return _taken("Stack", elements, rank)
 
 
-def _reserved(x: Any, count: Any) -> Any:
-    return raw.TensorListReserve(
-        element_shape=_any(x), num_elements=count, element_dtype=tf.float32
-    )
+def _reserved(x, count):
+    return raw("TensorListReserve", element_dtype=tf.float32)(_shape(x), count)
 
 
-def _set(elements: Any, index: Any, x: Any) -> Any:
-    return raw.TensorListSetItem(input_handle=elements, index=index, item=x)
-
-
-def _pushed(x: Any, y: Any) -> Any:
-    elements = raw.EmptyTensorList(
-        element_shape=_any(x), max_num_elements=-1, element_dtype=tf.float32
-    )
-    for item in (x, y):
-        elements = raw.TensorListPushBack(input_handle=elements, tensor=item)
+def _set(elements, *items):
+    for index, item in enumerate(items):
+        elements = raw("TensorListSetItem")(elements, index, item)
     return elements
 
 
+def _pushed(x, y):
+    empty = raw("EmptyTensorList", element_dtype=tf.float32)
+    elements = empty(_shape(x), -1)
+    for item in (x, y):
+        elements = raw("TensorListPushBack")(elements, item)
+    return elements
+
+
+def _resized(elements, size):
+    return raw("TensorListResize")(elements, size)
+
+
+_length = raw("TensorListLength")
 CASES = [
-    Case(
-        "TensorListFromTensor",
-        lambda x: _stack(_list(x), 2),
-        floats("abc"),
-        "abc",
+    *cases(
+        *("abc", "abc"),
+        {
+            "TensorListFromTensor": lambda x: _stack(_list(x)),
+            "TensorListStack": lambda x: _stack(_list(x)),
+        },
     ),
-    Case(
-        "TensorListStack", lambda x: _stack(_list(x), 2), floats("abc"), "abc"
+    *cases(
+        *("bac", "ac"),
+        {"TensorListGetItem": lambda x: _taken("GetItem", _list(x), 2, 1)},
+        refuses={"b": "one example"},
     ),
-    Case(
-        "TensorListGetItem",
-        lambda x: _item(_list(x), 1, 2),
-        floats("bac"),
-        "ac",
-        {"b": "one example"},
+    *cases(
+        *("ab, ab", "ab"),
+        {
+            "TensorListSetItem": lambda x, y: _stack(
+                _set(_reserved(x, 2), x, y)
+            ),
+            "EmptyTensorList": lambda x, y: _stack(_pushed(x, y)),
+            "TensorListPushBack": lambda x, y: _stack(_pushed(x, y)),
+            "TensorListPopBack": lambda x, y: _taken(
+                "PopBack", _pushed(x, y), 2
+            )[1],
+            "TensorListGather": lambda x, y: _taken(
+                "Gather", _pushed(x, y), 2, [1, 0, 1]
+            ),
+        },
     ),
-    Case(
-        "TensorListSetItem",
-        lambda x, y: _stack(_set(_set(_reserved(x, 2), 0, x), 1, y), 2),
-        floats("ab", "ab"),
-        "ab",
+    *cases(
+        *("ab, ab", ""),
+        {
+            "TensorListConcatV2": lambda x, y: _taken(
+                "ConcatV2", _pushed(x, y), 2, tf.constant([], tf.int64)
+            )[0]
+        },
     ),
-    Case(
-        "TensorListReserve",
-        lambda x: tf.reduce_sum(_stack(_set(_reserved(x, 3), 0, x), 2), 0),
-        floats("ab"),
-        "ab",
+    *cases(
+        *("ab", "ab"),
+        {
+            "TensorListReserve": lambda x: tf.reduce_sum(
+                _stack(_set(_reserved(x, 3), x)), 0
+            )
+        },
     ),
-    Case(
-        "TensorListReserve",
-        lambda x, y: tf.reduce_mean(
-            _stack(_set(_reserved(x, 1 + tf.shape(y)[0]), 0, x), 2), 0
-        ),
-        floats("ab", "e"),
+    *cases(
+        *("ab, e", ""),
+        {
+            "TensorListReserve-by n": lambda x, y: tf.reduce_mean(
+                _stack(_set(_reserved(x, 1 + size(y)), x)), 0
+            ),
+            "TensorListResize-by n": lambda x, y: tf.reduce_mean(
+                _stack(_resized(_pushed(x, x), 2 + size(y)))
+            ),
+            "TensorListLength-by n": lambda x, y: _length(
+                _reserved(x, size(y))
+            ),
+        },
         letters="e",
-        note="by n",
     ),
-    Case(
-        "EmptyTensorList",
-        lambda x, y: _stack(_pushed(x, y), 2),
-        floats("ab", "ab"),
-        "ab",
-    ),
-    Case(
-        "TensorListPushBack",
-        lambda x, y: _stack(_pushed(x, y), 2),
-        floats("ab", "ab"),
-        "ab",
-    ),
-    Case(
-        "TensorListPopBack",
-        lambda x, y: raw.TensorListPopBack(
-            input_handle=_pushed(x, y),
-            element_shape=_any(x),
-            element_dtype=tf.float32,
-        )[1],
-        floats("ab", "ab"),
-        "ab",
-    ),
-    Case(
-        "TensorListGather",
-        lambda x, y: raw.TensorListGather(
-            input_handle=_pushed(x, y),
-            indices=[1, 0, 1],
-            element_shape=_any(x),
-            element_dtype=tf.float32,
-        ),
-        floats("ab", "ab"),
-        "ab",
-    ),
-    Case(
-        "TensorListGather",
-        lambda x: raw.TensorListGather(
-            input_handle=_list(x),
-            indices=tf.range(tf.shape(x)[0])[::-1],
-            element_shape=tf.constant([-1]),
-            element_dtype=tf.float32,
-        ),
-        floats("eb"),
+    *cases(
+        *("eb", ""),
+        {
+            "TensorListGather-reversed": lambda x: _taken(
+                "Gather", _list(x), 1, tf.range(size(x))[::-1]
+            )
+        },
         letters="e",
-        note="reversed",
     ),
-    Case(
-        "TensorListConcatV2",
-        lambda x, y: raw.TensorListConcatV2(
-            input_handle=_pushed(x, y),
-            element_shape=_any(x),
-            leading_dims=tf.constant([], tf.int64),
-            element_dtype=tf.float32,
-        )[0],
-        floats("ab", "ab"),
-    ),
-    Case(
-        "TensorListResize",
-        lambda x: tf.reduce_sum(
-            _stack(raw.TensorListResize(input_handle=_list(x), size=4), 1), 0
-        ),
-        floats("db"),
+    *cases(
+        *("db", ""),
+        {
+            "TensorListResize": lambda x: tf.reduce_sum(
+                _stack(_resized(_list(x), 4), 1), 0
+            )
+        },
         letters="b",
     ),
-    Case(
-        "TensorListResize",
-        lambda x, y: tf.reduce_mean(
-            _stack(
-                raw.TensorListResize(
-                    input_handle=_pushed(x, x), size=2 + tf.shape(y)[0]
-                ),
-                2,
-            )
-        ),
-        floats("ab", "e"),
-        letters="e",
-        note="by n",
-    ),
-    Case(
-        "TensorListLength",
-        lambda x: raw.TensorListLength(input_handle=_list(x)),
-        floats("eb"),
-    ),
-    Case(
-        "TensorListLength",
-        lambda x, y: raw.TensorListLength(
-            input_handle=_reserved(x, tf.shape(y)[0])
-        ),
-        floats("ab", "e"),
-        letters="e",
-        note="by n",
-    ),
-    Case(
-        "TensorListElementShape",
-        lambda x: raw.TensorListElementShape(
-            input_handle=_list(x), shape_type=tf.int32
-        ),
-        floats("ebc"),
+    *cases("eb", "", {"TensorListLength": lambda x: _length(_list(x))}),
+    *cases(
+        *("ebc", ""),
+        {
+            "TensorListElementShape": lambda x: raw(
+                "TensorListElementShape", shape_type=tf.int32
+            )(_list(x))
+        },
     ),
 ]

@@ -1,230 +1,114 @@
 """Operations on matrices, and along vectors."""
 
-from __future__ import annotations
-
-from typing import Any
+import functools
 
 import tensorflow as tf
 
-from tests.splitting.rules.case import Case, floats, ints, raw
+from tests.splitting.rules.case import cases
 
 _MATRIX = "of a matrix of examples"
+_DIAGONALS = {"k": 0, "num_rows": -1, "num_cols": -1}
 
 
-def _on(name: str, function: Any, axes: str = "bdd"):
-    """An operation on the last two axes."""
-    letters = axes[:-2]
-    return Case(name, function, floats(axes), letters, letters=letters)
+def _invertible(function):
+    return lambda x: function(tf.matmul(x, x, transpose_b=True) + tf.eye(2))
 
 
-def _square(function: Any) -> Any:
-    """Make matrices that can be inverted."""
-    return lambda x: function(
-        tf.matmul(x, x, transpose_b=True) + tf.eye(2, dtype=x.dtype)
-    )
-
-
-_COMPLEX = {"dtype": "complex64"}
+_square = functools.partial(cases, "bdd", "b", letters="b")
+_any = functools.partial(cases, "bcd", "b", letters="b")
 _MATRICES = [
-    Case(
-        "MatrixBandPart",
-        lambda x: tf.linalg.band_part(x, 0, 1),
-        floats("abc"),
-        "a",
-        {"b": _MATRIX},
+    *cases(
+        *("abc", "a"),
+        {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}},
+        refuses={"b": _MATRIX},
     ),
-    Case(
-        "MatrixDiag",
-        raw("MatrixDiag", "diagonal"),
-        floats("abc"),
-        "ab",
-        {"c": _MATRIX},
-    ),
-    *(
-        Case(
-            name,
-            lambda x, p, name=name: getattr(tf.raw_ops, name)(
-                diagonal=x, k=0, num_rows=-1, num_cols=-1, padding_value=p
-            ),
-            floats("abc", ""),
-            letters="abc",
-        )
-        for name in ("MatrixDiagV2", "MatrixDiagV3")
-    ),
-    Case("MatrixDiagV3", tf.linalg.diag, floats("abc"), "ab", note="zero"),
-    Case(
-        "MatrixDiagPart",
-        raw("MatrixDiagPart", "input"),
-        floats("abc"),
-        "a",
-        {"b": _MATRIX},
-    ),
-    *(
-        Case(
-            name,
-            lambda x, p, name=name: getattr(tf.raw_ops, name)(
-                input=x, k=0, padding_value=p
-            ),
-            floats("abc", ""),
-            letters="abc",
-        )
-        for name in ("MatrixDiagPartV2", "MatrixDiagPartV3")
-    ),
-    Case(
-        "MatrixDiagPartV3", tf.linalg.diag_part, floats("abc"), "a", note="zero"
-    ),
-    Case(
-        "MatrixSetDiag",
-        raw("MatrixSetDiag", "input diagonal"),
-        floats("abc", "ab"),
-        "a",
-    ),
-    *(
-        Case(
-            name,
-            lambda x, d, name=name: getattr(tf.raw_ops, name)(
-                input=x, diagonal=d, k=0
-            ),
-            floats("abc", "ab"),
-            "a",
-        )
-        for name in ("MatrixSetDiagV2", "MatrixSetDiagV3")
-    ),
-    *(
-        Case(name, raw(name, "input"), floats(axes, **_COMPLEX), *said)
-        for name, axes, *said in (
-            ("FFT", "abc", "ab", {"c": _MATRIX}),
-            ("IFFT", "abc", "ab", {"c": _MATRIX}),
-            ("FFT2D", "abc", "a", {"b": _MATRIX}),
-            ("IFFT2D", "abc", "a", {"b": _MATRIX}),
-            ("FFT3D", "abcd", "a", {"b": _MATRIX}),
-            ("IFFT3D", "abcd", "a", {"b": _MATRIX}),
-        )
-    ),
-    Case("RFFT", lambda x: tf.signal.rfft(x, [4]), floats("abc"), "ab"),
-    Case(
-        "IRFFT",
-        lambda x: tf.signal.irfft(x, [4]),
-        floats("abb", **_COMPLEX),
-        "a",
+    *cases("abc", "ab", "MatrixDiag", refuses={"c": _MATRIX}),
+    *cases("abc", "a", "MatrixDiagPart", refuses={"b": _MATRIX}),
+    *cases("abc, -", "", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
+    *cases("abc, -", "", "MatrixDiagPartV2 MatrixDiagPartV3", {"k": 0}),
+    *cases("abc", "ab", {"MatrixDiagV3-zero": tf.linalg.diag}),
+    *cases("abc", "a", {"MatrixDiagPartV3-zero": tf.linalg.diag_part}),
+    *cases("abc, ab", "a", "MatrixSetDiag"),
+    *cases("abc, ab", "a", "MatrixSetDiagV2 MatrixSetDiagV3", {"k": 0}),
+    *cases("abc:complex64", "ab", "FFT IFFT", refuses={"c": _MATRIX}),
+    *cases("abc:complex64", "a", "FFT2D IFFT2D", refuses={"b": _MATRIX}),
+    *cases("abcd:complex64", "a", "FFT3D IFFT3D", refuses={"b": _MATRIX}),
+    *cases("abc", "ab", "RFFT", {"fft_length": [4]}),
+    *cases("abb:complex64", "a", "IRFFT", {"fft_length": [4]}, letters="a"),
+    *cases("acc", "a", "RFFT2D", {"fft_length": [4, 4]}, letters="a"),
+    *cases(
+        *("acb:complex64", "a", "IRFFT2D", {"fft_length": [4, 4]}),
         letters="a",
     ),
-    Case(
-        "RFFT2D",
-        lambda x: tf.signal.rfft2d(x, [4, 4]),
-        floats("acc"),
-        "a",
-        letters="a",
+    *_any({"Qr": tf.linalg.qr, "Svd": tf.linalg.svd}),
+    *_square(
+        {
+            "MatrixInverse": _invertible(tf.linalg.inv),
+            "Cholesky": _invertible(tf.linalg.cholesky),
+            "SelfAdjointEigV2": lambda x: tf.linalg.eigh(
+                x + tf.linalg.matrix_transpose(x)
+            ),
+            "MatrixDeterminant": tf.linalg.det,
+            "LogMatrixDeterminant": _invertible(tf.linalg.slogdet),
+            "Lu": _invertible(tf.linalg.lu),
+            "MatrixSquareRoot": _invertible(tf.linalg.sqrtm),
+        }
     ),
-    Case(
-        "IRFFT2D",
-        lambda x: tf.signal.irfft2d(x, [4, 4]),
-        floats("acb", **_COMPLEX),
-        "a",
-        letters="a",
-    ),
-    _on("MatrixInverse", _square(tf.linalg.inv)),
-    _on("Cholesky", _square(tf.linalg.cholesky), "bdd"),
-    _on("Qr", lambda x: tf.linalg.qr(x), "bcd"),
-    _on("Svd", lambda x: tf.linalg.svd(x), "bcd"),
-    _on(
-        "SelfAdjointEigV2",
-        lambda x: tf.linalg.eigh(x + tf.linalg.matrix_transpose(x)),
-        "bdd",
-    ),
-    _on("MatrixDeterminant", tf.linalg.det, "bdd"),
-    _on("LogMatrixDeterminant", _square(tf.linalg.slogdet), "bdd"),
-    _on("Lu", _square(tf.linalg.lu), "bdd"),
-    _on("MatrixSquareRoot", _square(tf.linalg.sqrtm), "bdd"),
-    Case(
-        "MatrixSolve",
-        lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b),
-        floats("add", "adb"),
-        "a",
+    *cases(
+        *("add, adb", "a"),
+        {"MatrixSolve": lambda a, b: tf.linalg.solve(a + 3 * tf.eye(2), b)},
         letters="ab",
     ),
-    Case(
-        "MatrixTriangularSolve",
-        lambda a, b: tf.linalg.triangular_solve(a + 3 * tf.eye(2), b),
-        floats("bdd", "bdc"),
-        "b",
+    *cases(
+        *("bdd, bdc", "b"),
+        {
+            "MatrixTriangularSolve": lambda a, b: tf.linalg.triangular_solve(
+                a + 3 * tf.eye(2), b
+            )
+        },
         letters="bc",
     ),
 ]
-_EVERY = "every example with every other"
 
 
-def _einsum(equation: str, splits: str, refuses: str = "") -> Case:
-    axes = equation.split("->")[0].split(",")
-    return Case(
-        "Einsum",
-        lambda *values: tf.einsum(equation, *values),
-        floats(*axes),
-        splits,
-        dict.fromkeys(refuses, "the diagonal"),
-        note=equation,
-    )
+def _einsum(equation, splits):
+    def apply(*values):
+        return tf.einsum(equation, *values)
+
+    args = equation.split("->")[0].replace(",", ", ")
+    return cases(args, splits, {f"Einsum-{equation}": apply})
 
 
+_FLIPPED = {"transpose_a": True, "transpose_b": True}
 _PRODUCTS = [
-    Case("MatMul", tf.matmul, floats("ab", "bc"), "abc"),
-    Case("MatMul", tf.matmul, ints("ab", "bc"), "abc", note="ints"),
-    Case(
-        "MatMul",
-        lambda a, b: tf.matmul(a, b, True, True),
-        floats("ba", "cb"),
-        "abc",
-        note="transposed",
+    *cases("ab, bc", "abc", "MatMul"),
+    *cases("ab:whole, bc:whole", "abc", "MatMul"),
+    *cases("ba, cb", "abc", {"MatMul-transposed": _FLIPPED}),
+    *cases(
+        *("ab", "b"),
+        {"MatMul-itself": lambda a: tf.matmul(a, a, transpose_b=True)},
+        refuses={"a": "every example with every other"},
     ),
-    Case(
-        "MatMul",
-        lambda a: tf.matmul(a, a, transpose_b=True),
-        floats("ab"),
-        "b",
-        {"a": _EVERY},
-        note="itself",
+    *cases("dab, dbc", "abcd", "BatchMatMul BatchMatMulV2"),
+    *cases("dab, dbc", "abcd", "BatchMatMulV3", {"Tout": tf.float32}),
+    *cases("dab, 1bc", "abcd", {"BatchMatMulV2-wide": {}}),
+    *cases("edab, bc", "abcde", {"BatchMatMulV2-less": {}}),
+    *cases(
+        *("dba:complex64, dbc:complex64", "abcd"),
+        {"BatchMatMulV2-adjoint": {"adj_x": True}},
     ),
-    Case("BatchMatMulV2", tf.matmul, floats("dab", "dbc"), "abcd"),
-    Case("BatchMatMulV2", tf.matmul, floats("dab", "1bc"), "abcd", note="wide"),
-    Case(
-        "BatchMatMulV2", tf.matmul, floats("edab", "bc"), "abcde", note="less"
+    *(*_einsum("ab,bc->ac", "abc"), *_einsum("abc,cd->abd", "abcd")),
+    *(*_einsum("abc,acd->abd", "abcd"), *_einsum("ab,ac->abc", "abc")),
+    *(*_einsum("ab,ab->a", "ab"), *_einsum("ab->b", "ab")),
+    *_einsum("abc->cab", "abc"),
+    *cases(
+        *("dab, bc", "abcd"),
+        {"Einsum-dots": lambda a, b: tf.einsum("...b,bc->...c", a, b)},
     ),
-    Case(
-        "BatchMatMulV2",
-        lambda a, b: tf.matmul(a, b, adjoint_a=True),
-        floats("dba", "dbc", dtype="complex64"),
-        "abcd",
-        note="adjoint",
-    ),
-    Case(
-        "BatchMatMul", raw("BatchMatMul", "x y"), floats("dab", "dbc"), "abcd"
-    ),
-    Case(
-        "BatchMatMulV3",
-        raw("BatchMatMulV3", "x y", Tout=tf.float32),
-        floats("dab", "dbc"),
-        "abcd",
-    ),
-    _einsum("ab,bc->ac", "abc"),
-    _einsum("abc,cd->abd", "abcd"),
-    _einsum("abc,acd->abd", "abcd"),
-    _einsum("ab,ac->abc", "abc"),
-    _einsum("ab,ab->a", "ab"),
-    _einsum("ab->b", "ab"),
-    _einsum("abc->cab", "abc"),
-    Case(
-        "Einsum",
-        lambda a, b: tf.einsum("...b,bc->...c", a, b),
-        floats("dab", "bc"),
-        "abcd",
-        note="dots",
-    ),
-    Case(
-        "Einsum",
-        lambda a, b: tf.einsum("aab,bc->ac", a, b),
-        floats("aab", "bc"),
+    *cases(
+        *("aab, bc", ""),
+        {"Einsum-diagonal": lambda a, b: tf.einsum("aab,bc->ac", a, b)},
         letters="bc",
-        note="diagonal",
     ),
 ]
 CASES = [*_MATRICES, *_PRODUCTS]

@@ -1,293 +1,201 @@
 """Operations that take a part of a tensor, or put it back."""
 
-from __future__ import annotations
-
-import functools
-from typing import Any
-
 import tensorflow as tf
 
-from tests.splitting.rules.case import Case, floats, of_floats, size
+from tests.splitting.rules.case import cases, gradient, size
 
-_slice = functools.partial(of_floats, "StridedSlice")
-_put_back = functools.partial(of_floats, "StridedSliceGrad")
-_taken = functools.partial(of_floats, "Slice")
-_padded = functools.partial(of_floats, "Pad")
 _SOME = "some of the examples"
 
 
-def _twice(x: Any) -> Any:
+def _again(x):
     return tf.repeat(x, 2, 0)
 
 
-def _cropped(x: Any, axis: int = 1) -> Any:
+def _blocks(*values):
+    return tf.concat(values, 0)
+
+
+def _cropped(x):
     """Take two entries from where nobody knows, the same for all towers."""
     begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
-    if axis:
-        return x[:, begin : begin + 2]
+    return x[:, begin : begin + 2]
+
+
+def _cropped_rows(x):
+    begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
     return x[begin : begin + 2]
 
 
-def _cropped_gradient(x: Any) -> Any:
-    return tf.gradients(_cropped(x) ** 2, x)[0]
+def _slices(args, splits, functions, type="StridedSlice", **options):
+    named = {f"{type}-{note}": f for note, f in functions.items()}
+    return cases(args, splits, named, **options)
+
+
+def _put_back(args, splits, functions, **options):
+    return _slices(args, splits, functions, "StridedSliceGrad", **options)
 
 
 _SLICES = [
-    _slice("somewhere", _cropped, "acb", "ab", letters="ab"),
-    _put_back("somewhere", _cropped_gradient, "acb", "ab", letters="ab"),
-    Case(
-        "StridedSlice",
-        functools.partial(_cropped, axis=0),
-        floats("acb"),
-        "",
-        {"a": "some of the examples"},
-        letters="a",
-        note="rows from somewhere",
-    ),
-    _slice("other", lambda x: x[:, 1:3], "acb", "ab", letters="ab"),
-    _slice("dropped", lambda x: x[:, 1], "acb", "ab", letters="ab"),
-    _slice("new", lambda x: x[:, None, ..., 1:], "acb", "ac", letters="ac"),
-    _slice("dots", lambda x: x[..., 0], "acb", "ac", letters="ac"),
-    _slice("back", lambda x: x[:, ::-1], "acb", "ab", letters="ab"),
-    _slice("all", lambda x: x[:], "acb", "acb"),
-    _slice("first", lambda x: x[0], "acb", "cb", refuses={"a": "one example"}),
-    _slice("last", lambda x: x[-1], "acb", "cb", refuses={"a": "one example"}),
-    _slice(
-        "reversed", lambda x: x[::-1], "acb", "cb", refuses={"a": "reverses"}
-    ),
-    _slice("some", lambda x: x[:2], "ecb", "cb", refuses={"e": _SOME}),
-    _slice("without", lambda x: x[1:], "ecb", "cb", refuses={"e": _SOME}),
-    _slice(
-        "every", lambda x: x[::2], "ecb", "cb", refuses={"e": "every other"}
-    ),
-    _slice(
-        "half",
-        lambda x: tf.concat([x, x + 1.0], 0)[: size(x, 0)],
-        "ab",
-        "a",
-        letters="a",
-    ),
-    _slice(
-        "end",
-        lambda x: tf.concat([x, x + 1.0], 0)[-size(x, 0) :],
-        "ab",
-        "a",
-        letters="a",
-    ),
-    _slice(
-        "middle",
-        lambda x: tf.concat([x, x + 1.0, x], 0)[size(x, 0) : 2 * size(x, 0)],
-        "ab",
-        "a",
-        letters="a",
-    ),
-    _slice(
-        "far", lambda x: x[size(x, 0) : 3 * size(x, 0)], "ab", "", letters="a"
-    ),
-    _slice("by n", lambda c, x: c[: size(x, 0)], "e ab", "", letters="a"),
-    _slice(
-        "at n",
-        lambda c, x: tf.concat([c, c, c], 0)[size(x, 0)],
-        "e ab",
-        "",
-        letters="a",
-    ),
-    _slice(
-        "from n",
-        lambda c, x: tf.concat([c, c, c], 0)[size(x, 0) - 1 :],
-        "e ab",
-        "",
-        letters="a",
-    ),
-    _slice("own end", lambda x: x[: size(x, 0)], "ab", "ab"),
-    _slice("of each", lambda x: _twice(x)[1::2], "ab", "a", letters="a"),
-    _slice("of pairs", lambda x: _twice(x)[::4], "ab", "", letters="a"),
-    _slice("of each but", lambda x: _twice(x)[2::2], "ab", "", letters="a"),
-    _slice(
-        "of blocks", lambda x: tf.concat([x, x], 0)[::2], "ab", "", letters="a"
-    ),
-]
-
-
-def _gradient(function: Any) -> Any:
-    def apply(x: Any, dy: Any) -> Any:
-        return tf.gradients(function(x), [x], [dy])
-
-    return apply
-
-
-_GRADIENTS = [
-    _put_back(
-        "other", _gradient(lambda x: x[:, 1:3]), "acb adb", "ab", letters="ab"
-    ),
-    _put_back(
-        "dropped", _gradient(lambda x: x[:, 1]), "acb ab", "ab", letters="ab"
-    ),
-    _put_back("new", _gradient(lambda x: x[:, None]), "ac a1c", "ac"),
-    _put_back(
-        "dots", _gradient(lambda x: x[..., 0]), "acb ac", "ac", letters="ac"
-    ),
-    _put_back("first", _gradient(lambda x: x[0]), "acb cb", "cb"),
-    _put_back(
-        "of each",
-        lambda x, dy: tf.gradients(_twice(x)[1::2], [x], [dy]),
-        "ab ab",
-        "a",
-        letters="a",
-    ),
-    _put_back(
-        "half",
-        lambda x, dy: tf.gradients(
-            tf.concat([x, x], 0)[: size(x, 0)], [x], [dy]
-        ),
-        "ab ab",
-        "",
-        letters="a",
-    ),
-    _put_back(
-        "at n",
-        lambda c, x: tf.gradients(tf.concat([c, c, c], 0)[size(x, 0)], [c]),
-        "e ab",
-        "",
-        letters="a",
-    ),
-]
-
-
-_PARTS = [
-    _taken(
-        "other",
-        lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
-        "acb",
-        "ab",
+    *_slices(
+        *("acb", "ab"),
+        {
+            "somewhere": _cropped,
+            "other": lambda x: x[:, 1:3],
+            "dropped": lambda x: x[:, 1],
+            "back": lambda x: x[:, ::-1],
+        },
         letters="ab",
     ),
-    _taken(
-        "some",
-        lambda x: tf.slice(x, [0, 1], [2, 2]),
-        "ec",
-        "",
+    *_slices(
+        *("acb", "ac"),
+        {"new": lambda x: x[:, None, ..., 1:], "dots": lambda x: x[..., 0]},
+        letters="ac",
+    ),
+    *_slices("acb", "acb", {"all": lambda x: x[:]}),
+    *_slices("ab", "ab", {"own end": lambda x: x[: size(x)]}),
+    *_slices(
+        *("acb", "cb"),
+        {"first": lambda x: x[0], "last": lambda x: x[-1]},
+        refuses={"a": "one example"},
+    ),
+    *_slices(
+        *("acb", "cb", {"reversed": lambda x: x[::-1]}),
+        refuses={"a": "reverses"},
+    ),
+    *_slices(
+        *("ecb", "cb", {"some": lambda x: x[:2], "without": lambda x: x[1:]}),
+        refuses={"e": _SOME},
+    ),
+    *_slices(
+        *("ecb", "cb", {"every": lambda x: x[::2]}),
+        refuses={"e": "every other"},
+    ),
+    *_slices(
+        *("acb", "", {"rows from somewhere": _cropped_rows}),
+        refuses={"a": _SOME},
+        letters="a",
+    ),
+    *_slices(
+        *("ab", "a"),
+        {
+            "half": lambda x: _blocks(x, x + 1.0)[: size(x)],
+            "end": lambda x: _blocks(x, x + 1.0)[-size(x) :],
+            "middle": lambda x: _blocks(x, x + 1.0, x)[size(x) : 2 * size(x)],
+            "of each": lambda x: _again(x)[1::2],
+        },
+        letters="a",
+    ),
+    *_slices(
+        *("ab", ""),
+        {
+            "far": lambda x: x[size(x) : 3 * size(x)],
+            "of pairs": lambda x: _again(x)[::4],
+            "of each but": lambda x: _again(x)[2::2],
+            "of blocks": lambda x: _blocks(x, x)[::2],
+        },
+        letters="a",
+    ),
+    *_slices(
+        *("e, ab", ""),
+        {
+            "by n": lambda c, x: c[: size(x)],
+            "at n": lambda c, x: _blocks(c, c, c)[size(x)],
+            "from n": lambda c, x: _blocks(c, c, c)[size(x) - 1 :],
+        },
+        letters="a",
+    ),
+]
+_GRADIENTS = [
+    *_put_back(
+        *("acb", "ab"),
+        {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]},
+        letters="ab",
+    ),
+    *_put_back(
+        *("acb, adb", "ab", {"other": gradient(lambda x: x[:, 1:3])}),
+        letters="ab",
+    ),
+    *_put_back(
+        *("acb, ab", "ab", {"dropped": gradient(lambda x: x[:, 1])}),
+        letters="ab",
+    ),
+    *_put_back("ac, a1c", "ac", {"new": gradient(lambda x: x[:, None])}),
+    *_put_back(
+        *("acb, ac", "ac", {"dots": gradient(lambda x: x[..., 0])}),
+        letters="ac",
+    ),
+    *_put_back("acb, cb", "cb", {"first": gradient(lambda x: x[0])}),
+    *_put_back(
+        *("ab, ab", "a", {"of each": gradient(lambda x: _again(x)[1::2])}),
+        letters="a",
+    ),
+    *_put_back(
+        *("ab, ab", ""),
+        {"half": gradient(lambda x: _blocks(x, x)[: size(x)])},
+        letters="a",
+    ),
+    *_put_back(
+        *("e, ab", ""),
+        {"at n": lambda c, x: tf.gradients(_blocks(c, c, c)[size(x)], [c])},
+        letters="a",
+    ),
+]
+_WIDTHS = [[0, 0], [1, 2], [0, 0]]
+_PARTS = [
+    *cases(
+        *("acb", "ab"),
+        {
+            "Slice-other": lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
+            "Pad": {"paddings": _WIDTHS},
+            "PadV2-1": {"paddings": _WIDTHS, "constant_values": 1.0},
+            "PadV2--2": {"paddings": _WIDTHS, "constant_values": -2.0},
+            "MirrorPad": {"paddings": _WIDTHS, "mode": "REFLECT"},
+            "Split": lambda x: tf.split(x, 2, 1),
+            "SplitV": lambda x: tf.split(x, [1, 3], 1),
+        },
+        letters="ab",
+    ),
+    *cases("acb, -", "ab", "PadV2", {"paddings": _WIDTHS}, letters="ab"),
+    *cases(
+        *("aeb", "ab", "MirrorPadGrad"),
+        {"paddings": [[0, 0], [1, 1], [0, 0]], "mode": "REFLECT"},
+        letters="ab",
+    ),
+    *cases(
+        *("ec", "", {"Slice-some": {"begin": [0, 1], "size": [2, 2]}}),
         refuses={"e": _SOME},
         letters="e",
     ),
-    _taken(
-        "own",
-        lambda x: tf.slice(x, [0, 1], [size(x, 0), 2]),
-        "ac",
-        "a",
-        letters="a",
-    ),
-    _taken(
-        "half",
-        lambda x: tf.slice(
-            tf.concat([x, x], 0), [size(x, 0), 0], [size(x, 0), 2]
-        ),
-        "ac",
-        "a",
-        letters="a",
-    ),
-    _taken(
-        "at n",
-        lambda c, x: tf.slice(tf.concat([c, c, c], 0), [size(x, 0)], [1]),
-        "e ab",
-        "",
-        letters="a",
-    ),
-    _padded(
-        "",
-        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 0]]),
-        "acb",
-        "ab",
-        letters="ab",
-    ),
-    _padded(
-        "own", lambda x: tf.pad(x, [[1, 0], [1, 2]]), "ac", "", letters="a"
-    ),
-    _padded(
-        "blocks",
-        lambda x: tf.pad(x, [[size(x, 0), 0], [0, 0]]),
-        "ac",
-        "a",
-        letters="a",
-    ),
-    _padded(
-        "by n",
-        lambda c, x: tf.pad(c, [[size(x, 0), 0]]),
-        "e ab",
-        "",
-        letters="a",
-    ),
-    *(
-        of_floats(
-            "PadV2",
-            str(fill),
-            lambda x, fill=fill: tf.pad(
-                x, [[0, 0], [1, 2], [0, 0]], constant_values=fill
+    *cases(
+        *("ac", "a"),
+        {
+            "Slice-own": lambda x: tf.slice(x, [0, 1], [size(x), 2]),
+            "Slice-half": lambda x: tf.slice(
+                _blocks(x, x), [size(x), 0], [size(x), 2]
             ),
-            "acb",
-            "ab",
-            letters="ab",
-        )
-        for fill in (1.0, -2.0)
+            "Pad-blocks": lambda x: tf.pad(x, [[size(x), 0], [0, 0]]),
+        },
+        letters="a",
     ),
-    Case(
-        "PadV2",
-        lambda x, fill: tf.pad(
-            x, [[0, 0], [1, 2], [0, 0]], constant_values=fill
-        ),
-        floats("acb", ""),
-        "ab",
-        letters="ab",
-        note="given",
+    *cases("ac", "", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}, letters="a"),
+    *cases(
+        *("e, ab", ""),
+        {
+            "Slice-at n": lambda c, x: tf.slice(
+                _blocks(c, c, c), [size(x)], [1]
+            ),
+            "Pad-by n": lambda c, x: tf.pad(c, [[size(x), 0]]),
+        },
+        letters="a",
     ),
-    of_floats(
-        "MirrorPad",
-        "",
-        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 0]], "REFLECT"),
-        "acb",
-        "ab",
-        letters="ab",
-    ),
-    of_floats(
-        "MirrorPadGrad",
-        "",
-        lambda x: tf.raw_ops.MirrorPadGrad(
-            input=x, paddings=[[0, 0], [1, 1], [0, 0]], mode="REFLECT"
-        ),
-        "aeb",
-        "ab",
-        letters="ab",
+    *cases(
+        *("ab", "ab"),
+        {
+            "Split-own": lambda x: tf.split(_blocks(x, x + 1.0), 2, 0),
+            "SplitV-own": lambda x: tf.split(
+                _blocks(x, x, x), [size(x), 2 * size(x)], 0
+            ),
+        },
     ),
 ]
-
-
-_SPLITS = [
-    of_floats(
-        "Split", "", lambda x: tf.split(x, 2, 1), "acb", "ab", letters="ab"
-    ),
-    of_floats(
-        "Split",
-        "own",
-        lambda x: tf.split(tf.concat([x, x + 1.0], 0), 2, 0),
-        "ab",
-        "ab",
-    ),
-    of_floats(
-        "SplitV",
-        "",
-        lambda x: tf.split(x, [1, 3], 1),
-        "acb",
-        "ab",
-        letters="ab",
-    ),
-    of_floats(
-        "SplitV",
-        "own",
-        lambda x: tf.split(
-            tf.concat([x, x, x], 0), [size(x, 0), 2 * size(x, 0)], 0
-        ),
-        "ab",
-        "ab",
-    ),
-]
-CASES = [*_SPLITS, *_SLICES, *_GRADIENTS, *_PARTS]
+CASES = [*_SLICES, *_GRADIENTS, *_PARTS]

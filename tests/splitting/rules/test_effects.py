@@ -1,48 +1,17 @@
 """Random numbers, and what an operation does besides computing."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 
 from keras_towers.splitting.values import Kind
 from tests.splitting.kit import refused, rows, same, traced
-from tests.splitting.rules.case import Case, floats, ints
+from tests.splitting.rules.case import cases
 
 raw = tf.raw_ops
 
 
 def _seed():
     return tf.constant([1, 2])
-
-
-CASES = [
-    Case(
-        "StatelessRandomGetKeyCounter",
-        lambda s: raw.StatelessRandomGetKeyCounter(seed=s),
-        ints("d", high=9, kinds="same", scales=False),
-        letters="d",
-    ),
-    Case("Assert", lambda x: _asserted(x), floats("ab"), "ab"),
-    Case("NoOp", lambda x: _after(x), floats("ab"), "ab"),
-    Case(
-        "OptionalGetValue",
-        lambda x: raw.OptionalGetValue(
-            optional=raw.OptionalFromValue(components=[x]),
-            output_types=[tf.float32],
-            output_shapes=[x.shape],
-        ),
-        floats("ab"),
-        "ab",
-    ),
-    Case(
-        "OptionalHasValue",
-        lambda x: raw.OptionalHasValue(
-            optional=raw.OptionalFromValue(components=[x])
-        ),
-        floats("ab"),
-    ),
-]
 
 
 def _asserted(x):
@@ -55,6 +24,28 @@ def _after(x):
         return x * 1
 
 
+def _optional(x):
+    return raw.OptionalFromValue(components=[x])
+
+
+CASES = [
+    *cases(
+        *("d:place", "", "StatelessRandomGetKeyCounter"), high=9, letters="d"
+    ),
+    *cases(
+        *("ab", "ab"),
+        {
+            "Assert": _asserted,
+            "NoOp": _after,
+            "OptionalGetValue": lambda x: raw.OptionalGetValue(
+                optional=_optional(x),
+                output_types=[tf.float32],
+                output_shapes=[x.shape],
+            ),
+        },
+    ),
+    *cases("ab", "", "OptionalHasValue", {"optional": _optional}),
+]
 COVERED = [
     *("StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"),
     *("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle"),

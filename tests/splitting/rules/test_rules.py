@@ -1,7 +1,5 @@
 """What the rules say of operations, for many layouts of their inputs."""
 
-from __future__ import annotations
-
 import pytest
 
 from keras_towers.splitting.rules import RULES
@@ -17,18 +15,17 @@ from tests.splitting.rules import (
     shapes,
     test_effects,
 )
-from tests.splitting.rules.case import exercise
 
-CASES = [
-    *(*test_effects.CASES, *elementwise.CASES),
-    *(*images.CASES, *lists.CASES, *matrices.CASES, *moves.CASES),
-    *(*parts.CASES, *picks.CASES, *reductions.CASES, *shapes.CASES),
+_FAMILIES = [
+    *(test_effects, elementwise, images, lists, matrices),
+    *(moves, parts, picks, reductions, shapes),
 ]
+CASES = [case for family in _FAMILIES for case in family.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rule(case):
-    exercise(case)
+    case.exercise()
 
 
 def test_every_rule_has_a_case():
