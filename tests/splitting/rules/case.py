@@ -38,21 +38,21 @@ class Case:
         function: does it.
         args: its inputs.
         splits: axes along which examples have to be proven.
+        letters: the axes that may be that of the examples; None: any.
         refuses: axes along which they have to be refused, and words of the
             message.
         broadcast: whether other axes are drawn for each layout: any that are
             broadcast to each other.
-        letters: the axes that may be that of the examples; None: any.
         towers: the towers' numbers of examples, several times.
     """
 
     name: str
     function: Callable[..., Any]
     args: Sequence[Arg]
-    splits: str = ""
+    splits: str
+    letters: str | None
     refuses: Mapping[str, str] = dataclasses.field(default_factory=dict)
     broadcast: bool = False
-    letters: str | None = None
     towers: Sequence[Sequence[int]] = TOWERS
 
     @property
@@ -103,13 +103,14 @@ class Case:
             raise
 
 
-def cases(args, splits, of, given=None, low=None, high=None, **options):
+def cases(layouts, of, given=None, low=None, high=None, **options):
     """Return cases that differ in their operations only.
 
     Args:
-        args: for each argument its axes, or a dash for a single number, and
-            what its entries are: ``ab, -, a:count``.
-        splits: axes along which examples have to be proven.
+        layouts: the axes of each argument, or a dash for a single number, with
+            what its entries are; and the axes along which examples have to be
+            proven, if any: ``ab, -, a:count -> ab``. With ``only`` behind them
+            they, or the axes that follow, are all that may be examples.
         of: types of operations; or what does them by the names of the cases: a
             function, or what ``raw`` takes.
         given: what ``raw`` takes of all of them.
@@ -119,12 +120,15 @@ def cases(args, splits, of, given=None, low=None, high=None, **options):
     """
     if isinstance(of, str):
         of = dict.fromkeys(of.split(), given or {})
-    args = [_argument(arg, low, high) for arg in args.split(", ")]
+    args, _, splits = layouts.partition("->")
+    splits, only, letters = (s.strip(" -") for s in splits.partition("only"))
+    args = [_argument(arg.strip(), low, high) for arg in args.split(",")]
+    letters = (letters or splits) if only else None
     found = []
     for name, function in of.items():
         if not callable(function):
             function = raw(name.partition("-")[0], **function)
-        found.append(Case(name, function, args, splits, **options))
+        found.append(Case(name, function, args, splits, letters, **options))
     return found
 
 

@@ -16,9 +16,9 @@ _WARPED = {"output_shape": [4, 4], "interpolation": "BILINEAR"}
 _BOXES = {"max_output_size": 2, "iou_threshold": 0.5, "score_threshold": 0.1}
 
 
-def _on(args, of, given=None, **more):
+def _on(args, of, given=None, letters="a", **more):
     """Operations on images, whose first axis is that of the examples."""
-    return cases(args, "a", of, given, **{"letters": "a", **more})
+    return cases(f"{args} -> a only {letters}", of, given, **more)
 
 
 def _to_input(*sizes):
@@ -45,23 +45,28 @@ _CONVOLUTIONS = [
     *_on("acce, bbed", "DepthwiseConv2dNative", _SAME),
     *_on("bbed, accd", "Conv2DBackpropInput", _to_input(4, 4, 5) | _SAME),
     *_on(
-        *("bbbed, acccd", "Conv3DBackpropInputV2"),
+        "bbbed, acccd",
+        "Conv3DBackpropInputV2",
         _to_input(4, 4, 4, 5) | _SAME_3D,
     ),
     *_on(
-        *("bbe1, acce", "DepthwiseConv2dNativeBackpropInput"),
+        "bbe1, acce",
+        "DepthwiseConv2dNativeBackpropInput",
         _to_input(4, 4, 5) | _SAME,
     ),
     *_on(
-        *("acce, accd", "Conv2DBackpropFilter"),
+        "acce, accd",
+        "Conv2DBackpropFilter",
         {"filter_sizes": [3, 3, 5, 2], **_SAME},
     ),
     *_on(
-        *("accce, acccd", "Conv3DBackpropFilterV2"),
+        "accce, acccd",
+        "Conv3DBackpropFilterV2",
         {"filter_sizes": [3, 3, 3, 5, 2], **_SAME_3D},
     ),
     *_on(
-        *("acce, acce", "DepthwiseConv2dNativeBackpropFilter"),
+        "acce, acce",
+        "DepthwiseConv2dNativeBackpropFilter",
         {"filter_sizes": [3, 3, 5, 1], **_SAME},
     ),
 ]
@@ -81,14 +86,14 @@ _WINDOWS = [
     ),
     *_on("acce", "LRN"),
     *_on(
-        *("acce", "Dilation2D"),
+        "acce",
+        "Dilation2D",
         {"filter": np.ones([2, 2, 5], "float32"), "rates": _ONE, **_SAME},
     ),
     *_on("acce", "SpaceToDepth", {"block_size": 2}),
     *_on("acck", "DepthToSpace", {"block_size": 2}),
     *_on(
-        *("acce", "ExtractImagePatches"),
-        {"ksizes": _HALF, "rates": _ONE, **_SAME},
+        "acce", "ExtractImagePatches", {"ksizes": _HALF, "rates": _ONE, **_SAME}
     ),
     *_on("accce", "ExtractVolumePatches", {"ksizes": _HALF_3D, **_SAME_3D}),
 ]
@@ -104,23 +109,21 @@ _PIXELS = [
         {"is_training": False},
     ),
     *cases(
-        *("acce", ""),
+        "acce -> - only a",
         {
             "FusedBatchNormV3-training": lambda x: (
                 tf.compat.v1.nn.fused_batch_norm(x, tf.ones(5), tf.ones(5))[0]
             )
         },
         refuses={"a": "normalizes by the mean"},
-        letters="a",
     ),
     *_on("acce, ah", "ImageProjectiveTransformV2", _WARPED),
     *_on(
-        *("acce, ah", "ImageProjectiveTransformV3"),
-        {"fill_value": 0.0, **_WARPED},
+        "acce, ah", "ImageProjectiveTransformV3", {"fill_value": 0.0, **_WARPED}
     ),
     *_on("acce, ah, -", {"ImageProjectiveTransformV3-filled": _WARPED}),
     *cases(
-        *("bc, b", ""),
+        "bc, b -> - only b",
         {
             "NonMaxSuppressionV3": _BOXES,
             "NonMaxSuppressionV4": _BOXES,
@@ -128,16 +131,15 @@ _PIXELS = [
         },
         low=0,
         refuses={"b": "compares the boxes"},
-        letters="b",
     ),
     *cases(
-        *("cdb", "", "CTCLoss"),
+        "cdb -> - only b",
+        "CTCLoss",
         {
             "labels_indices": np.array([[0, 0], [1, 0]]),
             "labels_values": [0, 1],
             "sequence_length": [4, 4],
         },
-        letters="b",
     ),
 ]
 
@@ -149,12 +151,13 @@ def _there_and_back(x):
 
 _BLOCKS = [
     *cases(
-        *("acb", "ab", "SpaceToBatchND"),
+        "acb -> ab",
+        "SpaceToBatchND",
         {"block_shape": [2], "paddings": [[1, 1]]},
         refuses={"c": "along the examples"},
     ),
     *cases(
-        *("acb", "ab"),
+        "acb -> ab",
         {
             "BatchToSpaceND": _there_and_back,
             "BatchToSpaceND-one": {"block_shape": [1], "crops": [[0, 1]]},

@@ -55,19 +55,19 @@ def _resized(elements, size):
 _length = raw("TensorListLength")
 CASES = [
     *cases(
-        *("abc", "abc"),
+        "abc -> abc",
         {
             "TensorListFromTensor": lambda x: _stack(_list(x)),
             "TensorListStack": lambda x: _stack(_list(x)),
         },
     ),
     *cases(
-        *("bac", "ac"),
+        "bac -> ac",
         {"TensorListGetItem": lambda x: _taken("GetItem", _list(x), 2, 1)},
         refuses={"b": "one example"},
     ),
     *cases(
-        *("ab, ab", "ab"),
+        "ab, ab -> ab",
         {
             "TensorListSetItem": lambda x, y: _stack(
                 _set(_reserved(x, 2), x, y)
@@ -83,7 +83,7 @@ CASES = [
         },
     ),
     *cases(
-        *("ab, ab", ""),
+        "ab, ab -> -",
         {
             "TensorListConcatV2": lambda x, y: _taken(
                 "ConcatV2", _pushed(x, y), 2, tf.constant([], tf.int64)
@@ -91,7 +91,7 @@ CASES = [
         },
     ),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "TensorListReserve": lambda x: tf.reduce_sum(
                 _stack(_set(_reserved(x, 3), x)), 0
@@ -99,7 +99,7 @@ CASES = [
         },
     ),
     *cases(
-        *("ab, e", ""),
+        "ab, e -> - only e",
         {
             "TensorListReserve-by n": lambda x, y: tf.reduce_mean(
                 _stack(_set(_reserved(x, 1 + size(y)), x)), 0
@@ -111,29 +111,26 @@ CASES = [
                 _reserved(x, size(y))
             ),
         },
-        letters="e",
     ),
     *cases(
-        *("eb", ""),
+        "eb -> - only e",
         {
             "TensorListGather-reversed": lambda x: _taken(
                 "Gather", _list(x), 1, tf.range(size(x))[::-1]
             )
         },
-        letters="e",
     ),
     *cases(
-        *("db", ""),
+        "db -> - only b",
         {
             "TensorListResize": lambda x: tf.reduce_sum(
                 _stack(_resized(_list(x), 4), 1), 0
             )
         },
-        letters="b",
     ),
-    *cases("eb", "", {"TensorListLength": lambda x: _length(_list(x))}),
+    *cases("eb -> -", {"TensorListLength": lambda x: _length(_list(x))}),
     *cases(
-        *("ebc", ""),
+        "ebc -> -",
         {
             "TensorListElementShape": lambda x: raw(
                 "TensorListElementShape", shape_type=tf.int32

@@ -7,30 +7,24 @@ from tests.splitting.rules.case import cases, size
 _ELSEWHERE = "to other places"
 
 
-def _reshaped(args, splits, shapes, **options):
+def _reshaped(layouts, shapes, **options):
     named = {
         f"Reshape-{note}": {"shape": shape} for note, shape in shapes.items()
     }
-    return cases(args, splits, named, **options)
+    return cases(layouts, named, **options)
 
 
 _RESHAPES = [
-    *_reshaped("abc", "a", {"flat": lambda x: [size(x), -1]}),
-    *_reshaped("abc", "abc", {"all": [-1]}),
-    *_reshaped("abc", "ab", {"merge": lambda x: [-1, size(x, 2)]}),
-    *_reshaped("ac", "a", {"split": lambda x: [size(x), 2, 2]}),
-    *_reshaped("ab", "a", {"ones": lambda x: [1, size(x), 1, 3]}, letters="a"),
-    *_reshaped(
-        *(
-            "ab",
-            "",
-            {"blocks": [2, -1, 3], "pairs": [-1, 2, 3], "mixed": [3, -1]},
-        ),
-        letters="a",
-    ),
-    *_reshaped("abc", "", {"ends": lambda x: [-1, 2 * size(x, 1)]}),
+    *_reshaped("abc -> a", {"flat": lambda x: [size(x), -1]}),
+    *_reshaped("abc -> abc", {"all": [-1]}),
+    *_reshaped("abc -> ab", {"merge": lambda x: [-1, size(x, 2)]}),
+    *_reshaped("ac -> a", {"split": lambda x: [size(x), 2, 2]}),
+    *_reshaped("ab -> a only", {"ones": lambda x: [1, size(x), 1, 3]}),
+    *_reshaped("ab -> - only a", {"blocks": [2, -1, 3], "mixed": [3, -1]}),
+    *_reshaped("ab -> - only a", {"pairs": [-1, 2, 3]}),
+    *_reshaped("abc -> -", {"ends": lambda x: [-1, 2 * size(x, 1)]}),
     *cases(
-        *("abc", "ab"),
+        "abc -> ab",
         {
             "Reshape-back": lambda x: tf.reshape(
                 tf.reshape(x, [-1]), tf.shape(x)
@@ -38,62 +32,56 @@ _RESHAPES = [
         },
     ),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {"Reshape-then": lambda x: tf.reshape(tf.transpose(x), [-1])},
     ),
 ]
 _MOVES = [
-    *cases("abc", "abc", {"Transpose": {"perm": [2, 0, 1]}}),
-    *cases("abc", "abc", {"Transpose-all": tf.transpose}),
-    *cases("ab:complex64", "ab", "ConjugateTranspose", {"perm": [1, 0]}),
+    *cases("abc -> abc", {"Transpose": {"perm": [2, 0, 1]}}),
+    *cases("abc -> abc", {"Transpose-all": tf.transpose}),
+    *cases("ab:complex64 -> ab", "ConjugateTranspose", {"perm": [1, 0]}),
     *cases(
-        *("ab", "ab"),
-        {f"ExpandDims-{k}": {"axis": k} for k in (0, 1, -1, -2)},
+        "ab -> ab", {f"ExpandDims-{k}": {"axis": k} for k in (0, 1, -1, -2)}
+    ),
+    *cases("a1b -> ab only", {"Squeeze-named": {"axis": [1]}}),
+    *cases(
+        "a1b -> - only ab", {"Squeeze-all": {}}, refuses={"a": "squeezes axes"}
     ),
     *cases(
-        *("a1b", "ab", {"Squeeze-named": {"axis": [1]}}),
-        letters="ab",
-    ),
-    *cases(
-        *("a1b", "", {"Squeeze-all": {}}),
-        refuses={"a": "squeezes axes"},
-        letters="ab",
-    ),
-    *cases(
-        *("abc", "ac"),
+        "abc -> ac",
         {"ReverseV2": {"axis": [1]}, "Roll": {"shift": 1, "axis": 1}},
         refuses={"b": _ELSEWHERE},
     ),
     *cases(
-        *("abc, a:length", "ac", "ReverseSequence"),
+        "abc, a:length -> ac only",
+        "ReverseSequence",
         {"seq_dim": 1, "batch_dim": 0},
         refuses={"b": _ELSEWHERE},
-        letters="ac",
     ),
 ]
 _JOINS = [
     *cases(
-        *("ab, ab", "ab"),
+        "ab, ab -> ab",
         {
             "Pack": lambda x, y: tf.stack([x, y], 1),
             "Pack-last": lambda x, y: tf.stack([x, y], -1),
         },
     ),
-    *cases("abc", "ac", "Unpack", {"num": 3, "axis": 1}, letters="ac"),
+    *cases("abc -> ac only", "Unpack", {"num": 3, "axis": 1}),
     *cases(
-        *("abc, abc", "abc"),
+        "abc, abc -> abc",
         {
             f"ConcatV2-{k}": lambda x, y, k=k: tf.concat([x, y], k)
             for k in (0, 1, -1)
         },
     ),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "ConcatV2-zeros": lambda x: tf.concat([x, tf.zeros_like(x), x], 0),
             "ConcatV2-ones": lambda x: tf.concat([tf.ones_like(x), x], 0),
         },
     ),
-    *cases("ab, db", "b", {"ConcatV2-rest": lambda x, y: tf.concat([x, y], 0)}),
+    *cases("ab, db -> b", {"ConcatV2-rest": lambda x, y: tf.concat([x, y], 0)}),
 ]
 CASES = [*_RESHAPES, *_MOVES, *_JOINS]

@@ -26,124 +26,105 @@ def _cropped_rows(x):
     return x[begin : begin + 2]
 
 
-def _slices(args, splits, functions, type="StridedSlice", **options):
+def _slices(layouts, functions, type="StridedSlice", **options):
     named = {f"{type}-{note}": f for note, f in functions.items()}
-    return cases(args, splits, named, **options)
+    return cases(layouts, named, **options)
 
 
-def _put_back(args, splits, functions, **options):
-    return _slices(args, splits, functions, "StridedSliceGrad", **options)
+def _put_back(layouts, functions, **options):
+    return _slices(layouts, functions, "StridedSliceGrad", **options)
 
 
 _SLICES = [
     *_slices(
-        *("acb", "ab"),
+        "acb -> ab only",
         {
             "somewhere": _cropped,
             "other": lambda x: x[:, 1:3],
             "dropped": lambda x: x[:, 1],
             "back": lambda x: x[:, ::-1],
         },
-        letters="ab",
     ),
     *_slices(
-        *("acb", "ac"),
+        "acb -> ac only",
         {"new": lambda x: x[:, None, ..., 1:], "dots": lambda x: x[..., 0]},
-        letters="ac",
     ),
-    *_slices("acb", "acb", {"all": lambda x: x[:]}),
-    *_slices("ab", "ab", {"own end": lambda x: x[: size(x)]}),
+    *_slices("acb -> acb", {"all": lambda x: x[:]}),
+    *_slices("ab -> ab", {"own end": lambda x: x[: size(x)]}),
     *_slices(
-        *("acb", "cb"),
+        "acb -> cb",
         {"first": lambda x: x[0], "last": lambda x: x[-1]},
         refuses={"a": "one example"},
     ),
     *_slices(
-        *("acb", "cb", {"reversed": lambda x: x[::-1]}),
-        refuses={"a": "reverses"},
+        "acb -> cb", {"reversed": lambda x: x[::-1]}, refuses={"a": "reverses"}
     ),
     *_slices(
-        *("ecb", "cb", {"some": lambda x: x[:2], "without": lambda x: x[1:]}),
+        "ecb -> cb",
+        {"some": lambda x: x[:2], "without": lambda x: x[1:]},
         refuses={"e": _SOME},
     ),
     *_slices(
-        *("ecb", "cb", {"every": lambda x: x[::2]}),
-        refuses={"e": "every other"},
+        "ecb -> cb", {"every": lambda x: x[::2]}, refuses={"e": "every other"}
     ),
     *_slices(
-        *("acb", "", {"rows from somewhere": _cropped_rows}),
+        "acb -> - only a",
+        {"rows from somewhere": _cropped_rows},
         refuses={"a": _SOME},
-        letters="a",
     ),
     *_slices(
-        *("ab", "a"),
+        "ab -> a only",
         {
             "half": lambda x: _blocks(x, x + 1.0)[: size(x)],
             "end": lambda x: _blocks(x, x + 1.0)[-size(x) :],
             "middle": lambda x: _blocks(x, x + 1.0, x)[size(x) : 2 * size(x)],
             "of each": lambda x: _again(x)[1::2],
         },
-        letters="a",
     ),
     *_slices(
-        *("ab", ""),
+        "ab -> - only a",
         {
             "far": lambda x: x[size(x) : 3 * size(x)],
             "of pairs": lambda x: _again(x)[::4],
             "of each but": lambda x: _again(x)[2::2],
             "of blocks": lambda x: _blocks(x, x)[::2],
         },
-        letters="a",
     ),
     *_slices(
-        *("e, ab", ""),
+        "e, ab -> - only a",
         {
             "by n": lambda c, x: c[: size(x)],
             "at n": lambda c, x: _blocks(c, c, c)[size(x)],
             "from n": lambda c, x: _blocks(c, c, c)[size(x) - 1 :],
         },
-        letters="a",
     ),
 ]
 _GRADIENTS = [
     *_put_back(
-        *("acb", "ab"),
+        "acb -> ab only",
         {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]},
-        letters="ab",
+    ),
+    *_put_back("acb, adb -> ab only", {"other": gradient(lambda x: x[:, 1:3])}),
+    *_put_back("acb, ab -> ab only", {"dropped": gradient(lambda x: x[:, 1])}),
+    *_put_back("ac, a1c -> ac", {"new": gradient(lambda x: x[:, None])}),
+    *_put_back("acb, ac -> ac only", {"dots": gradient(lambda x: x[..., 0])}),
+    *_put_back("acb, cb -> cb", {"first": gradient(lambda x: x[0])}),
+    *_put_back(
+        "ab, ab -> a only", {"of each": gradient(lambda x: _again(x)[1::2])}
     ),
     *_put_back(
-        *("acb, adb", "ab", {"other": gradient(lambda x: x[:, 1:3])}),
-        letters="ab",
-    ),
-    *_put_back(
-        *("acb, ab", "ab", {"dropped": gradient(lambda x: x[:, 1])}),
-        letters="ab",
-    ),
-    *_put_back("ac, a1c", "ac", {"new": gradient(lambda x: x[:, None])}),
-    *_put_back(
-        *("acb, ac", "ac", {"dots": gradient(lambda x: x[..., 0])}),
-        letters="ac",
-    ),
-    *_put_back("acb, cb", "cb", {"first": gradient(lambda x: x[0])}),
-    *_put_back(
-        *("ab, ab", "a", {"of each": gradient(lambda x: _again(x)[1::2])}),
-        letters="a",
-    ),
-    *_put_back(
-        *("ab, ab", ""),
+        "ab, ab -> - only a",
         {"half": gradient(lambda x: _blocks(x, x)[: size(x)])},
-        letters="a",
     ),
     *_put_back(
-        *("e, ab", ""),
+        "e, ab -> - only a",
         {"at n": lambda c, x: tf.gradients(_blocks(c, c, c)[size(x)], [c])},
-        letters="a",
     ),
 ]
 _WIDTHS = [[0, 0], [1, 2], [0, 0]]
 _PARTS = [
     *cases(
-        *("acb", "ab"),
+        "acb -> ab only",
         {
             "Slice-other": lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
             "Pad": {"paddings": _WIDTHS},
@@ -153,21 +134,20 @@ _PARTS = [
             "Split": lambda x: tf.split(x, 2, 1),
             "SplitV": lambda x: tf.split(x, [1, 3], 1),
         },
-        letters="ab",
     ),
-    *cases("acb, -", "ab", "PadV2", {"paddings": _WIDTHS}, letters="ab"),
+    *cases("acb, - -> ab only", "PadV2", {"paddings": _WIDTHS}),
     *cases(
-        *("aeb", "ab", "MirrorPadGrad"),
+        "aeb -> ab only",
+        "MirrorPadGrad",
         {"paddings": [[0, 0], [1, 1], [0, 0]], "mode": "REFLECT"},
-        letters="ab",
     ),
     *cases(
-        *("ec", "", {"Slice-some": {"begin": [0, 1], "size": [2, 2]}}),
+        "ec -> - only e",
+        {"Slice-some": {"begin": [0, 1], "size": [2, 2]}},
         refuses={"e": _SOME},
-        letters="e",
     ),
     *cases(
-        *("ac", "a"),
+        "ac -> a only",
         {
             "Slice-own": lambda x: tf.slice(x, [0, 1], [size(x), 2]),
             "Slice-half": lambda x: tf.slice(
@@ -175,21 +155,19 @@ _PARTS = [
             ),
             "Pad-blocks": lambda x: tf.pad(x, [[size(x), 0], [0, 0]]),
         },
-        letters="a",
     ),
-    *cases("ac", "", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}, letters="a"),
+    *cases("ac -> - only a", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}),
     *cases(
-        *("e, ab", ""),
+        "e, ab -> - only a",
         {
             "Slice-at n": lambda c, x: tf.slice(
                 _blocks(c, c, c), [size(x)], [1]
             ),
             "Pad-by n": lambda c, x: tf.pad(c, [[size(x), 0]]),
         },
-        letters="a",
     ),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "Split-own": lambda x: tf.split(_blocks(x, x + 1.0), 2, 0),
             "SplitV-own": lambda x: tf.split(

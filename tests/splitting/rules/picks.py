@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tests.splitting.layouts import SIZES
-from tests.splitting.rules.case import cases
+from tests.splitting.rules.case import cases, size
 
 _FROM_OTHERS = "rows of other examples"
 
@@ -13,18 +13,13 @@ def _gather(values, places, axis, batch, splits):
         return tf.gather(x, i, axis=axis, batch_dims=batch)
 
     picked = values[axis]
+    others = "".join(sorted(set(values + places) - {picked}))
     return cases(
-        f"{values}, {places or '-'}:place",
-        splits,
+        f"{values}, {places or '-'}:place -> {splits} only {others}",
         {f"GatherV2-{values},{places},{axis},{batch}": apply},
         refuses={} if picked in splits else {picked: _FROM_OTHERS},
-        letters="".join(sorted(set(values + places) - {picked})),
         high=SIZES[picked] - 1,
     )
-
-
-def _into(count, **options):
-    return lambda x, i: tf.math.unsorted_segment_sum(x, i, count, **options)
 
 
 _ADDING = "TensorScatterAdd TensorScatterSub"
@@ -40,38 +35,33 @@ CASES = [
     *_gather("dab", "dac", 2, 2, "dac"),
     *_gather("abe", "", 1, 0, "ae"),
     *cases(
-        *("bc, ae:place", "ace", "Gather"),
+        "bc, ae:place -> ace only",
+        "Gather",
         refuses={"b": _FROM_OTHERS},
-        letters="ace",
         high=2,
     ),
-    *cases("ddc, ead:place", "ea", "GatherNd", letters="ea", high=1),
-    *cases("ddd, ed:place", "e", {"GatherNd-one": {}}, letters="e", high=1),
-    *cases("abc, a:place", "abc", "UnsortedSegmentSum", {"num_segments": 4}),
-    *cases("abc, ab:place", "abc", "UnsortedSegmentSum", {"num_segments": 4}),
+    *cases("ddc, ead:place -> ea only", "GatherNd", high=1),
+    *cases("ddd, ed:place -> e only", {"GatherNd-one": {}}, high=1),
+    *cases("abc, a:place -> abc", "UnsortedSegmentSum", {"num_segments": 4}),
+    *cases("abc, ab:place -> abc", "UnsortedSegmentSum", {"num_segments": 4}),
     *cases(
-        *("ec, e:place", "c"),
-        {
-            "UnsortedSegmentSum-each": {
-                "num_segments": lambda x, i: tf.shape(x)[0]
-            }
-        },
+        "ec, e:place -> c",
+        {"UnsortedSegmentSum-each": {"num_segments": lambda x, i: size(x)}},
         refuses={"e": "a segment for every example"},
         high=1,
     ),
-    *cases("bc", "", "SegmentSum", {"segment_ids": [0, 0, 1]}, letters="c"),
+    *cases("bc -> - only c", "SegmentSum", {"segment_ids": [0, 0, 1]}),
     *cases(
-        *("ac, a:place", ""),
+        "ac, a:place -> - only c",
         {"SegmentSum-sorted": lambda x, i: tf.math.segment_sum(x, tf.sort(i))},
-        letters="c",
         high=2,
     ),
     *cases(
-        *("a:place, ab", "a"),
+        "a:place, ab -> a",
         {"ScatterNd": lambda i, x: tf.scatter_nd(i[:, None], x, [4, 3])},
     ),
     *cases(
-        *("cb, a:place, ab", ""),
+        "cb, a:place, ab -> - only a",
         {
             "TensorScatterAdd": lambda t, i, x: tf.tensor_scatter_nd_add(
                 t, i[:, None], x
@@ -80,30 +70,31 @@ CASES = [
                 t, i[:, None], x
             ),
         },
-        letters="a",
     ),
-    *cases("cb, ab", "b", _ADDING, {"indices": [[1], [1]]}, letters="b"),
-    *cases("cb, ab", "b", _WRITING, {"indices": [[0], [2]]}, letters="ab"),
+    *cases("cb, ab -> b only", _ADDING, {"indices": [[1], [1]]}),
+    *cases("cb, ab -> b only ab", _WRITING, {"indices": [[0], [2]]}),
     *cases(
-        *("cdeb, aeb", "eb", _WRITING, {"indices": [[0, 1], [2, 0]]}),
+        "cdeb, aeb -> eb only",
+        _WRITING,
+        {"indices": [[0, 1], [2, 0]]},
         refuses={"c": "of other examples"},
-        letters="eb",
     ),
-    *cases("a:place, a", "a", "Bincount", {"size": 4}),
+    *cases("a:place, a -> a", "Bincount", {"size": 4}),
     *cases(
-        *("a:place", ""),
+        "a:place -> -",
         {
             "DenseBincount-counts": lambda i: tf.math.bincount(
                 i, minlength=4, maxlength=4
             )
         },
     ),
-    *cases("a:place, a", "a", "DenseBincount", _COUNTED),
-    *cases("a:place, a", "", "DenseBincount", _ASKED),
-    *cases("ab:place, ab", "a", "DenseBincount", _COUNTED),
-    *cases("ab:place, ab", "a", "DenseBincount", _ASKED),
+    *cases("a:place, a -> a", "DenseBincount", _COUNTED),
+    *cases("a:place, a -> -", "DenseBincount", _ASKED),
+    *cases("ab:place, ab -> a", "DenseBincount", _COUNTED),
+    *cases("ab:place, ab -> a", "DenseBincount", _ASKED),
     *cases(
-        *("ab:place", "a", "DenseBincount"),
+        "ab:place -> a",
+        "DenseBincount",
         {"weights": lambda i: tf.zeros([0]), **_COUNTED},
     ),
 ]

@@ -24,8 +24,7 @@ def _over(names, axes, entries="", keep=False):
         linear = name == "Sum" or (name == "Mean" and entries != "whole")
         words = dict.fromkeys(gone, _WORDS[name]) if name in _WORDS else {}
         found += cases(
-            f"abc:{entries}",
-            "abc" if linear else left,
+            f"abc:{entries} -> {'abc' if linear else left}",
             {f"{name}-{axes}{keep}": {"axis": axes, "keep_dims": keep}},
             refuses=words,
         )
@@ -39,36 +38,40 @@ CASES = [
     *(*_over("All Any", [0], "bool"), *_over("All Any", [0, -1], "bool")),
     *_over("Sum Mean Max", [0, 2], "whole"),
     *_over("Sum", []),
-    *cases("-", "", {"Sum-0": {"axis": []}}, letters=""),
+    *cases("- -> - only -", {"Sum-0": {"axis": []}}),
     *cases(
-        *("abc", "ac", "ArgMax ArgMin", {"dimension": 1}),
+        "abc -> ac",
+        "ArgMax ArgMin",
+        {"dimension": 1},
         refuses={"b": "which example"},
     ),
-    *cases("abc", "ab", "BiasAddGrad"),
-    *cases("abc", "ac", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
-    *cases("ab", "ab", "L2Loss"),
+    *cases("abc -> ab", "BiasAddGrad"),
+    *cases("abc -> ac", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
+    *cases("ab -> ab", "L2Loss"),
     *cases(
-        *("abc", "ac", "Cumsum Cumprod CumulativeLogsumexp", {"axis": 1}),
+        "abc -> ac",
+        "Cumsum Cumprod CumulativeLogsumexp",
+        {"axis": 1},
         refuses={"b": "accumulates"},
     ),
-    *cases("abc", "ab", "Softmax LogSoftmax", refuses={"c": _BATCH}),
-    *cases("abc", "ab", "TopKV2", {"k": 2}, refuses={"c": _BATCH}),
-    *cases("ab", "a", "NthElement", {"n": 1}),
-    *cases("ab, ab", "a", "SoftmaxCrossEntropyWithLogits"),
-    *cases("ab, 1b", "", "SoftmaxCrossEntropyWithLogits", letters="a"),
-    *cases("ab, a:count", "a", "SparseSoftmaxCrossEntropyWithLogits", high=2),
-    *cases("ab, a:count", "a", "InTopKV2 InTopK", {"k": 2}, high=2),
+    *cases("abc -> ab", "Softmax LogSoftmax", refuses={"c": _BATCH}),
+    *cases("abc -> ab", "TopKV2", {"k": 2}, refuses={"c": _BATCH}),
+    *cases("ab -> a", "NthElement", {"n": 1}),
+    *cases("ab, ab -> a", "SoftmaxCrossEntropyWithLogits"),
+    *cases("ab, 1b -> - only a", "SoftmaxCrossEntropyWithLogits"),
+    *cases("ab, a:count -> a", "SparseSoftmaxCrossEntropyWithLogits", high=2),
+    *cases("ab, a:count -> a", "InTopKV2 InTopK", {"k": 2}, high=2),
     *cases(
-        *("ab", "ab", "HistogramFixedWidth"),
+        "ab -> ab",
+        "HistogramFixedWidth",
         {"value_range": [-1.0, 1.0], "nbins": 5},
     ),
     *cases(
-        *("b", ""),
+        "b -> - only -",
         {
             "InvertPermutation": {
                 "x": lambda x: tf.cast(tf.argsort(x), tf.int32)
             }
         },
-        letters="",
     ),
 ]

@@ -10,28 +10,23 @@ def _as_many(k=1):
 
 
 _REPEATS = [
-    *cases("abc", "abc", "Tile", {"multiples": [2, 1, 3]}),
-    *cases("ab, ed", "e", _as_many(), letters="e"),
-    *cases("1b, ed", "e", _as_many(), letters="e"),
-    *cases("ab, ed", "e", _as_many(2), letters="e"),
+    *cases("abc -> abc", "Tile", {"multiples": [2, 1, 3]}),
+    *cases("ab, ed -> e only", _as_many()),
+    *cases("1b, ed -> e only", _as_many()),
+    *cases("ab, ed -> e only", _as_many(2)),
+    *cases("ab -> a only", "BroadcastTo", {"shape": lambda x: [2, size(x), 3]}),
     *cases(
-        *("ab", "a", "BroadcastTo", {"shape": lambda x: [2, size(x), 3]}),
-        letters="a",
-    ),
-    *cases(
-        *("b, ed", "e"),
+        "b, ed -> e only",
         {"BroadcastTo-n": {"shape": lambda x, y: [size(y), 3]}},
-        letters="e",
     ),
     *cases(
-        *("1b, eb", "e"),
+        "1b, eb -> e only",
         {"BroadcastTo-other": {"shape": lambda x, y: tf.shape(y)}},
-        letters="e",
     ),
-    *cases("-, ed", "e", "Fill", {"dims": lambda x, y: [size(y), 3]}),
-    *cases("-", "", {"Fill-same": {"dims": [2, 3]}}, letters=""),
+    *cases("-, ed -> e", "Fill", {"dims": lambda x, y: [size(y), 3]}),
+    *cases("- -> - only -", {"Fill-same": {"dims": [2, 3]}}),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "Empty": lambda x: (
                 x
@@ -39,46 +34,43 @@ _REPEATS = [
             )
         },
     ),
-    *cases("ab", "ab", "ZerosLike OnesLike"),
-    *cases("ab:count", "ab", {"OneHot": lambda x: tf.one_hot(x, 4)}),
+    *cases("ab -> ab", "ZerosLike OnesLike"),
+    *cases("ab:count -> ab", {"OneHot": lambda x: tf.one_hot(x, 4)}),
     *cases(
-        *("ab:count, -", "ab", "OneHot"),
-        {"depth": 4, "off_value": 0.0, "axis": 0},
+        "ab:count, - -> ab", "OneHot", {"depth": 4, "off_value": 0.0, "axis": 0}
     ),
     *cases(
-        *("a:count, e", "a"),
+        "a:count, e -> a",
         {"OneHot-each": lambda x, y: tf.one_hot(x, size(y))},
         refuses={"e": "one column"},
     ),
     *cases(
-        *("ab", "b", {"Range": lambda x: tf.range(size(x))}),
+        "ab -> b",
+        {"Range": lambda x: tf.range(size(x))},
         refuses={"a": "numbers the examples"},
     ),
-    *cases(
-        *("-", "", "LinSpace", {"stop": lambda x: x + 1.0, "num": 5}),
-        letters="",
-    ),
+    *cases("- -> - only -", "LinSpace", {"stop": lambda x: x + 1.0, "num": 5}),
 ]
 _SHAPES = [
-    *cases("ab", "", "Shape", broadcast=True),
-    *cases("ab", "ab", {"Shape-one": size}),
-    *cases("ab, bc", "", {"ShapeN": lambda x, y: tf.shape_n([x, y])}),
-    *cases("abc", "abc", "Size Rank"),
+    *cases("ab -> -", "Shape", broadcast=True),
+    *cases("ab -> ab", {"Shape-one": size}),
+    *cases("ab, bc -> -", {"ShapeN": lambda x, y: tf.shape_n([x, y])}),
+    *cases("abc -> abc", "Size Rank"),
     *cases(
-        *("ab, ab", ""),
+        "ab, ab -> -",
         "BroadcastArgs",
         {"s0": lambda x, y: tf.shape(x), "s1": lambda x, y: tf.shape(y)},
         broadcast=True,
     ),
     *cases(
-        *("ab, ab", ""),
+        "ab, ab -> -",
         "BroadcastGradientArgs",
         {"s0": lambda x, y: tf.shape(x), "s1": lambda x, y: tf.shape(y)},
         broadcast=True,
         towers=[(5, 2)],
     ),
     *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "BroadcastArgs-then": lambda x: tf.ones(
                 tf.broadcast_dynamic_shape(tf.shape(x), tf.constant([2, 1, 1]))
@@ -86,7 +78,7 @@ _SHAPES = [
         },
     ),
     *cases(
-        *("ab, ab", ""),
+        "ab, ab -> -",
         {
             "ConcatOffset": lambda x, y: tf.raw_ops.ConcatOffset(
                 concat_dim=0, shape=[tf.shape(x), tf.shape(y)]

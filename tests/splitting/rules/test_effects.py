@@ -29,11 +29,9 @@ def _optional(x):
 
 
 CASES = [
+    *cases("d:place -> - only d", "StatelessRandomGetKeyCounter", high=9),
     *cases(
-        *("d:place", "", "StatelessRandomGetKeyCounter"), high=9, letters="d"
-    ),
-    *cases(
-        *("ab", "ab"),
+        "ab -> ab",
         {
             "Assert": _asserted,
             "NoOp": _after,
@@ -44,12 +42,17 @@ CASES = [
             ),
         },
     ),
-    *cases("ab", "", "OptionalHasValue", {"optional": _optional}),
+    *cases("ab -> -", "OptionalHasValue", {"optional": _optional}),
 ]
 COVERED = [
-    *("StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"),
-    *("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle"),
-    *("OptionalFromValue", "OptionalNone", "CTCLossV2"),
+    "StatelessRandomGetAlg",
+    "StatelessRandomGetKeyCounterAlg",
+    "RandomShuffle",
+    "StatelessShuffle",
+    "RandomIndexShuffle",
+    "OptionalFromValue",
+    "OptionalNone",
+    "CTCLossV2",
 ]
 
 
