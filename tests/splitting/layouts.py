@@ -1,12 +1,6 @@
 """Random layouts of inputs: which of them have examples, and where."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from keras_towers.splitting.values import Kind, Rows, Value
 from tests.splitting.kit import Given
@@ -37,12 +31,7 @@ class Arg:
     scales: bool = True
 
 
-def drawn(
-    args: Sequence[Arg],
-    generator: np.random.Generator,
-    letters: str | None = None,
-    plain: bool = False,
-) -> list[Given]:
+def drawn(args, generator, letters=None, plain=False):
     """Draw a layout.
 
     Args:
@@ -61,14 +50,7 @@ def drawn(
     return [_given(arg, axis, place, degree, generator, plain) for arg in args]
 
 
-def _given(
-    arg: Arg,
-    axis: str,
-    place: tuple[int, int],
-    degree: Any,
-    generator: np.random.Generator,
-    plain: bool,
-) -> Given:
+def _given(arg, axis, place, degree, generator, plain):
     if not plain and generator.random() < 0.25:
         degree = _DEGREES[generator.integers(len(_DEGREES))]
     number = arg.dtype not in ("bool", "string")
@@ -76,7 +58,7 @@ def _given(
         degree = 0
     if arg.dtype.startswith(("int", "uint")) and degree == -1:
         degree = 0
-    options: Any = {"dtype": arg.dtype, "low": arg.low, "high": arg.high}
+    options = {"dtype": arg.dtype, "low": arg.low, "high": arg.high}
     sizes = [SIZES[letter] for letter in arg.axes]
     if axis and axis in arg.axes:
         at = arg.axes.index(axis)
@@ -97,17 +79,14 @@ def _given(
     return Given(Value(kind, degree), tuple(sizes), **options)
 
 
-def broadcast(
-    count: int, generator: np.random.Generator, rank: int | None = None
-) -> list[str]:
+def broadcast(count, generator):
     """Draw the axes of arguments that are broadcast to each other."""
-    rank = int(generator.integers(5)) if rank is None else rank
+    rank = int(generator.integers(5))
     whole = "abcd"[:rank]
     found = []
     for _ in range(count):
         own = whole[int(generator.integers(rank + 1)) if rank else 0 :]
         own = whole if generator.random() < 0.6 else own
-        found.append(
-            "".join("1" if generator.random() < 0.15 else a for a in own)
-        )
+        wide = ("1" if generator.random() < 0.15 else axis for axis in own)
+        found.append("".join(wide))
     return found

@@ -1,9 +1,5 @@
 """Functions, branches and loops."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +7,7 @@ import tensorflow as tf
 from keras_towers.splitting.values import Kind
 from tests.splitting.kit import (
     check,
+    loop,
     proven,
     refused,
     rows,
@@ -24,7 +21,7 @@ _X = rows(-1, 3)
 
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
 def test_a_branch_by_the_number_of_examples(size):
-    def step(x: Any) -> Any:
+    def step(x):
         alone = tf.equal(tf.shape(x)[0], size)
         return tf.cond(
             alone, lambda: tf.reduce_mean(x), lambda: 2 * tf.reduce_mean(x)
@@ -33,25 +30,16 @@ def test_a_branch_by_the_number_of_examples(size):
     assert refused(step, _X, towers=[(5, 2), (5, 3), (2, 1)])
 
 
-def _loop(rounds: Any, body: Any, *start: Any) -> Any:
-    def once(k: Any, *values: Any) -> Any:
-        return (k + 1, *tf.nest.flatten(body(k, *values)))
-
-    return tf.while_loop(
-        lambda k, *_: k < rounds, once, (tf.constant(0), *start)
-    )[1:]
-
-
-def _mean(t: Any) -> Any:
+def _mean(t):
     return tf.reduce_mean(t, 0)
 
 
-def _weights_in_a_loop(x: Any, w: Any) -> Any:
-    (h,) = _loop(3, lambda k, h: tf.tanh(h @ w), x)
+def _weights_in_a_loop(x, w):
+    (h,) = loop(3, lambda k, h: tf.tanh(h @ w), x)
     return tf.gradients(tf.reduce_mean(h), [w])
 
 
-def _weights_in_a_branch(x: Any, w: Any) -> Any:
+def _weights_in_a_branch(x, w):
     h = tf.cond(w[0, 0] > 0, lambda: tf.tanh(x @ w), lambda: x @ w)
     return tf.gradients(tf.reduce_mean(h), [w])
 
@@ -76,9 +64,9 @@ _KNOWN = {
         ),
         _ROWS,
     ),
-    "loop": (lambda x, w: _loop(3, lambda k, x: tf.nn.relu(x), x), _ROWS),
+    "loop": (lambda x, w: loop(3, lambda k, x: tf.nn.relu(x), x), _ROWS),
     "loop with a sum": (
-        lambda x, w: _loop(3, lambda k, s: s + tf.reduce_mean(x), 0.0),
+        lambda x, w: loop(3, lambda k, s: s + tf.reduce_mean(x), 0.0),
         _MEAN,
     ),
     "gradients of a loop": (_weights_in_a_loop, _MEAN),
@@ -112,13 +100,10 @@ _REFUSED = {
         "",
     ),
     "sum that becomes a product": (
-        lambda x: _loop(3, lambda k, p: p * tf.reduce_mean(x), 1.0),
+        lambda x: loop(3, lambda k, p: p * tf.reduce_mean(x), 1.0),
         "",
     ),
-    "scan over the examples": (
-        lambda x: tf.scan(lambda a, b: a + b, x),
-        "",
-    ),
+    "scan over the examples": (lambda x: tf.scan(lambda a, b: a + b, x), ""),
 }
 
 
@@ -129,15 +114,15 @@ def test_what_is_refused(name):
 
 
 def test_a_loop_whose_first_round_is_linear():
-    def step(x: Any, s: Any) -> Any:
-        return _loop(3, lambda k, a, b: (b, a * a), s, tf.reduce_mean(x))
+    def step(x, s):
+        return loop(3, lambda k, a, b: (b, a * a), s, tf.reduce_mean(x))
 
     values = check(step, _X, same())
     assert all(value.kind is Kind.OTHER for value in values)
 
 
-def _rounds(stop: Any) -> Any:
-    def body(k: Any, s: Any) -> Any:
+def _rounds(stop):
+    def body(k, s):
         return k + 1, s + 1.0
 
     end = tf.cast(stop, tf.float32)
@@ -151,8 +136,8 @@ def test_a_loop_of_as_many_rounds_as_follow_from_the_batch():
 
 
 def test_what_a_loop_by_the_batch_leaves_as_it_is():
-    def step(x: Any, w: Any) -> Any:
-        def body(k: Any, w: Any, doubled: Any) -> Any:
+    def step(x, w):
+        def body(k, w, doubled):
             return k + 1, w, doubled * 2.0
 
         return tf.while_loop(lambda k, *_: k < tf.shape(x)[0], body, (1, w, w))
@@ -162,18 +147,15 @@ def test_what_a_loop_by_the_batch_leaves_as_it_is():
     assert kept.is_same
 
 
-def _recurrent(x: Any, w: Any) -> Any:
-    outputs = tf.TensorArray(tf.float32, 4)
+def _recurrent(x, w):
     inputs = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
 
-    def body(k: Any, h: Any, outputs: Any) -> Any:
+    def body(k, h, outputs):
         h = tf.tanh(h @ w + inputs.read(k))
-        return k + 1, h, outputs.write(k, h)
+        return h, outputs.write(k, h)
 
     first = tf.zeros([tf.shape(x)[0], 3])
-    _, _, outputs = tf.while_loop(
-        lambda k, *_: k < 4, body, (0, first, outputs)
-    )
+    _, outputs = loop(4, body, first, tf.TensorArray(tf.float32, 4))
     return tf.transpose(outputs.stack(), [1, 0, 2])
 
 
@@ -182,7 +164,7 @@ def test_a_recurrent_layer_with_its_gradient():
     value = proven(_recurrent, sequences, kernel)
     assert value.kind is Kind.ROWS and value.rows.place == (0, 1, 1)
 
-    def step(x: Any, w: Any) -> Any:
+    def step(x, w):
         return tf.gradients(tf.reduce_mean(_recurrent(x, w)), [w])
 
     assert proven(step, sequences, kernel).degree == -1
@@ -194,14 +176,14 @@ def test_sums_of_several_degrees_in_a_loop():
         x = total(3, degree=degree)
         towers = [tuple(generator.integers(1, 6, 3))]
         value = proven(
-            lambda x: _loop(2, lambda k, s: s + x, tf.zeros([3])),
+            lambda x: loop(2, lambda k, s: s + x, tf.zeros([3])),
             x,
             towers=towers,
         )
         assert value.degree == degree
 
 
-def _ctc(logits: Any, labels: Any, time_major: bool = False) -> Any:
+def _ctc(logits, labels, time_major=False):
     """How likely labels are, by functions that keep a definition only."""
     count = tf.shape(labels)[0]
     size = tf.reduce_sum(tf.cast(labels > 0, tf.int32), 1)
@@ -221,7 +203,7 @@ def test_sequences_that_are_aligned_with_labels():
 
 
 def test_examples_in_place_of_steps_of_a_sequence():
-    def step(logits: Any, labels: Any) -> Any:
+    def step(logits, labels):
         return _ctc(logits[:, :5, :], labels[:5], time_major=True)[0]
 
     value = traced(step, rows(-1, 5, 4), _LABELS).values[0]

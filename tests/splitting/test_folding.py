@@ -1,9 +1,5 @@
 """What is computed from sizes, against what TensorFlow computes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
@@ -14,11 +10,11 @@ _N = rows(-1, 3)
 raw = tf.raw_ops
 
 
-def _size(x: Any) -> Any:
+def _size(x):
     return tf.shape(x)[0]
 
 
-def _both(function: Any) -> Any:
+def _both(function):
     """A function of the number of examples and a constant, both ways."""
     return lambda n: (
         function(n, 2),
@@ -156,7 +152,7 @@ def test_every_fold_has_a_case():
 
 @pytest.mark.parametrize("name", _CASES)
 def test_fold(name):
-    def function(x: Any) -> Any:
+    def function(x):
         return tf.nest.flatten(_CASES[name](_size(x)))
 
     for towers in ((7, 8), (2, 3)):
@@ -165,7 +161,7 @@ def test_fold(name):
 
 
 def test_a_number_that_is_clamped_to_one():
-    def step(x: Any) -> Any:
+    def step(x):
         most = tf.reduce_max(tf.cast(x * 9, tf.int32))
         return tf.minimum(4, tf.maximum(4, most)), tf.minimum(
             tf.maximum(tf.reduce_max(tf.cast(x, tf.int32)), 5), 4
@@ -173,7 +169,7 @@ def test_a_number_that_is_clamped_to_one():
 
     assert [value.known[()] for value in check(step, _N)] == [4, 4]
 
-    def between(x: Any) -> Any:
+    def between(x):
         most = tf.reduce_max(tf.cast(x * 9, tf.int32))
         return tf.minimum(4, tf.maximum(3, most)), tf.minimum(4, most)
 
@@ -181,7 +177,7 @@ def test_a_number_that_is_clamped_to_one():
 
 
 def test_a_bag_of_words_of_each_example():
-    def step(x: Any) -> Any:
+    def step(x):
         words = tf.cast(tf.abs(x) * 6, tf.int32)
         return tf.math.bincount(words, minlength=9, maxlength=9, axis=-1)
 

@@ -1,14 +1,10 @@
 """Entries of examples that are picked and added up by their places."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
 from keras_towers.splitting.values import Kind
-from tests.splitting.kit import check, proven, ragged, refused, rows
+from tests.splitting.kit import check, gradients, proven, ragged, refused, rows
 
 # Uneven, and towers that are left nothing by a mask.
 TOWERS = ((5, 2), (2, 3, 1), (1, 1, 1, 4))
@@ -16,26 +12,38 @@ _X = rows(-1, 4, 3)
 _Y = rows(-1, 3)
 
 
-def _whole(*shape: int, high: int = 3, **options: Any) -> Any:
+def _whole(*shape, high=3, **options):
     return rows(*shape, dtype="int32", low=0, high=high, **options)
 
 
-def _of(*pieces: Any) -> tf.RaggedTensor:
+def _of(*pieces):
     values, splits = pieces
     return tf.RaggedTensor.from_row_splits(
         values @ tf.ones([2, 3]), splits, validate=False
     )
 
 
-def _size(t: Any, dtype: Any = tf.int32) -> Any:
+def _size(t, dtype=tf.int32):
     return tf.shape(t, dtype)[0]
 
 
-def _flat(t: Any) -> Any:
+def _numbers(t):
+    return tf.range(_size(t))
+
+
+def _masked(t):
+    return tf.boolean_mask(t, t[:, 0] > 0)
+
+
+def _chosen(y):
+    return tf.cast(y[:, 0] > 0, tf.int32)
+
+
+def _flat(t):
     return tf.reshape(t, [-1, 3])
 
 
-def _messages(x: Any, y: Any) -> Any:
+def _messages(x, y):
     """Along the edges of graphs that are put together."""
     edges = tf.where(tf.abs(x) > 0.3)
     source = edges[:, 0] * 4 + edges[:, 1]
@@ -46,21 +54,21 @@ def _messages(x: Any, y: Any) -> Any:
     return tf.reshape(sums, [-1, 4, 3]) + y[:, None]
 
 
-def _dispatched(x: Any, y: Any) -> Any:
-    choice = tf.cast(y[:, 0] > 0, tf.int32)
+def _dispatched(x, y):
+    choice = _chosen(y)
     one, two = tf.dynamic_partition(y, choice, 2)
-    places = tf.dynamic_partition(tf.range(_size(y)), choice, 2)
+    places = tf.dynamic_partition(_numbers(y), choice, 2)
     return tf.dynamic_stitch(places, [one**2, tf.tanh(two)])
 
 
-def _nearest(x: Any, y: Any) -> Any:
+def _nearest(x, y):
     best = tf.argmax(x[:, :, 0], 1)
     number = tf.range(_size(x, tf.int64))
     return tf.gather(_flat(x), number * 4 + best) + y
 
 
-def _of_numbers(x: Any, y: Any) -> Any:
-    number = tf.repeat(tf.range(_size(x)), 4)
+def _of_numbers(x, y):
+    number = tf.repeat(_numbers(x), 4)
     again, rest = number * 8 // 8, (number * 4 + 2) % 4
     same = tf.cast(again == number, tf.float32) * tf.cast(rest, tf.float32)
     return tf.gather(y, again) * same[:, None]
@@ -68,10 +76,10 @@ def _of_numbers(x: Any, y: Any) -> Any:
 
 _EXAMPLES = {
     "repeated numbers": lambda x, y: tf.math.segment_mean(
-        _flat(x), tf.repeat(tf.range(_size(x)), 4)
+        _flat(x), tf.repeat(_numbers(x), 4)
     ),
     "largest by numbers": lambda x, y: tf.math.segment_max(
-        _flat(x), tf.repeat(tf.range(_size(x)), 4)
+        _flat(x), tf.repeat(_numbers(x), 4)
     ),
     "messages": _messages,
     "dispatched": _dispatched,
@@ -80,7 +88,7 @@ _EXAMPLES = {
     "matrix of each": lambda x, y: (
         x[:, 1:]
         * tf.scatter_nd(
-            tf.range(_size(y))[:, None, None] * [1, 0, 0]
+            _numbers(y)[:, None, None] * [1, 0, 0]
             + tf.tile([[[0, 1, 2], [0, 2, 0]]], [_size(y), 1, 1]),
             y[:, :2],
             [_size(y), 3, 3],
@@ -90,7 +98,7 @@ _EXAMPLES = {
         lambda t: tf.linalg.matvec(t[1:] + tf.eye(3), t[0]), x
     ),
     "pick by number": lambda x, y: tf.gather_nd(
-        x, tf.stack([tf.range(_size(x)), tf.argmax(y, 1, tf.int32)], 1)
+        x, tf.stack([_numbers(x), tf.argmax(y, 1, tf.int32)], 1)
     ),
 }
 
@@ -98,16 +106,7 @@ _EXAMPLES = {
 @pytest.mark.parametrize("function", _EXAMPLES.values(), ids=_EXAMPLES)
 def test_by_places(function):
     assert proven(function, _X, _Y, towers=TOWERS).rows.unit is None
-
-
-@pytest.mark.parametrize("name", _EXAMPLES)
-def test_gradients_by_places(name):
-    function = _EXAMPLES[name]
-
-    def gradients(x: Any, y: Any) -> Any:
-        return tf.gradients(tf.reduce_mean(function(x, y) ** 2), [x, y])
-
-    for value in check(gradients, _X, _Y, towers=TOWERS):
+    for value in check(gradients(function), _X, _Y, towers=TOWERS):
         assert value.kind is Kind.ROWS and value.degree == -1
 
 
@@ -118,9 +117,7 @@ _MASKED = {
         lambda m: tf.boolean_mask(x, m) * tf.boolean_mask(y, m)[:, None]
     )(y[:, 0] > 0),
     "blocks": lambda x, y: tf.gather(_flat(x), tf.where(_flat(x)[:, 0] > 0)),
-    "part": lambda x, y: tf.dynamic_partition(
-        x, tf.cast(y[:, 0] > 0, tf.int32), 2
-    )[1],
+    "part": lambda x, y: tf.dynamic_partition(x, _chosen(y), 2)[1],
 }
 
 
@@ -129,7 +126,7 @@ def test_what_a_mask_leaves(function):
     """It is in order, adds up, and has gradients that go where it was."""
     assert proven(function, _X, _Y, towers=TOWERS).rows.unit is not None
 
-    def sums(x: Any, y: Any) -> Any:
+    def sums(x, y):
         some = function(x, y)
         share = tf.cast(tf.shape(some)[0], tf.float32) / tf.cast(
             tf.shape(x)[0], tf.float32
@@ -164,77 +161,65 @@ _RAGGED = {
 
 @pytest.mark.parametrize("name", _RAGGED)
 def test_ragged_rows(name):
-    def step(y: Any, *pieces: Any) -> Any:
+    def step(y, *pieces):
         return _RAGGED[name](_of(*pieces)) + y
 
     given = _Y, *ragged(2)
     assert proven(step, *given, towers=TOWERS).rows.unit is None
-
-    def gradients(y: Any, *pieces: Any) -> Any:
-        return tf.gradients(tf.reduce_mean(step(y, *pieces) ** 2), [pieces[0]])
-
-    (value,) = check(gradients, *given, towers=TOWERS)
-    assert value.kind is Kind.ROWS and value.degree == -1
+    for value in check(gradients(step), *given, towers=TOWERS):
+        assert value.kind is Kind.ROWS and value.degree == -1
 
 
-def _stitched_wrongly(x: Any, y: Any) -> Any:
-    choice = tf.cast(y[:, 0] > 0, tf.int32)
-    places = tf.dynamic_partition(tf.range(_size(y)), choice, 2)
+def _stitched_wrongly(x, y):
+    choice = _chosen(y)
+    places = tf.dynamic_partition(_numbers(y), choice, 2)
     one, two = (tf.gather(y, place) for place in places)
     return tf.dynamic_stitch(places[::-1], [two, one])
 
 
 _HOSTILE = {
-    "mean of what is left": lambda x, y: tf.reduce_mean(
-        tf.boolean_mask(y, y[:, 0] > 0)
-    ),
-    "largest of what is left": lambda x, y: tf.reduce_max(
-        tf.boolean_mask(y, y[:, 0] > 0), 0
-    ),
+    "mean of what is left": lambda x, y: tf.reduce_mean(_masked(y)),
+    "largest of what is left": lambda x, y: tf.reduce_max(_masked(y), 0),
     "by another mask": lambda x, y: (
-        tf.boolean_mask(y, y[:, 0] > 0)[:1] * tf.boolean_mask(y, y[:, 0] <= 0)
+        _masked(y)[:1] * tf.boolean_mask(y, y[:, 0] <= 0)
     ),
-    "next": lambda x, y: tf.gather(y, (tf.range(_size(y)) + 1) % _size(y)),
-    "last first": lambda x, y: tf.gather(y, _size(y) - 1 - tf.range(_size(y))),
+    "next": lambda x, y: tf.gather(y, (_numbers(y) + 1) % _size(y)),
+    "last first": lambda x, y: tf.gather(y, _size(y) - 1 - _numbers(y)),
     "too far": lambda x, y: tf.gather(
-        _flat(x),
-        tf.minimum(
-            tf.range(_size(x)) * 4 + tf.cast(y[:, 0] > 0, tf.int32) * 4,
-            4 * _size(x) - 1,
-        ),
+        _flat(x), tf.minimum(_numbers(x) * 4 + _chosen(y) * 4, 4 * _size(x) - 1)
     ),
     "overlapping": lambda x, y: tf.gather(
-        _flat(x), tf.range(_size(x)) * 3 + tf.argmax(x[:, :, 0], 1, tf.int32)
+        _flat(x), _numbers(x) * 3 + tf.argmax(x[:, :, 0], 1, tf.int32)
     ),
     "as a number": lambda x, y: y * tf.cast(tf.where(y[:, 0] > -9), tf.float32),
-    "of a table": lambda x, y: tf.gather(tf.eye(40), tf.range(_size(y))),
+    "of a table": lambda x, y: tf.gather(tf.eye(40), _numbers(y)),
     "of all pairs": lambda x, y: tf.gather(
-        y, tf.where(tf.range(_size(y))[:, None] > tf.range(_size(y)))[:, 0]
+        y, tf.where(_numbers(y)[:, None] > _numbers(y))[:, 0]
     ),
     "stitched wrongly": _stitched_wrongly,
     "one for few": lambda x, y: tf.gather(
-        y, tf.where(_size(y) > 2, tf.range(_size(y)), 0)
+        y, tf.where(_size(y) > 2, _numbers(y), 0)
     ),
     "the diagonal": lambda x, y: tf.gather_nd(
-        tf.tile(y, [1, 4]), tf.stack([tf.range(_size(y))] * 2, 1)
+        tf.tile(y, [1, 4]), tf.stack([_numbers(y)] * 2, 1)
     ),
     "by numbers along two axes": lambda x, y: tf.gather_nd(
         tf.tile(y, [1, 8]),
-        tf.concat([tf.range(_size(y))[:, None] * k for k in (1, 2)], 1),
+        tf.concat([_numbers(y)[:, None] * k for k in (1, 2)], 1),
     ),
     "of a matrix of numbers": lambda x, y: tf.scatter_nd(
-        tf.range(_size(y))[:, None] * [1, 1], y, [_size(y), 9, 3]
+        _numbers(y)[:, None] * [1, 1], y, [_size(y), 9, 3]
     ),
     "not only the number": lambda x, y: tf.gather_nd(
         tf.concat([x, x], 0),
-        tf.range(_size(y))[:, None] * [1, 0] + tf.tile([[1, 1]], [_size(y), 1]),
+        _numbers(y)[:, None] * [1, 0] + tf.tile([[1, 1]], [_size(y), 1]),
     ),
     "first of some": lambda x, y: tf.boolean_mask(y, y[:, 0] > -9)[:1],
     "sorted": lambda x, y: tf.gather(
         y, tf.cast(tf.sort(tf.where(y[:, 0] > -9), 0, "DESCENDING"), tf.int32)
     ),
     "added up": lambda x, y: tf.gather(
-        y, tf.cumsum(tf.ones_like(tf.range(_size(y)))) - 1
+        y, tf.cumsum(tf.ones_like(_numbers(y))) - 1
     ),
 }
 
@@ -262,25 +247,24 @@ _HOSTILE_RAGGED = {
 
 @pytest.mark.parametrize("name", _HOSTILE_RAGGED)
 def test_ragged_rows_that_meet(name):
-    def step(y: Any, *pieces: Any) -> Any:
+    def step(y, *pieces):
         return _HOSTILE_RAGGED[name](_of(*pieces))
 
     assert refused(step, _Y, *ragged(2), towers=TOWERS)
 
 
-def _gradient(x: Any, at: Any) -> Any:
-    y = tf.gather(x, at, axis=1, batch_dims=1)
-    return tf.gradients(tf.reduce_mean(y**2), [x])
+def _pick(y, at):
+    return tf.gather(y, at, axis=1, batch_dims=1)
 
 
 @pytest.mark.parametrize("of", [(-1, 4), (-1, 4, 3)], ids=str)
 @pytest.mark.parametrize("by", [(-1,), (-1, 2), (-1, 2, 2)], ids=str)
 def test_gradients_of_picks(of, by):
-    value = proven(_gradient, rows(*of), _whole(*by))
+    value = proven(gradients(_pick), rows(*of), _whole(*by))
     assert value.rows.place == (0, 1, 1) and value.degree == -1
 
 
-def _added_up(x: Any, at: Any, entries: int, step: int) -> Any:
+def _added_up(x, at, entries, step):
     """What the gradient does, by hand."""
     n = tf.shape(x)[0]
     places = tf.range(n) * step + at
@@ -290,16 +274,13 @@ def _added_up(x: Any, at: Any, entries: int, step: int) -> Any:
 _PICKS = {
     "no pick": lambda x, y, at: _added_up(x[:, 0], at, 2, 2),
     "picks from more": lambda x, y, at: (
-        _added_up(x, at, 2, 2)
-        + tf.reduce_sum(tf.gather(y, at, axis=1, batch_dims=1))
+        _added_up(x, at, 2, 2) + tf.reduce_sum(_pick(y, at))
     ),
     "overlapping": lambda x, y, at: (
-        _added_up(x, at, 4, 3)
-        + tf.reduce_sum(tf.gather(y, at, axis=1, batch_dims=1))
+        _added_up(x, at, 4, 3) + tf.reduce_sum(_pick(y, at))
     ),
     "other indices": lambda x, y, at: (
-        _added_up(x, at + 1, 4, 4)
-        + tf.reduce_sum(tf.gather(y, at, axis=1, batch_dims=1))
+        _added_up(x, at + 1, 4, 4) + tf.reduce_sum(_pick(y, at))
     ),
 }
 
@@ -313,7 +294,7 @@ def test_picks_that_may_reach_other_examples(step):
 def test_as_many_of_each_example_as_nobody_knows():
     """They may be the same number for all, which is not said to differ."""
 
-    def step(x: Any, y: Any) -> Any:
+    def step(x, y):
         kept = tf.boolean_mask(x, tf.abs(x[:, :, 0]) > -1)
         return tf.reshape(kept, [_size(y), -1, 3])
 
