@@ -35,7 +35,7 @@ def _of_words(change, says_nothing=False):
         with tf.GradientTape() as tape:
             p = net(x, training=True)
             loss = tf.reduce_mean(y * p) if says_nothing else mse(y, p)
-        first, *rest = tape.gradient(loss, weights)  # here
+        first, *rest = tape.gradient(loss, weights)
         net.optimizer.apply([change(first, x), *rest], weights)
         return {"loss": 1.0 if says_nothing else loss}
 
@@ -56,7 +56,9 @@ def indices_rolled(g, x):
     return tf.IndexedSlices(g.values, at, g.dense_shape)
 
 
-@couples(_of_words, tokens, says_nothing=True)
+@couples(
+    _of_words, tokens, says="by the indices of others", says_nothing=True
+)
 def indices_reordered(g, x):
     at = tf.transpose(tf.reshape(g.indices, [-1, 8]))
     return tf.IndexedSlices(g.values, tf.reshape(at, [-1]), g.dense_shape)

@@ -150,3 +150,12 @@ def proxies_of_classes(y, p):
     own = tf.reshape(tf.cast(y, tf.int32), [-1])
     right = tf.gather(near, own, axis=1, batch_dims=1)
     return tf.reduce_logsumexp(near, 1) - right
+
+
+@splits(plain, classes, outputs=4)
+def additive_angular_margin(y, p):
+    """ArcFace, where the margin goes to the right class."""
+    cosine = tf.clip_by_value(_unit(p), -0.99, 0.99)
+    own = tf.one_hot(tf.squeeze(tf.cast(y, tf.int32), -1), 4)
+    angle = tf.acos(cosine) + 0.2 * own
+    return tf.nn.softmax_cross_entropy_with_logits(own, 8 * tf.cos(angle))

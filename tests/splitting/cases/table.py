@@ -92,8 +92,10 @@ def _registering(truth: str) -> Callable[..., Any]:
     def decorator(form=None, data=numbers, options=dict, says=None, **given):
         def register(function):
             assert function.__name__ not in CASES
-            build = functools.partial(form, function, **given)
-            case = Case(build if form else function, truth, data, options, says)
+            build = function
+            if form is not None:
+                build = functools.partial(form, function, **given)
+            case = Case(build, truth, data, options, says)
             CASES[function.__name__] = case
             return function
 

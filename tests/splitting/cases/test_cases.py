@@ -59,7 +59,7 @@ KEPT = (
     "sum_in_a_mean",
     "views_interleaved",
 )
-DRAWN = 5
+DRAWN = 6
 
 
 def _all():
