@@ -87,7 +87,7 @@ def gradient_clipped_by_its_norm(x):
 
 
 @couples(by_loss)
-def python_largest_of_losses(x, y, p):
+def python_largest_of_losses(y, p):
     """tf.maximum of two means is not a mean."""
     one, two = mse(y, p), 1.5 * tf.reduce_mean(tf.abs(y - p))
     return tf.maximum(one, two)  # here

@@ -56,9 +56,7 @@ def indices_rolled(g, x):
     return tf.IndexedSlices(g.values, at, g.dense_shape)
 
 
-@couples(
-    _of_words, tokens, says="by the indices of others", says_nothing=True
-)
+@couples(_of_words, tokens, says="by the indices of others", says_nothing=True)
 def indices_reordered(g, x):
     at = tf.transpose(tf.reshape(g.indices, [-1, 8]))
     return tf.IndexedSlices(g.values, tf.reshape(at, [-1]), g.dense_shape)

@@ -19,12 +19,14 @@ from tests.splitting.cases.table import (
     minimized,
     minimizing,
     mse,
+    normal,
     of_parts,
     plain,
     rows,
     splits,
     stepped,
     weighing,
+    whole,
     with_layers,
     with_variable,
 )
@@ -225,7 +227,10 @@ def logged_through_trackers():
     return net
 
 
-@couples(data=classes, says="it combines every example with every other")
+@couples(
+    data=lambda: (normal(WIDTH), whole(3)),
+    says="it combines every example with every other",
+)
 def circle_of_keras():
     return plain(keras.losses.Circle())
 
