@@ -229,7 +229,7 @@ def logged_through_trackers():
 
 @couples(
     data=lambda: (normal(WIDTH), whole(3)),
-    says="it combines every example with every other",
+    says="compile_loss/circle",
 )
 def circle_of_keras():
     return plain(keras.losses.Circle())
