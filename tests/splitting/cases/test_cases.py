@@ -60,7 +60,7 @@ KEPT = (
     "sum_in_a_mean",
     "views_interleaved",
 )
-DRAWN = 6
+DRAWN = 7
 
 
 def _all():
