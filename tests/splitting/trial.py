@@ -18,86 +18,99 @@ import numpy as np
 
 import keras_towers as kt
 from keras_towers.fit import told
-from tests.splitting.cases.table import BY_DESIGN, Case
-from tests.splitting.hostile.table import BATCH, SPLITS
+from keras_towers.fit.capture import capture, judging
+from keras_towers.splitting import Analysis
+from keras_towers.splitting.lines import line_of
+from tests.splitting.cases.table import (
+    BATCH,
+    BY_DESIGN,
+    COUPLES,
+    REHEARSED,
+    SPLITS,
+    Case,
+)
 
-HERE = pathlib.Path(__file__).parent / "hostile"
-TOLERANCE = 1e-4
+HERE = pathlib.Path(__file__).parent / "cases"
+MARK = "# here"
+TOLERANCE = 2e-5
 # What fit says when it begins.
 DESIGNED = "does not train as on one device"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outcome:
     """What a training said, and by how much it is not that of one device."""
 
-    difference: float
-    said: tuple[str, ...] = ()
+    difference: float = np.inf
+    said: list[str] = dataclasses.field(default_factory=list)
     # What is known to differ by design is no warning.
-    announced: tuple[str, ...] = ()
-    error: str | None = None
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines of the cases that are named, with their code."""
-        named = re.findall(r"(\w+\.py):(\d+)", " ".join(self.said))
-        return [
-            linecache.getline(str(HERE / file), int(line)).strip()
-            for file, line in named
-            if (HERE / file).exists()
-        ]
+    announced: list[str] = dataclasses.field(default_factory=list)
+    # The first analysis; None if every tower traces the step by itself.
+    analysis: Analysis | None = None
 
     def verdict(self, case: Case, exact: bool) -> str:
         """Return what is wrong with it: "" if nothing is."""
-        if self.error:
-            return "crash"
         same = self.difference <= TOLERANCE
         if not self.said:
             designed = case.truth == BY_DESIGN and not exact
             told = any(DESIGNED in line for line in self.announced)
             return "" if same or (designed and told) else "silent"
-        if case.truth == SPLITS:
+        if case.truth in (SPLITS, REHEARSED):
             return "told in vain" if same else "told of what should be equal"
-        if case.truth == BY_DESIGN:
+        words = " ".join(self.said)
+        is_right = case.says in words if case.says else _is_marked(words)
+        return "" if case.truth == BY_DESIGN or is_right else "wrong line"
+
+    def verdict_of_analysis(self, case: Case) -> str:
+        """Return what is wrong with what is known before the first step."""
+        if self.analysis is None:
             return ""
-        right = any("# here" in line for line in self.lines)
-        if case.says:
-            right = any(case.says in line for line in self.said)
-        return "" if right else "wrong line"
+        analysis = self.analysis
+        if any(draw.value.rows for draw in analysis.draws):
+            return "" if case.truth == BY_DESIGN else "draws for each example"
+        if analysis.is_proven:
+            right = case.truth in (SPLITS, BY_DESIGN) or case.says
+            return "" if right else "proven"
+        return "" if case.truth in (COUPLES, REHEARSED) else "not proven"
+
+    @property
+    def names_the_line(self) -> bool:
+        """Whether the analysis names a line that is to be named."""
+        assert self.analysis is not None
+        found = (*self.analysis.differences, *self.analysis.effects)
+        lines = [line_of(one.operation, capture.__file__) for one in found]
+        return _is_marked(" ".join(filter(None, lines)))
+
+
+class _Enough(BaseException):
+    """The analysis is all that is asked for."""
+
+
+def analysed(case: Case) -> Outcome:
+    """Begin to train a case on towers, up to the first analysis."""
+    outcome = Outcome()
+    with _analyses(outcome, stop=True), contextlib.suppress(_Enough):
+        trained(case, kt.TowerStrategy(towers=3))
+    return outcome
 
 
 def tried(case: Case, towers: int, **options: Any) -> Outcome:
-    """Train a case on towers."""
-    one = alone(case)
+    """Train a case on towers, and on one device."""
+    one, outcome = _alone(case), Outcome()
     strategy = kt.TowerStrategy(towers=towers, **options)
-    with _heard() as (said, announced):
-        try:
-            many = trained(case, strategy)
-        except Exception as error:
-            many, failed = {}, f"{type(error).__name__}: {error}"
-        else:
-            failed = None
-    return Outcome(difference(one, many), tuple(said), tuple(announced), failed)
+    with _heard(outcome), _analyses(outcome):
+        many = trained(case, strategy)
+    if one.keys() == many.keys():
+        outcome.difference = max(_between(one[k], many[k]) for k in one)
+    return outcome
 
 
 @functools.cache
-def alone(case: Case) -> dict[str, np.ndarray]:
-    """Train a case on one device."""
+def _alone(case: Case) -> dict[str, np.ndarray]:
     return trained(case, contextlib.nullcontext())
 
 
-def difference(one: dict[str, Any], many: dict[str, Any]) -> float:
-    """Return the largest difference of a value, relative to the largest."""
-    if not many:
-        return np.inf
-    if one.keys() != many.keys():
-        return np.inf
-    return max(_between(one[key], many[key]) for key in one)
-
-
-def trained(
-    case: Case, scope: Any, batch_size: int = BATCH
-) -> dict[str, np.ndarray]:
+def trained(case: Case, scope: Any) -> dict[str, np.ndarray]:
     """Return all weights, optimizers' state and logs of a short training."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
@@ -110,17 +123,15 @@ def trained(
     with scope:
         model = case.build()
         data = case.data()
-        arguments = (
-            data
-            if isinstance(data, dict)
-            else dict(zip(("x", "y", "sample_weight"), data, strict=False))
-        )
+        if not isinstance(data, dict):
+            names = "x", "y", "sample_weight"
+            data = dict(zip(names, data, strict=False))
         arguments = {
-            "batch_size": batch_size,
+            "batch_size": BATCH,
             "epochs": 2,
             "verbose": 0,
             "shuffle": False,
-            **arguments,
+            **data,
             **case.options(),
         }
         noting = keras.callbacks.LambdaCallback(
@@ -128,26 +139,22 @@ def trained(
             on_epoch_end=lambda _, logs: note("epoch", logs),
         )
         arguments["callbacks"] = [*arguments.get("callbacks", ()), noting]
-        if arguments["batch_size"] is None:
-            del arguments["batch_size"]
         model.fit(**arguments)
     optimizers = [model.optimizer, *getattr(model, "others", ())]
     variables = [
         *model.variables,
         *(v for optimizer in optimizers for v in optimizer.variables),
-        *getattr(model, "kept_too", ()),
     ]
-    return {
-        **{
-            f"{number} {v.name}": np.array(v)
-            for number, v in enumerate(variables)
-            if "seed" not in getattr(v, "path", "")
-        },
-        **{key: np.array(values) for key, values in logs.items()},
+    weights = {
+        f"{number} {v.name}": np.array(v)
+        for number, v in enumerate(variables)
+        if "seed" not in getattr(v, "path", "")
     }
+    return weights | {key: np.array(values) for key, values in logs.items()}
 
 
 def _between(one: Any, many: Any) -> float:
+    """Return the largest difference of a value, relative to the largest."""
     if one.shape != many.shape:
         return np.inf
     if one.dtype.kind not in "fiub":
@@ -163,16 +170,47 @@ def _between(one: Any, many: Any) -> float:
     return float(np.abs(one - many).max(initial=0) / (largest + 1e-3))
 
 
+def _is_marked(text: str) -> bool:
+    """Whether a text names a line of the cases that is to be named."""
+    return any(
+        MARK in linecache.getline(str(HERE / file), int(line))
+        for file, line in re.findall(r"(\w+\.py):(\d+)", text)
+    )
+
+
 @contextlib.contextmanager
-def _heard() -> Iterator[tuple[list[str], list[str]]]:
+def _analyses(outcome: Outcome, stop: bool = False) -> Iterator[None]:
+    """Keep what is said of the first step that is analysed in a block.
+
+    Args:
+        outcome: gets it.
+        stop: whether it goes no further then.
+    """
+    ours = judging.splits.analysed
+
+    def keep(*given: Any) -> Analysis:
+        analysis = ours(*given)
+        outcome.analysis = outcome.analysis or analysis
+        if stop:
+            raise _Enough
+        return analysis
+
+    judging.splits.analysed = keep
+    try:
+        yield
+    finally:
+        judging.splits.analysed = ours
+
+
+@contextlib.contextmanager
+def _heard(outcome: Outcome) -> Iterator[None]:
     """Collect what a block warns of and announces, as if none had before."""
-    said: list[str] = []
-    announced: list[str] = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             loud = record.levelno >= logging.WARNING
-            (said if loud else announced).append(record.getMessage())
+            into = outcome.said if loud else outcome.announced
+            into.append(record.getMessage())
 
     told._said.clear()
     logger, handler = logging.getLogger("keras_towers"), Handler()
@@ -182,10 +220,10 @@ def _heard() -> Iterator[tuple[list[str], list[str]]]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield said, announced
+            yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-        said.extend(
+        outcome.said.extend(
             str(w.message) for w in caught if "keras_towers" in w.filename
         )

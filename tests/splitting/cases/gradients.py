@@ -1,18 +1,35 @@
-"""Gradients, also such of each example."""
+"""Ways to learn: gradients, teachers, adversaries, penalties, play."""
 
-from __future__ import annotations
+import functools
 
+import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    BATCH,
     WIDTH,
+    Own,
     apply,
-    differs,
+    by_default,
+    by_loss,
+    classes,
+    couples,
+    default_loss,
+    dense,
+    errors,
+    gradients_of,
+    layered,
+    minimized,
     minimizing,
     mse,
-    proven,
+    of_parts,
+    plain,
+    rows,
+    splits,
     stepped,
-    unproven,
+    weighing,
+    with_layers,
+    with_variable,
 )
 
 
@@ -20,113 +37,345 @@ def handed_on(change):
     """A step that changes its gradients."""
 
     def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        weights = model.trainable_variables
-        grads = change(tape.gradient(loss, weights), weights, x)
-        model.optimizer.apply(grads, weights)
+        loss, grads = gradients_of(model, x, y)
+        model.optimizer.apply(change(grads), model.trainable_variables)
         return {"loss": loss}
 
     return stepped(step)
 
 
-@differs()
-def clipped_by_global_norm():
-    return handed_on(
-        lambda grads, *_: tf.clip_by_global_norm(grads, 0.01)[0]  # here
-    )
+@couples(handed_on)
+def clipped_by_global_norm(grads):
+    return tf.clip_by_global_norm(grads, 0.01)[0]  # here
 
 
-@differs()
-def signs_of_gradients():
-    return handed_on(lambda grads, *_: [tf.sign(g) for g in grads])  # here
+@couples(handed_on)
+def signs_of_gradients(grads):
+    return [tf.sign(g) for g in grads]  # here
 
 
-@unproven()
-def checked_to_be_finite():
-    return handed_on(
-        lambda grads, *_: [
-            tf.where(tf.math.is_finite(g), g, 0.0)  # here
-            for g in grads
-        ]
-    )
+@couples(handed_on)
+def checked_to_be_finite(grads):
+    return [tf.where(tf.math.is_finite(g), g, 0.0) for g in grads]  # here
 
 
-@differs()
-def sparse_by_size():
-    return handed_on(
-        lambda grads, *_: [
-            tf.where(tf.abs(g) > 0.1, g, 0.0)  # here
-            for g in grads
-        ]
-    )
+@couples(minimized)
+def weights_of_examples_by_loss(model, x, y):
+    e = errors(y, model(x, training=True))
+    return tf.reduce_sum(tf.stop_gradient(tf.nn.softmax(e)) * e)  # here
 
 
-@differs()
-def weights_of_examples_by_loss():
-    def loss_of(model, x, y):
-        e = tf.reduce_mean(tf.square(y - model(x, training=True)), -1)
-        w = tf.stop_gradient(tf.nn.softmax(e))  # here
-        return tf.reduce_sum(w * e)
-
-    return stepped(minimizing(loss_of))
-
-
-@proven()
-def every_other_step():
-    def step(model, x, y):
-        even = model.optimizer.iterations % 2 == 0
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            loss = tf.cond(
-                even,
-                lambda: mse(y, p),
-                lambda: tf.reduce_mean(tf.abs(y - p)),
-            )
-        return apply(model, tape, loss)
-
-    return stepped(step)
-
-
-def adversarial(change):
+def _moved(model, x, y, change):
     """A step on examples that were moved along their gradients."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = default_loss(model, x, y)
+    moved = x + change(tape.gradient(loss, x))  # here
+    return by_default(model, moved, y)
 
-    def step(model, x, y):
+
+@couples(stepped)
+def moved_by_gradient(model, x, y):
+    return _moved(model, x, y, lambda g: 5.0 * g)
+
+
+@couples(layered, units=4)
+@tf.custom_gradient
+def gradient_clipped_by_its_norm(x):
+    """The gradient of an activation is clipped by its norm over the batch."""
+    return tf.identity(x), lambda g: tf.clip_by_norm(g, 0.05)  # here
+
+
+@couples(by_loss)
+def python_largest_of_losses(y, p):
+    """tf.maximum of two means is not a mean."""
+    one, two = mse(y, p), 1.5 * tf.reduce_mean(tf.abs(y - p))
+    return tf.maximum(one, two)  # here
+
+
+@couples(stepped)
+def gradient_clipped_by_example_twice(net, x, y):
+    """DP-SGD without noise, whose mean is made by the batch in Python."""
+    weights = net.trainable_variables
+    with tf.GradientTape() as tape:
+        each = errors(y, net(x, training=True))
+    moves = []
+    for g in tape.jacobian(each, weights):
+        flat = tf.clip_by_norm(tf.reshape(g, [rows(x), -1]), 0.3, axes=[1])
+        mean = tf.reduce_sum(flat, 0) / BATCH  # here
+        moves.append(tf.reshape(mean, tf.shape(g)[1:]))
+    net.optimizer.apply(moves, weights)
+    return {"loss": tf.reduce_mean(each)}
+
+
+@splits()
+def recomputed():
+    """Gradient checkpointing."""
+    inner = dense(4, "tanh")
+    inner.build((None, 6))
+    layer = Own(lambda x: keras.remat(inner)(x))
+    layer.inner = inner
+    return with_layers(layer)
+
+
+@couples(weighing, shape=(6, 6), initial=0.1, trainable=True)
+def stopped_when_all_converged(layer, x):
+    """Deep equilibrium, with a test of convergence over the batch."""
+
+    def far(z, old):
+        return tf.reduce_mean(tf.abs(z - old)) > 0.05  # here
+
+    def body(z, old=None):
+        return tf.tanh(z @ layer.kept * 0.7 + x), z
+
+    start = (tf.tanh(x), tf.zeros_like(x))
+    z, _ = tf.while_loop(far, body, start)  # here
+    return body(tf.stop_gradient(z))[0]
+
+
+@couples(stepped)
+def gradients_projected(net, x, y):
+    """PCGrad: one task's gradient is projected if the tasks disagree."""
+    weights = net.trainable_variables
+    with tf.GradientTape(persistent=True) as tape:
+        p = net(x, training=True)
+        one, two = mse(y, p), tf.reduce_mean(tf.abs(p - 1))
+    first, second = tape.gradient(one, weights), tape.gradient(two, weights)
+    moves = []
+    for a, b in zip(first, second, strict=True):
+        dot = tf.reduce_sum(a * b)  # here
+        away = tf.where(dot < 0, dot / tf.reduce_sum(b * b), 0.0)  # here
+        moves.append(a - away * b + b)  # here
+    net.optimizer.apply(moves, weights)
+    return {"loss": one}
+
+
+def _taught(after):
+    """Train a student, and do something with its teacher after each step."""
+
+    def step(net, x, y):
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = mse(y, model(x, training=True))
-        moved = x + change(tape.gradient(loss, x))
+            p = net.student(x)
+            loss = mse(y, p) + mse(tf.stop_gradient(net.teacher(x)), p)
+        logs = apply(net, tape, loss)
+        after(net, x)
+        return logs
+
+    return _with_teacher(step, 1)
+
+
+def _with_teacher(step, units):
+    net = of_parts(step, student=units, teacher=units)
+    net.teacher.trainable = False
+    net.student.build((None, WIDTH))
+    net.teacher.build((None, WIDTH))
+    return net
+
+
+def _pairs(net):
+    return zip(net.teacher.weights, net.student.weights, strict=True)
+
+
+@splits(_taught)
+def teacher_that_follows(net, x):
+    for old, new in _pairs(net):
+        old.assign(0.9 * old + 0.1 * new)
+
+
+@couples(_taught)
+def teacher_if_it_is_worse(net, x):
+    """The teacher follows only where the batch's loss says so."""
+    worse = tf.reduce_mean(net.student(x) ** 2) > tf.reduce_mean(x)  # here
+    for old, new in _pairs(net):
+        old.assign(tf.where(worse, new, old))
+
+
+@couples()
+def centred_teacher():
+    """DINO: the teacher's outputs less a moving mean of them, and sharpened."""
+
+    def step(net, x, y):
+        taught = net.teacher(x)
         with tf.GradientTape() as tape:
-            loss = mse(y, model(moved, training=True))
-        return apply(model, tape, loss)
+            p = tf.nn.log_softmax(net.student(x))
+            aim = tf.nn.softmax((taught - net.centre) / 0.1)
+            loss = -tf.reduce_mean(tf.reduce_sum(aim * p, 1))
+        logs = apply(net, tape, loss)
+        mean = tf.reduce_mean(taught, 0)
+        mean /= tf.norm(mean) + 0.1  # here
+        net.centre.assign(0.5 * net.centre + 0.5 * mean)
+        return logs
 
-    return stepped(step)
+    net = _with_teacher(step, 4)
+    net.centre = net.add_weight(shape=(4,), trainable=False, name="centre")
+    return net
 
 
-@differs()
-def moved_by_gradient():
-    return adversarial(lambda g: 5.0 * g)
+@couples(minimized)
+def small_losses_only(net, x, y):
+    """Co-teaching: the easier half of the batch trains the other."""
+    each = errors(y, net(x, training=True))
+    keep = tf.argsort(each)[: rows(x) // 2]  # here
+    return tf.reduce_mean(tf.gather(each, keep))  # here
 
 
-@differs()
-def moved_by_norm_and_a_bit():
-    return adversarial(
-        lambda g: g / (tf.norm(g, axis=1, keepdims=True) + 0.1)  # here
+@splits(stepped)
+def adversarial_examples(model, x, y):
+    """FGSM: the sign of an example's gradient does not know the batch."""
+    return _moved(model, x, y, lambda g: 0.1 * tf.sign(g))
+
+
+@couples(stepped)
+def sharpness_aware(net, x, y):
+    """SAM: weights move along the gradient's direction, and back."""
+    weights = net.trainable_variables
+    _, slopes = gradients_of(net, x, y)
+    norm = tf.linalg.global_norm(slopes)  # here
+    moves = [0.1 * g / (norm + 1e-6) for g in slopes]  # here
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_add(move)
+    loss, slopes = gradients_of(net, x, y)
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_sub(move)
+    net.optimizer.apply(slopes, weights)
+    return {"loss": loss}
+
+
+@couples(minimized)
+def learned_by_one_step_ahead(net, x, y):
+    """MAML: the loss after one step on the same batch."""
+    kernel = net.trainable_variables[0]
+    with tf.GradientTape() as inner:
+        inner.watch(kernel.value)
+        first = mse(y, tf.reduce_sum(x @ kernel, 1, keepdims=True))
+    ahead = kernel - 0.1 * inner.gradient(first, kernel.value)
+    out = tf.reduce_sum(tf.tanh(x @ ahead), 1, keepdims=True)  # here
+    return mse(y, out) + 0.1 * default_loss(net, x, y)
+
+
+_agent = functools.partial(of_parts, policy=3, value=1)
+
+
+def _chosen(logits, y):
+    action = tf.cast(tf.reshape(y, [-1]), tf.int32)
+    return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, logits)
+
+
+@couples(_agent, classes)
+@minimizing
+def advantages_made_normal(net, x, y):
+    """PPO normalizes advantages over the batch."""
+    off = x[:, 0] - tf.stop_gradient(net.value(x)[:, 0])
+    off -= tf.reduce_mean(off)  # here
+    off /= tf.math.reduce_std(off) + 1e-3  # here
+    ratio = tf.exp(_chosen(net.policy(x), y) + 1.1)
+    kept = tf.clip_by_value(ratio, 0.8, 1.2)
+    loss = -tf.reduce_mean(tf.minimum(ratio * off, kept * off))
+    return loss + mse(x[:, :1], net.value(x))
+
+
+@couples(data=classes)
+def temperature_that_learns():
+    """SAC: the temperature's gradient is a mean; its own update by hand."""
+
+    def step(net, x, y):
+        with tf.GradientTape() as tape:
+            logits = net.policy(x)
+            chances = tf.nn.softmax(logits)
+            entropy = -tf.reduce_sum(chances * tf.math.log(chances), 1)
+            heat = tf.exp(net.heat)
+            loss = -tf.reduce_mean(_chosen(logits, y) + heat * entropy)
+        logs = apply(net, tape, loss)
+        off = tf.reduce_mean(entropy) - 0.9
+        net.heat.assign(tf.maximum(net.heat - 0.9 * off, -1.0))  # here
+        return logs
+
+    net = of_parts(step, policy=3)
+    net.heat = net.add_weight(shape=(), trainable=False, name="heat")
+    return net
+
+
+class _Halves(keras.constraints.Constraint):
+    """Weights are kept under half of the largest one."""
+
+    def __call__(self, w):
+        top = tf.reduce_max(tf.abs(w))
+        return tf.clip_by_value(w, -top / 2, top / 2)
+
+
+class _Apart(keras.regularizers.Regularizer):
+    """Columns of a kernel are to be orthogonal."""
+
+    def __call__(self, w):
+        gram = tf.matmul(w, w, transpose_a=True)
+        return 0.1 * tf.reduce_sum(tf.square(gram - tf.eye(4)))
+
+
+@splits()
+def constrained_and_regularized():
+    return with_layers(
+        dense(4, kernel_constraint=_Halves(), kernel_regularizer=_Apart()),
+        dense(3, kernel_constraint="unit_norm", bias_regularizer="l1l2"),
     )
 
 
-@proven()
-def radiance():
-    def step(model, x, y):
-        t = tf.linspace(0.0, 1.0, 5)
-        points = x[:, None, :] * t[None, :, None]
-        with tf.GradientTape() as tape:
-            raw = model(tf.reshape(points, [-1, WIDTH]), training=True)
-            raw = tf.reshape(raw, [-1, 5, 2])
-            alpha = 1 - tf.exp(-tf.nn.relu(raw[..., 0]))
-            seen = tf.math.cumprod(1 - alpha + 1e-6, 1, exclusive=True)
-            color = tf.reduce_sum(alpha * seen * raw[..., 1], 1)
-            loss = mse(y[:, 0], color)
-        return apply(model, tape, loss)
+@splits()
+def regularized_activity():
+    """Keras divides the sum by the batch size."""
+    return with_layers(dense(4, "tanh", activity_regularizer="l2"))
 
-    return stepped(step, 2)
+
+@splits(weighing, units=4)
+def added_mean(layer, x):
+    layer.add_loss(tf.reduce_mean(x**2))
+    return x
+
+
+@couples(weighing, units=4)
+def added_sum(layer, x):
+    layer.add_loss(0.01 * tf.reduce_sum(x**2))  # here
+    return x
+
+
+class _Slower(keras.callbacks.Callback):
+    """Changes what the step reads, from outside."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.kept.assign(self.model.kept * 0.7 + 0.01 * logs["loss"])
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.02
+        weights = self.model.layers[1].get_weights()
+        self.model.layers[1].set_weights([w * 0.9 for w in weights])
+
+
+@splits(with_variable, options=lambda: {"callbacks": [_Slower()]}, initial=1.0)
+@minimizing
+def altered_by_a_callback(net, x, y):
+    p = net(x, training=True)
+    return mse(y, p) + net.kept * tf.reduce_mean(p**2)
+
+
+class _Freezing(keras.callbacks.Callback):
+    """What is frozen without compiling anew trains on."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[1].trainable = False
+
+
+@splits(options=lambda: {"callbacks": [_Freezing()]})
+def frozen_by_a_callback():
+    return plain("mse", 1)
+
+
+@splits(minimized)
+def physics(model, x, y):
+    """The residual of an equation, by derivatives of the network."""
+    with tf.GradientTape() as second:
+        second.watch(x)
+        with tf.GradientTape() as first:
+            first.watch(x)
+            u = model(x, training=True)
+        slope = first.gradient(u, x)
+    curve = second.gradient(slope, x)
+    return mse(y[:, 0], curve[:, 0] + u[:, 0]) + mse(y, u)

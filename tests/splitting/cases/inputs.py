@@ -1,140 +1,232 @@
-"""Words, sequences and images."""
-
-from __future__ import annotations
+"""How data comes, how fit is called; and sequences."""
 
 import keras
+import numpy as np
 import tensorflow as tf
+from keras import layers
 
 from tests.splitting.cases.table import (
+    BATCH,
     EXAMPLES,
+    Own,
     compiled,
-    differs,
-    generator,
-    images,
+    couples,
+    dense,
+    errors,
     mse,
-    proven,
+    normal,
+    numbers,
+    own_weight,
+    plain,
+    splits,
+    stacked,
+    stepping,
     tokens,
+    whole,
     with_layers,
 )
 
 
-def of_words(change, loss_of=mse, **logs):
+def _of_words(change, says_nothing=False):
     """A step that changes the gradient of an embedding."""
 
-    class Words(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            weights = self.trainable_variables
-            with tf.GradientTape() as tape:
-                loss = loss_of(y, self(x, training=True))
-            first, *rest = tape.gradient(loss, weights)
-            self.optimizer.apply([change(first, x), *rest], weights)
-            return logs or {"loss": loss}
+    def step(net, x, y):
+        weights = net.trainable_variables
+        with tf.GradientTape() as tape:
+            p = net(x, training=True)
+            loss = tf.reduce_mean(y * p) if says_nothing else mse(y, p)
+        first, *rest = tape.gradient(loss, weights)
+        net.optimizer.apply([change(first, x), *rest], weights)
+        return {"loss": 1.0 if says_nothing else loss}
 
     entrance = keras.Input((8,), dtype="int32")
-    h = keras.layers.Embedding(9, 4)(entrance)
-    h = keras.layers.Flatten()(h)
-    return compiled(Words(entrance, keras.layers.Dense(1)(h)))
+    words = layers.Flatten()(layers.Embedding(9, 4)(entrance))
+    return compiled(stepping(step)(entrance, dense(1)(words)))
 
 
-@differs(tokens)
-def words_clipped_by_row():
-    def change(g, x):
-        values = tf.clip_by_norm(g.values, 0.001, [1])  # here
-        return tf.IndexedSlices(values, g.indices, g.dense_shape)
-
-    return of_words(change)
+@couples(_of_words, tokens)
+def words_clipped_by_row(g, x):
+    values = tf.clip_by_norm(g.values, 0.001, [1])  # here
+    return tf.IndexedSlices(values, g.indices, g.dense_shape)
 
 
-def quietly(change):
-    """A step that says nothing of its loss."""
-    return of_words(change, lambda y, p: tf.reduce_mean(y * p), one=1.0)
+@couples(_of_words, tokens, says_nothing=True)
+def indices_rolled(g, x):
+    at = tf.roll(g.indices, 8, 0)  # here
+    return tf.IndexedSlices(g.values, at, g.dense_shape)
 
 
-@differs(tokens)
-def indices_rolled():
-    return quietly(
-        lambda g, x: tf.IndexedSlices(
-            g.values,
-            tf.roll(g.indices, 8, 0),  # here
-            g.dense_shape,
-        )
-    )
+@couples(_of_words, tokens, says="by the indices of others", says_nothing=True)
+def indices_reordered(g, x):
+    at = tf.transpose(tf.reshape(g.indices, [-1, 8]))
+    return tf.IndexedSlices(g.values, tf.reshape(at, [-1]), g.dense_shape)
 
 
-@differs(tokens)
-def indices_reordered():
-    def change(g, x):
-        at = tf.transpose(tf.reshape(g.indices, [-1, 8]))
-        return tf.IndexedSlices(g.values, tf.reshape(at, [-1]), g.dense_shape)
-
-    return quietly(change)
+def _long_texts():
+    x = whole(9, 7)
+    x[:, :4] += x[:, :4] == 0
+    return x, normal(1)
 
 
-def long_texts():
-    make = generator()
-    x = make.integers(1, 9, (EXAMPLES, 7)).astype("int32")
-    x[:, 4:] *= make.integers(0, 2, (EXAMPLES, 3)).astype("int32")
-    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
-
-
-def of_any_length(*layers):
-    return compiled(
-        keras.Sequential(
-            [
-                keras.Input((None,), dtype="int32"),
-                keras.layers.Embedding(9, 4, mask_zero=True),
-                *layers,
-                keras.layers.Dense(1),
-            ]
-        )
-    )
-
-
-@proven(long_texts)
-def gru():
-    return of_any_length(keras.layers.GRU(3))
-
-
-@proven(long_texts)
+@splits(data=_long_texts)
 def lstm_both_ways():
-    return of_any_length(keras.layers.Bidirectional(keras.layers.LSTM(3)))
+    both = layers.Bidirectional(layers.LSTM(3))
+    words = layers.Embedding(9, 4, mask_zero=True)
+    return with_layers(words, both, shape=(None,), dtype="int32")
 
 
-@proven(long_texts)
-def dense_at_all_times():
-    return of_any_length(
-        keras.layers.TimeDistributed(keras.layers.Dense(3)),
-        keras.layers.GlobalAveragePooling1D(),
+@splits(options=lambda: {"validation_data": tuple(t[:11] for t in numbers())})
+def validated():
+    return plain(outputs=1, metrics=["mae", keras.metrics.R2Score()])
+
+
+@splits(options=lambda: {"validation_split": 0.3, "batch_size": 9})
+def steps_in_one_call():
+    return plain(outputs=1, metrics=["mae"], steps_per_execution=2)
+
+
+@splits(options=lambda: {"batch_size": 1})
+def batches_of_one():
+    return plain(outputs=1, metrics=["mae"])
+
+
+@splits(options=lambda: {"batch_size": 16})
+def last_batch_of_one():
+    return plain(outputs=1, metrics=["mae"])
+
+
+@splits(options=lambda: {"steps_per_epoch": 2, "epochs": 3, "initial_epoch": 1})
+def part_of_an_epoch():
+    optimizer = keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5),
+        gradient_accumulation_steps=2,
+        use_ema=True,
+        ema_overwrite_frequency=3,
+    )
+    return plain(outputs=1, optimizer=optimizer)
+
+
+def _two_heads(**options):
+    entrance = keras.Input((6,), name="x")
+    hidden = dense(5, "tanh")(entrance)
+    outs = {"a": dense(1, name="a")(hidden), "b": dense(3, name="b")(hidden)}
+    return compiled(keras.Model(entrance, outs), **options)
+
+
+def _two_targets():
+    return normal(6), {"a": normal(1), "b": whole(3)}
+
+
+_CROSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _weighted_heads():
+    weight = np.abs(normal(1)[:, 0])
+    x, y = _two_targets()
+    return x, y, {"a": weight, "b": (weight > 0.5).astype("float32")}
+
+
+@splits(data=_weighted_heads)
+def heads_with_weights_of_examples():
+    return _two_heads(
+        loss={"a": "mse", "b": _CROSS},
+        weighted_metrics={"a": ["mae"], "b": ["accuracy"]},
     )
 
 
-@proven(images)
-def convolutions():
-    return with_layers(
-        keras.layers.Conv2D(3, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.SeparableConv2D(4, 2),
-        keras.layers.GroupNormalization(2),
-        keras.layers.Flatten(),
-        shape=(6, 6, 2),
+@couples(data=_two_targets, says="sum")
+def one_head_with_a_sum():
+    """Only one of two losses is a sum."""
+    return _two_heads(
+        loss={"a": keras.losses.MeanAbsoluteError(reduction="sum"), "b": _CROSS}
     )
 
 
-@proven(images)
-def patches():
-    """A vision transformer's patches, mixed within an image."""
+@couples(
+    data=lambda: (*numbers(), np.abs(normal(1))), says="mean_with_sample_weight"
+)
+def mean_weighted_by_keras():
+    """Keras divides by the sum of the weights."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return plain(loss, 1)
 
-    def call(x):
-        p = tf.image.extract_patches(
-            x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID"
-        )
-        return tf.reshape(p, [-1, 9, 8])
 
-    return with_layers(
-        keras.layers.Lambda(call, output_shape=(9, 8)),
-        keras.layers.Dense(4),
-        keras.layers.LayerNormalization(),
-        keras.layers.GlobalAveragePooling1D(),
-        shape=(6, 6, 2),
+@splits(data=lambda: (*numbers(), np.arange(EXAMPLES) % BATCH < BATCH // 2))
+def weights_that_are_zero_on_one_tower():
+    return plain(outputs=1, metrics=["mae"], weighted_metrics=["mae"])
+
+
+@splits(data=lambda: (*numbers(), normal()))
+def weights_below_zero():
+    return plain(errors, 1)
+
+
+@splits(data=tokens)
+def decoder_with_causal_mask():
+    entrance = keras.Input((8,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(entrance)
+    x = x + layers.MultiHeadAttention(2, 2)(x, x, use_causal_mask=True)
+    x = layers.LayerNormalization()(x)
+    return compiled(keras.Model(entrance, dense(1)(x[:, -1])))
+
+
+def _attending(call):
+    """Train a number from what a function makes of the vectors of words."""
+    words = layers.Embedding(9, 4), Own(call), layers.Flatten()
+    return with_layers(*words, shape=(8,), dtype="int32")
+
+
+@couples(_attending, tokens)
+def attention_over_the_batch(x):
+    """An einsum whose letters are in the wrong order."""
+    score = tf.einsum("bsd,csd->sbc", x, x)  # here
+    return tf.einsum("sbc,csd->bsd", tf.nn.softmax(score), x)
+
+
+@splits(_attending, tokens)
+def attention_time_first(x):
+    """Time comes first, as in older code, and the batch stays apart."""
+    x = tf.transpose(x, [1, 0, 2])
+    score = tf.einsum("sbd,tbd->bst", x, x)
+    out = tf.einsum("bst,tbd->sbd", tf.nn.softmax(score), x)
+    return tf.reduce_mean(tf.transpose(out, [1, 0, 2]), 1)
+
+
+@couples(data=lambda: (normal(7, 3), normal(1)))
+def time_taken_for_the_batch():
+    """A recurrence that was written for time first, and is given rows."""
+
+    def call(layer, x):
+        def step(state, now):
+            return tf.tanh(tf.matmul(now, layer.kept) + state)
+
+        return tf.scan(step, x, tf.zeros_like(x[0]))  # here
+
+    cell = own_weight(call, shape=(3, 3), trainable=True)
+    return with_layers(cell, layers.Flatten(), shape=(7, 3))
+
+
+def _speech():
+    lengths = 1 + np.arange(EXAMPLES) % 3
+    labels = np.where(np.arange(3) < lengths[:, None], whole(3, 3) + 1, 0)
+    return normal(7, 3), labels.astype("int32")
+
+
+@splits(data=_speech)
+def classification_of_keras():
+    gru = layers.GRU(4, return_sequences=True)
+    return stacked(gru, dense(5), shape=(7, 3), loss=keras.losses.CTC())
+
+
+def _next_words():
+    x = whole(9, 8)
+    return x, np.roll(x, -1, 1)
+
+
+@splits(data=_next_words)
+def padding_ignored_by_keras():
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=0, reduction="sum_over_batch_size"
     )
+    words = layers.Embedding(9, 4), dense(9)
+    return stacked(*words, shape=(8,), dtype="int32", loss=loss)

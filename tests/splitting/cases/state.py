@@ -1,6 +1,4 @@
-"""State that a step keeps, and steps of several models."""
-
-from __future__ import annotations
+"""What models, layers, metrics and optimizers keep from step to step."""
 
 import keras
 import tensorflow as tf
@@ -8,55 +6,70 @@ import tensorflow as tf
 from tests.splitting.cases.table import (
     WIDTH,
     apply,
+    binary,
+    by_default,
+    by_design,
     classes,
-    compiled,
-    differs,
+    count,
+    couples,
+    default_loss,
+    dense,
+    gradients_of,
+    layered,
+    minimized,
     minimizing,
     mse,
-    proven,
+    normal,
+    of_parts,
+    plain,
+    rows,
+    splits,
     stepped,
+    weighing,
+    whole,
+    with_layers,
     with_variable,
 )
 
 
-@differs()
+@couples()
 def metric_read_in_the_step():
-    seen = keras.metrics.Mean()
-
     def loss_of(model, x, y):
         p = model(x, training=True)
-        seen.update_state(tf.abs(y - p))
-        return mse(y, p) * seen.result()  # here
+        model.seen.update_state(tf.abs(y - p))
+        return mse(y, p) * model.seen.result()  # here
 
-    model = stepped(minimizing(loss_of))
-    model.seen = seen
+    model = minimized(loss_of)
+    model.seen = keras.metrics.Mean()
     return model
 
 
-@proven()
-def moving_loss_only_kept():
+@splits(with_variable)
+def moving_loss_only_kept(model, x, y):
+    logs = by_default(model, x, y)
+    model.kept.assign(0.9 * model.kept + 0.1 * logs["loss"])
+    return logs
+
+
+@splits(with_variable, aggregation="sum")
+def counted_examples(model, x, y):
+    model.kept.assign_add(count(x))
+    return by_default(model, x, y)
+
+
+@splits()
+def accumulated_by_hand():
     def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        model.kept.assign(0.9 * model.kept + 0.1 * loss)
-        return apply(model, tape, loss)
+        loss, grads = gradients_of(model, x, y)
+        for kept, g in zip(model.sums, grads, strict=True):
+            kept.assign_add(g)
+        scale = tf.cast(model.optimizer.iterations % 2, tf.float32)
+        scaled = [scale * kept for kept in model.sums]
+        model.optimizer.apply(scaled, model.trainable_variables)
+        for kept in model.sums:
+            kept.assign(kept * (1 - scale))
+        return {"loss": loss}
 
-    return with_variable(step)
-
-
-@proven()
-def counted_examples():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        model.kept.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
-        return apply(model, tape, loss)
-
-    return with_variable(step, aggregation="sum")
-
-
-def with_sums(step):
-    """A step with a variable for each weight."""
     model = stepped(step)
     model.sums = [
         model.add_weight(shape=w.shape, initializer="zeros", trainable=False)
@@ -65,131 +78,45 @@ def with_sums(step):
     return model
 
 
-@proven()
-def accumulated_by_hand():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
-        for kept, g in zip(model.sums, grads, strict=True):
-            kept.assign_add(g)
-        scale = tf.cast(model.optimizer.iterations % 2, tf.float32)
-        model.optimizer.apply([scale * kept for kept in model.sums], weights)
-        for kept in model.sums:
-            kept.assign(kept * (1 - scale))
-        return {"loss": loss}
-
-    return with_sums(step)
+@couples(with_variable, classes, shape=(3,))
+@minimizing
+def groups_by_exponents(model, x, y):
+    e = tf.square(model(x, training=True)[:, 0] - 1.0)
+    each = tf.math.unsorted_segment_sum(e, y[:, 0], 3) / count(x)
+    q = tf.nn.softmax(model.kept + 0.1 * tf.stop_gradient(each))  # here
+    model.kept.assign(tf.math.log(q))
+    return tf.reduce_sum(q * each)
 
 
-@proven()
-def momentum_by_hand():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
-        weights = model.trainable_variables
-        moved = []
-        grads = tape.gradient(loss, weights)
-        for kept, g in zip(model.sums, grads, strict=True):
-            kept.assign(0.9 * kept + g)
-            moved.append(kept + 0.0)
-        model.optimizer.apply(moved, weights)
-        return {"loss": loss}
-
-    return with_sums(step)
-
-
-@differs()
-def queue_of_keys():
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            p = model(x, training=True)
-            loss = mse(y, p) + tf.reduce_mean(
-                tf.nn.sigmoid(p @ tf.transpose(model.kept))
-            )
-        keys = tf.stop_gradient(p)[:4]  # here
-        model.kept.assign(tf.concat([model.kept[4:], keys], 0))
-        return apply(model, tape, loss)
-
-    return with_variable(step, (12, 1), 0.5)
-
-
-@differs(classes)
-def centres_of_classes():
-    def step(model, x, y):
-        y = tf.reshape(y, [-1])
-        with tf.GradientTape() as tape:
-            h = model(x, training=True)
-            off = h - tf.gather(model.kept, y)  # here
-            loss = tf.reduce_mean(tf.square(off))
-        n = tf.math.unsorted_segment_sum(tf.ones_like(off), y, 3)
-        moved = tf.math.unsorted_segment_sum(off, y, 3) / (1 + n)  # here
-        model.kept.assign_add(0.5 * moved)
-        return apply(model, tape, loss)
-
-    return with_variable(step, (3, 1), 0.1)
-
-
-@differs(classes)
-def groups_by_exponents():
-    def step(model, x, y):
-        y = tf.reshape(y, [-1])
-        with tf.GradientTape() as tape:
-            e = tf.square(model(x, training=True)[:, 0] - 1.0)
-            n = tf.cast(tf.shape(x)[0], tf.float32)
-            each = tf.math.unsorted_segment_sum(e, y, 3) / n
-            q = tf.nn.softmax(model.kept + 0.1 * tf.stop_gradient(each))  # here
-            loss = tf.reduce_sum(q * each)
-        model.kept.assign(tf.math.log(q))
-        return apply(model, tape, loss)
-
-    return with_variable(step, (3,))
-
-
-@proven()
+@splits()
 def generator_and_critic():
-    first = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(3)])
-    second = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    optimizers = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01)]
+    cross = tf.nn.sigmoid_cross_entropy_with_logits
 
-    class Game(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = first, second
-            self.others = optimizers
+    def step(net, x, y):
+        real = tf.concat([y, y * 2, y * 3], 1)
+        zeros = tf.zeros_like(y)
+        with tf.GradientTape() as tape:
+            both = net.second(tf.concat([real, net.first(x)], 0))
+            labels = tf.concat([zeros + 1, zeros], 0)
+            d = tf.reduce_mean(cross(labels, both))
+        w = net.second.trainable_variables
+        net.others[0].apply(tape.gradient(d, w), w)
+        with tf.GradientTape() as tape:
+            g = tf.reduce_mean(cross(zeros + 1, net.second(net.first(x))))
+        w = net.first.trainable_variables
+        net.others[1].apply(tape.gradient(g, w), w)
+        return {"d": d, "g": g}
 
-        def call(self, x):
-            return self.second(self.first(x))
-
-        def train_step(self, data):
-            x, y = data
-            real = tf.concat([y, y * 2, y * 3], 1)
-            cross = tf.nn.sigmoid_cross_entropy_with_logits
-            with tf.GradientTape() as tape:
-                both = self.second(tf.concat([real, self.first(x)], 0))
-                n = tf.shape(x)[0]
-                labels = tf.concat([tf.ones([n, 1]), tf.zeros([n, 1])], 0)
-                d = tf.reduce_mean(cross(labels, both))
-            w = self.second.trainable_variables
-            self.others[0].apply(tape.gradient(d, w), w)
-            with tf.GradientTape() as tape:
-                fake = self.second(self.first(x))
-                g = tf.reduce_mean(cross(tf.ones_like(fake), fake))
-            w = self.first.trainable_variables
-            self.others[1].apply(tape.gradient(g, w), w)
-            return {"d": d, "g": g}
-
-    return compiled(Game())
+    net = of_parts(step, first=3, second=1)
+    net.others = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01)]
+    return net
 
 
-@proven()
+@splits()
 def two_optimizers():
     def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(y, model(x, training=True))
+        loss, grads = gradients_of(model, x, y)
         weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
         model.others[0].apply(grads[:2], weights[:2])
         model.others[1].apply(grads[2:], weights[2:])
         return {"loss": loss}
@@ -199,17 +126,169 @@ def two_optimizers():
     return model
 
 
-@proven()
-def code_book_by_gradients():
-    def loss_of(model, x, y):
-        h = model.layers[1](x)
-        d = tf.reduce_sum(tf.square(h[:, None] - model.book), -1)
-        code = tf.gather(model.book, tf.argmin(d, 1))
-        p = model.layers[2](h + tf.stop_gradient(code - h))
-        return mse(y, p) + mse(tf.stop_gradient(h), code)
+@couples(with_variable, shape=(WIDTH,))
+def last_example_is_kept(net, x, y):
+    net.kept.assign(x[-1])  # here
+    return by_default(net, x - net.kept, y)
 
-    model = stepped(minimizing(loss_of))
-    model.book = model.add_weight(
-        shape=(4, 5), initializer=keras.initializers.RandomNormal(seed=1)
+
+@couples(with_variable, shape=(5,))
+def table_of_the_examples(net, x, y):
+    """An embedding of each example is kept under its number."""
+    at = tf.cast(tf.abs(x[:, :1]) * 10, tf.int32) % 5
+    new = tf.reduce_mean(x, 1)
+    net.kept.assign(tf.tensor_scatter_nd_update(net.kept, at, new))  # here
+    return by_default(net, x, y)
+
+
+@couples(with_variable, initial=100.0)
+@minimizing
+def loss_against_the_last_one(net, x, y):
+    """Stops learning once the loss has grown."""
+    loss = default_loss(net, x, y)
+    scaled = loss * tf.cast(loss < net.kept, tf.float32)  # here
+    net.kept.assign(loss)
+    return scaled
+
+
+@splits()
+def spectral_of_keras():
+    return with_layers(keras.layers.SpectralNormalization(dense(4)))
+
+
+@by_design()
+def renormalized_batch():
+    return with_layers(dense(4), keras.layers.BatchNormalization(), dense(3))
+
+
+@couples(layered, units=4)
+def normalized_by_ghosts(x):
+    """TabNet's ghost normalization: over pieces of a fixed size."""
+
+    def each(part):
+        mean, variance = tf.nn.moments(part, [0])  # here
+        return (part - mean) * tf.math.rsqrt(variance + 0.1)  # here
+
+    half = rows(x) // 2
+    return tf.concat([each(x[:half]), each(x[half:])], 0)  # here
+
+
+class _Smooth(keras.metrics.Metric):
+    """A moving average of the batches' losses."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.value = self.add_variable((), "zeros")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(0.7 * self.value + 0.3 * mse(y, p))
+
+    def result(self):
+        return self.value
+
+
+@couples(says="smooth")
+def moving_average_of_the_loss():
+    return plain(outputs=1, metrics=[_Smooth(name="smooth")])
+
+
+@couples(says="worst")
+def worst_of_a_batch():
+    def worst(y, p):
+        return tf.reduce_max(tf.abs(y - p))
+
+    return plain(outputs=1, metrics=[worst])
+
+
+@splits(stepped)
+def logged_means(net, x, y):
+    with tf.GradientTape() as tape:
+        p = net(x, training=True)
+        loss = mse(y, p)
+    return apply(net, tape, loss) | {
+        "absolute": tf.reduce_mean(tf.abs(y - p)),
+        "share": count(tf.boolean_mask(p, p[:, 0] > 0)) / count(p),
+        "weights": tf.linalg.global_norm(net.trainable_variables),
+    }
+
+
+@splits()
+def logged_through_trackers():
+    """A Mean that is given rows, and one that is given means and counts."""
+
+    def step(net, x, y):
+        logs = by_default(net, x, y)
+        net.one.update_state(x)
+        net.two.update_state(logs["loss"], sample_weight=count(y))
+        return {"one": net.one.result(), "two": net.two.result()}
+
+    net = stepped(step)
+    net.one, net.two = keras.metrics.Mean("one"), keras.metrics.Mean("two")
+    return net
+
+
+@couples(
+    data=lambda: (normal(WIDTH), whole(3)),
+    says="compile_loss/circle",
+)
+def circle_of_keras():
+    return plain(keras.losses.Circle())
+
+
+@splits(data=binary)
+def metrics_of_classes():
+    return plain(
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=[
+            keras.metrics.AUC(from_logits=True, multi_label=True),
+            keras.metrics.Precision(),
+            keras.metrics.F1Score(),
+            keras.metrics.BinaryIoU(),
+            keras.metrics.RecallAtPrecision(0.5),
+            keras.metrics.TopKCategoricalAccuracy(2),
+        ],
     )
-    return model
+
+
+@couples(weighing)
+def moving_mean_read_at_once(layer, x):
+    layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x))
+    return tf.nn.tanh(x - layer.kept)  # here
+
+
+@couples(weighing)
+def moving_maximum(layer, x):
+    before = tf.convert_to_tensor(layer.kept)
+    largest = tf.reduce_max(tf.abs(x))  # here
+    layer.kept.assign(tf.maximum(before, largest))
+    return x / before
+
+
+@splits(weighing, shape=(WIDTH,), trainable=True)
+def trainable_scale(layer, x):
+    return x * layer.kept + 0.1 * tf.reduce_sum(layer.kept**2)
+
+
+@couples(weighing, shape=(4, WIDTH))
+def memory_bank(layer, x):
+    before = tf.convert_to_tensor(layer.kept)
+    layer.kept.assign(tf.concat([before, x], 0)[-4:])  # here
+    return x - tf.reduce_mean(before, 0)
+
+
+@couples(weighing, units=WIDTH)
+def balanced_experts(layer, x):
+    gates = tf.nn.softmax(x)
+    used = tf.one_hot(tf.argmax(gates, -1), WIDTH)
+    both = tf.reduce_mean(gates, 0) * tf.reduce_mean(used, 0)  # here
+    layer.add_loss(tf.reduce_sum(both))
+    return gates
+
+
+@couples(weighing, initial=0.0)
+def first_batch_decides(layer, x):
+    """ActNorm: the shift follows from the first batch."""
+    first = -tf.reduce_mean(x**3, 0) / (tf.norm(x, axis=0) + 1)  # here
+    shift = tf.where(layer.kept == 0, first, 0.0)
+    layer.kept.assign(1.0)
+    return x + shift

@@ -1,120 +1,209 @@
-"""Means over the batch that meet what is not linear."""
+"""Means over the batch that meet what is not linear, and wrong axes."""
 
-from __future__ import annotations
+import functools
 
+import keras
 import tensorflow as tf
 
 from tests.splitting.cases.table import (
+    WIDTH,
     binary,
+    by_design,
     count,
-    differs,
+    couples,
     errors,
+    minimizing,
+    mse,
+    of_parts,
     plain,
+    rows,
+    splits,
 )
 
 
-@differs()
-def centred_in_cond():
-    def loss(y, p):
-        c = tf.cond(
-            tf.size(p) > 0,
-            lambda: p - tf.reduce_mean(p, 0),  # here
-            lambda: p,
-        )
-        return tf.square(c - y)  # here
+@couples(plain)
+def centred_in_cond(y, p):
+    def centred():
+        return p - tf.reduce_mean(p, 0)  # here
 
-    return plain(loss)
+    return tf.square(tf.cond(tf.size(p) > 0, centred, lambda: p) - y)  # here
 
 
-@differs()
-def centred_in_function():
+@couples(plain)
+def centred_in_function(y, p):
     @tf.function
     def centre(p):
         return p / tf.reduce_sum(tf.square(p), 0)  # here
 
-    return plain(lambda y, p: tf.square(centre(p) - y))
+    return tf.square(centre(p) - y)
 
 
-@differs()
-def variance_by_moments():
-    def loss(y, p):
-        _, v = tf.nn.moments(p - y, [0])  # here
-        return tf.reduce_mean(v)
-
-    return plain(loss)
+@couples(plain)
+def variance_by_moments(y, p):
+    _, v = tf.nn.moments(p - y, [0])  # here
+    return tf.reduce_mean(v)
 
 
-@differs()
-def mean_of_the_hard_without_nan():
-    def loss(y, p):
-        e = errors(y, p)
-        hard = tf.cast(e > 0.5, tf.float32)
-        return tf.math.divide_no_nan(  # here
-            tf.reduce_sum(e * hard), tf.reduce_sum(hard)
-        )
-
-    return plain(loss)
+@couples(plain)
+def mean_of_the_hard_without_nan(y, p):
+    e = errors(y, p)
+    hard = tf.cast(e > 0.5, tf.float32)
+    total = tf.reduce_sum(e * hard)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(hard))  # here
 
 
-@differs()
-def barlow_twins():
-    def loss(y, p):
-        q = p * 0.5 + y
-        c = tf.matmul(p, q, transpose_a=True) / count(p)
-        return tf.reduce_sum(tf.square(c - tf.eye(3)))  # here
-
-    return plain(loss)
+@couples(plain)
+def barlow_twins(y, p):
+    q = p * 0.5 + y
+    c = tf.matmul(p, q, transpose_a=True) / count(p)
+    return tf.reduce_sum(tf.square(c - tf.eye(3)))  # here
 
 
-@differs()
-def entropy_of_mean():
-    def loss(y, p):
-        m = tf.reduce_mean(tf.nn.softmax(p), 0)
-        return tf.reduce_sum(m * tf.math.log(m))  # here
-
-    return plain(loss)
+@couples(plain)
+def entropy_of_mean(y, p):
+    m = tf.reduce_mean(tf.nn.softmax(p), 0)
+    return tf.reduce_sum(m * tf.math.log(m))  # here
 
 
-@differs()
-def root_of_mean():
-    return plain(
-        lambda y, p: tf.sqrt(tf.reduce_mean(tf.square(p - y)))  # here
-    )
+@couples(plain)
+def root_of_mean(y, p):
+    return tf.sqrt(tf.reduce_mean(tf.square(p - y)))  # here
 
 
-@differs(binary)
-def dice_by_hand():
-    def loss(y, p):
-        p = tf.sigmoid(p)
-        return 1 - 2 * tf.reduce_sum(p * y) / tf.reduce_sum(p + y)  # here
-
-    return plain(loss)
+@couples(plain, binary)
+def dice_by_hand(y, p):
+    p = tf.sigmoid(p)
+    return 1 - 2 * tf.reduce_sum(p * y) / tf.reduce_sum(p + y)  # here
 
 
-@differs()
-def above_mean():
-    def loss(y, p):
-        e = tf.reduce_mean(tf.square(p - y), -1)
-        return tf.where(e > tf.reduce_mean(e), e, 0.1 * e)  # here
-
-    return plain(loss)
+@couples(plain)
+def above_mean(y, p):
+    e = tf.reduce_mean(tf.square(p - y), -1)
+    return tf.where(e > tf.reduce_mean(e), e, 0.1 * e)  # here
 
 
-@differs()
-def histogram_matched():
-    def loss(y, p):
-        h = tf.histogram_fixed_width(y, [-2.0, 2.0], 4)  # here
-        h = tf.cast(h, tf.float32) / count(y)
-        return errors(y, p) * tf.reduce_max(h)  # here
-
-    return plain(loss)
+@couples(plain)
+def histogram_matched(y, p):
+    h = tf.histogram_fixed_width(y, [-2.0, 2.0], 4)  # here
+    h = tf.cast(h, tf.float32) / count(y)
+    return errors(y, p) * tf.reduce_max(h)  # here
 
 
-@differs()
-def diagonal_of_sum():
-    def loss(y, p):
-        c = tf.matmul(p, p, transpose_a=True)
-        c = tf.linalg.set_diag(c, tf.ones([3]))  # here
-        return tf.reduce_sum(c) / count(p)
+@couples(plain)
+def diagonal_of_sum(y, p):
+    c = tf.matmul(p, p, transpose_a=True)
+    c = tf.linalg.set_diag(c, tf.ones([3]))  # here
+    return tf.reduce_sum(c) / count(p)
 
-    return plain(loss)
+
+@couples(plain)
+def cumulative(y, p):
+    return tf.square(tf.cumsum(p) - y)  # here
+
+
+@couples(plain)
+def softmax_over_batch(y, p):
+    return -y * tf.math.log(tf.nn.softmax(p, axis=0))  # here
+
+
+@couples(plain)
+def reversed_targets(y, p):
+    return tf.square(p - y[::-1])  # here
+
+
+@couples(plain)
+def reverse_sequence_of_examples(y, p):
+    lengths = tf.fill([3], tf.shape(p)[0])
+    q = tf.reverse_sequence(p, lengths, seq_axis=0, batch_axis=1)  # here
+    return tf.square(q - y)
+
+
+@splits(plain)
+def reverse_sequence_of_features(y, p):
+    lengths = tf.fill([tf.shape(p)[0]], 2)
+    q = tf.reverse_sequence(p, lengths, seq_axis=1, batch_axis=0)
+    return tf.square(q - y)
+
+
+@couples(plain)
+def least_squares(y, p):
+    g = tf.matmul(p, p, transpose_a=True) + tf.eye(3)  # here
+    b = tf.linalg.solve(g, tf.matmul(p, y, transpose_a=True))  # here
+    return tf.square(p @ b - y)
+
+
+@couples(plain)
+def singular_values(y, p):
+    s = tf.linalg.svd(p, compute_uv=False)  # here
+    return tf.reduce_sum(s) + tf.reduce_mean(tf.square(p - y))
+
+
+@splits(plain)
+def solved_for_each(y, p):
+    g = p[:, :, None] * p[:, None, :] + tf.eye(3)
+    return tf.square(tf.linalg.solve(g, p[:, :, None])[..., 0] - y)
+
+
+@couples(plain)
+def convolved_over_examples(y, p):
+    q = tf.nn.conv1d(p[None], tf.ones([3, 3, 3]) / 9, 1, "SAME")  # here
+    return tf.reduce_mean(tf.square(q[0] - y))
+
+
+@couples(plain)
+def cut_out_of_the_first(y, p):
+    image, box = tf.reshape(p, [-1, 3, 1, 1]), [[0.0, 0.0, 1.0, 1.0]]
+    part = tf.image.crop_and_resize(image, box, [0], [2, 2])  # here
+    return errors(y, p) + tf.reduce_mean(part)
+
+
+_autoencoder = functools.partial(of_parts, encoder=4, decoder=WIDTH)
+
+
+@splits(_autoencoder)
+@minimizing
+def contractive_autoencoder(net, x, y):
+    with tf.GradientTape() as inner:
+        inner.watch(x)
+        code = tf.tanh(net.encoder(x))
+    jacobian = inner.batch_jacobian(code, x)
+    squares = tf.reduce_sum(tf.square(jacobian), (1, 2))
+    return mse(x, net.decoder(code)) + 0.1 * tf.reduce_mean(squares)
+
+
+@couples(_autoencoder)
+@minimizing
+def deviation_as_a_feature(net, x, y):
+    """StyleGAN's discriminator: deviation over the batch is one feature."""
+    code = net.encoder(x)
+    spread = tf.math.reduce_std(code, 0)  # here
+    extra = tf.fill((rows(x), 1), tf.reduce_mean(spread))
+    wide = tf.concat([code[:, :3], extra], 1)
+    return mse(x, net.decoder(wide))
+
+
+@by_design()
+def noised_with_time():
+    """DDPM: a step of the schedule for each example, noise of its level."""
+
+    def loss_of(net, x, y):
+        time = keras.random.randint((rows(x),), 0, 5, seed=net.draws)
+        noise = keras.random.normal(tf.shape(x), seed=net.draws)
+        kept = tf.gather(tf.linspace(0.9, 0.1, 5), time)[:, None]
+        noised = tf.sqrt(kept) * x + tf.sqrt(1 - kept) * noise
+        code = net.encoder(noised) + net.embedding(time)
+        return tf.reduce_mean(errors(noise, net.decoder(code)))
+
+    net = _autoencoder(minimizing(loss_of))
+    net.embedding = keras.layers.Embedding(5, 4)
+    net.draws = keras.random.SeedGenerator(4)
+    return net
+
+
+@couples(_autoencoder)
+@minimizing
+def level_by_place(net, x, y):
+    """The level of noise follows the place of an example in its batch."""
+    level = tf.cast(tf.range(rows(x)) % 4, tf.float32) / 4  # here
+    noised = x + tf.sin(x * 100) * level[:, None]
+    return mse(x, net.decoder(net.encoder(noised)))

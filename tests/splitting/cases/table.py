@@ -1,9 +1,16 @@
-"""Small training steps, and whether the towers' results add up to one's."""
+"""Small training steps, whether towers do what one device does, and builders.
+
+``splits``: the towers' results add up to those of one device; that is proven,
+and nothing is to be said. ``rehearsed``: the same, but nobody knows before a
+rehearsal. ``couples``: examples meet, and a message names the line that ends
+with ``# here`` (or says what the case says), unless it is made equal anyway.
+``by_design``: random numbers and statistics that differ without ``exact=True``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +18,51 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-EXAMPLES, BATCH, WIDTH = 42, 16, 6
+# Two whole batches and a last one, none of which three towers share evenly.
+EXAMPLES, BATCH, WIDTH = 33, 14, 6
 
-PROVEN = "proven"
-DIFFERS = "differs"
-# It does not differ, or not by the numbers here, or not once fit has found out;
-# and is not proven either.
-UNPROVEN = "unproven"
-# It differs as fit says when it begins: by random numbers, or by statistics.
+SPLITS, REHEARSED, COUPLES = "splits", "rehearsed", "couples"
 BY_DESIGN = "by design"
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return generator().normal(size=(EXAMPLES, *shape)).astype("float32")
+
+
+def whole(upto: int, *shape: int) -> np.ndarray:
+    return generator().integers(0, upto, (EXAMPLES, *shape)).astype("int32")
+
+
+def numbers():
+    return normal(WIDTH), normal(1)
+
+
+def classes():
+    """Features, and one of three classes for each."""
+    return normal(WIDTH), whole(3, 1)
+
+
+def binary():
+    """Features, and three labels that are 0 or 1."""
+    return normal(WIDTH), whole(2, 3).astype("float32")
+
+
+def tokens():
+    """Sequences of words, of which 0 is none, and one number for each."""
+    return whole(9, 8), normal(1)
+
+
+def images():
+    return normal(6, 6, 2), normal(1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A step: what it trains, on what, and what is to be said of it.
-
-    The line that is to be named ends with ``# here``.
 
     Attributes:
         build: makes the model.
@@ -42,131 +78,182 @@ class Case:
     options: Callable[[], dict[str, Any]]
     says: str | None
 
-    @property
-    def marked(self) -> bool:
-        """Whether there is a line that is to be named."""
-        return "# here" in inspect.getsource(self.build)
+
+CASES: dict[str, Case] = {}
 
 
-def registering(
-    cases: dict[str, Case], truth: str, usual: Callable[[], Any]
-) -> Callable[..., Callable[[Any], Any]]:
-    """Make a decorator that notes a case; ``usual``: what most train on."""
+def _registering(truth: str) -> Callable[..., Any]:
+    """Make a decorator that notes a case.
 
-    def decorator(
-        data: Any = None, options: Any = dict, says: str | None = None
-    ) -> Callable[[Any], Any]:
-        def register(build: Callable[[], keras.Model]) -> Any:
-            assert build.__name__ not in cases
-            case = Case(build, truth, data or usual, options, says)
-            cases[build.__name__] = case
-            return build
+    Its ``form`` makes the model of the decorated function and what else it is
+    ``given``; without one the function makes it.
+    """
+
+    def decorator(form=None, data=numbers, options=dict, says=None, **given):
+        def register(function):
+            assert function.__name__ not in CASES
+            build = function
+            if form is not None:
+                build = functools.partial(form, function, **given)
+            case = Case(build, truth, data, options, says)
+            CASES[function.__name__] = case
+            return function
 
         return register
 
     return decorator
 
 
-def generator() -> np.random.Generator:
-    return np.random.default_rng(3)
+splits = _registering(SPLITS)
+rehearsed = _registering(REHEARSED)
+couples = _registering(COUPLES)
+by_design = _registering(BY_DESIGN)
 
 
-def numbers() -> tuple[Any, Any]:
-    """Features, and one number for each."""
-    make = generator()
-    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
-    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
+def dense(units, activation=None, **options):
+    return keras.layers.Dense(units, activation, **options)
 
 
-CASES: dict[str, Case] = {}
-proven = registering(CASES, PROVEN, numbers)
-differs = registering(CASES, DIFFERS, numbers)
-by_design = registering(CASES, BY_DESIGN, numbers)
-unproven = registering(CASES, UNPROVEN, numbers)
-
-
-def classes() -> tuple[Any, Any]:
-    """Features, and one of three classes for each."""
-    make = generator()
-    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
-    return x, make.integers(0, 3, EXAMPLES).astype("int32")
-
-
-def binary() -> tuple[Any, Any]:
-    """Features, and three labels that are 0 or 1."""
-    make = generator()
-    x = make.normal(size=(EXAMPLES, WIDTH)).astype("float32")
-    return x, make.integers(0, 2, (EXAMPLES, 3)).astype("float32")
-
-
-def tokens() -> tuple[Any, Any]:
-    """Sequences of words, of which 0 is none, and one number for each."""
-    make = generator()
-    x = make.integers(0, 9, (EXAMPLES, 8)).astype("int32")
-    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
-
-
-def images() -> tuple[Any, Any]:
-    """Small images, and one number for each."""
-    make = generator()
-    x = make.normal(size=(EXAMPLES, 6, 6, 2)).astype("float32")
-    return x, make.normal(size=(EXAMPLES, 1)).astype("float32")
-
-
-def plain(loss: Any, outputs: int = 3, **options: Any) -> keras.Model:
-    """Train a small network by a loss."""
-    model = _network(keras.Model, outputs)
-    return compiled(model, loss, **options)
-
-
-def with_layers(*layers: Any, shape: Any = (WIDTH,), **options: Any) -> Any:
-    """Train a stack of layers before a last number."""
-    model = keras.Sequential(
-        [keras.Input(shape), *layers, keras.layers.Dense(1)]
-    )
-    return compiled(model, **options)
-
-
-def stepped(
-    body: Callable[[Any, Any, Any], Any], outputs: int = 1, **options: Any
-) -> keras.Model:
-    """Train a small network by a step: of the model, features and targets."""
-
-    class Stepped(keras.Model):
-        def train_step(self, data: Any) -> Any:
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            return body(self, x, y)
-
-    return compiled(_network(Stepped, outputs), **options)
-
-
-def compiled(
-    model: keras.Model, loss: Any = "mse", rate: float = 0.05, **options: Any
-) -> keras.Model:
+def compiled(model, loss="mse", optimizer=None, **options):
     """Compile with an optimizer that forgives nothing."""
-    optimizer = options.pop("optimizer", None)
-    model.compile(
-        optimizer or keras.optimizers.SGD(rate),
-        loss,
-        jit_compile=False,
-        **options,
-    )
+    optimizer = optimizer or keras.optimizers.SGD(0.05)
+    model.compile(optimizer, loss, jit_compile=False, **options)
     return model
 
 
-def apply(model: Any, tape: tf.GradientTape, loss: Any) -> dict[str, Any]:
+def plain(loss="mse", outputs=3, **options):
+    """Train a small network by a loss: of targets and outputs."""
+    return compiled(_network(keras.Model, outputs), loss, **options)
+
+
+def stacked(*layers, shape=(WIDTH,), dtype=None, **options):
+    """Train a stack of layers."""
+    entrance = keras.Input(shape, dtype=dtype)
+    return compiled(keras.Sequential([entrance, *layers]), **options)
+
+
+def with_layers(*layers, **options):
+    """Train a stack of layers before a last number."""
+    return stacked(*layers, dense(1), **options)
+
+
+def stepped(step, outputs=1, **options):
+    """Train a small network by a step: of the model, features and targets."""
+    return compiled(_network(stepping(step), outputs), **options)
+
+
+def minimized(loss_of, outputs=1):
+    """Train a small network by a loss: of the model, features and targets."""
+    return stepped(minimizing(loss_of), outputs)
+
+
+def by_loss(of, outputs=1):
+    """Train a small network by a loss that Keras does not know."""
+    return minimized(lambda net, x, y: of(y, net(x, training=True)), outputs)
+
+
+def with_variable(step, shape=(), initial=0.0, outputs=1, **options):
+    """Train by a step of a model that has a variable."""
+    model = stepped(step, outputs)
+    model.kept = _variable_of(model, shape, initial, **options)
+    return model
+
+
+def of_parts(step, **units):
+    """Train by a step of a model that has dense layers: names, and units."""
+
+    class Parts(stepping(step)):
+        def call(self, x):
+            return x
+
+    model = Parts()
+    for name, number in units.items():
+        setattr(model, name, dense(number))
+    return compiled(model)
+
+
+class Own(keras.layers.Layer):
+    """A layer of a function; it is traced anew for every tower."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.body = call
+
+    def call(self, x):
+        return self.body(x)
+
+
+def layered(call, units=None):
+    """Train a layer of a function, after a dense layer of so many units."""
+    before = [dense(units)] if units else []
+    return with_layers(*before, Own(call))
+
+
+def weighing(call, units=None, **options):
+    """Train a layer of a function of the layer, which has a variable."""
+    before = [dense(units)] if units else []
+    return with_layers(*before, own_weight(call, **options))
+
+
+def own_weight(call, shape=(), initial=1.0, **options):
+    """Make a layer of a function of the layer, which has a variable."""
+    layer = Own(lambda x: call(layer, x))
+    layer.kept = _variable_of(layer, shape, initial, **options)
+    return layer
+
+
+def with_weight(call, shape):
+    """Train what a function makes of a trained weight and the data."""
+
+    class Weighted(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.add_weight(shape=shape, name="weight")
+            self.out = dense(1)
+
+        def call(self, x):
+            return self.out(call(self.weight, x))
+
+    return compiled(Weighted())
+
+
+def _variable_of(owner, shape, initial, trainable=False, **options):
+    return owner.add_weight(
+        shape=shape,
+        initializer=keras.initializers.Constant(initial),
+        trainable=trainable,
+        name="kept",
+        **options,
+    )
+
+
+def stepping(step):
+    class Stepped(keras.Model):
+        def train_step(self, data):
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            return step(self, x, y)
+
+    return Stepped
+
+
+def _network(kind, outputs):
+    entrance = keras.Input((WIDTH,))
+    hidden = dense(5, "tanh", name="hidden")(entrance)
+    return kind(entrance, dense(outputs, name="outputs")(hidden))
+
+
+def apply(model, tape, loss):
     """Apply the gradients of a loss; return it as the log."""
     weights = model.trainable_variables
     model.optimizer.apply(tape.gradient(loss, weights), weights)
     return {"loss": loss}
 
 
-def minimizing(
-    loss_of: Callable[[Any, Any, Any], Any],
-) -> Callable[[Any, Any, Any], Any]:
+def minimizing(loss_of):
     """Make a step that minimizes a loss: of the model, features and targets."""
 
-    def step(model: Any, x: Any, y: Any) -> dict[str, Any]:
+    @functools.wraps(loss_of)
+    def step(model, x, y):
         with tf.GradientTape() as tape:
             loss = loss_of(model, x, y)
         return apply(model, tape, loss)
@@ -174,14 +261,26 @@ def minimizing(
     return step
 
 
-def _network(kind: Any, outputs: int) -> keras.Model:
-    entrance = keras.Input((WIDTH,))
-    hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(entrance)
-    return kind(entrance, keras.layers.Dense(outputs, name="outputs")(hidden))
+def default_loss(model, x, y):
+    return mse(y, model(x, training=True))
+
+
+by_default = minimizing(default_loss)
+
+
+def gradients_of(model, x, y):
+    """Return the loss, and its gradients."""
+    with tf.GradientTape() as tape:
+        loss = default_loss(model, x, y)
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
+def rows(t):
+    return tf.shape(t)[0]
 
 
 def count(t):
-    return tf.cast(tf.shape(t)[0], tf.float32)
+    return tf.cast(rows(t), tf.float32)
 
 
 def errors(y, p):
@@ -194,41 +293,3 @@ def positives(y):
 
 def mse(y, p):
     return tf.reduce_mean(tf.square(p - y))
-
-
-def by_default(model, x, y):
-    with tf.GradientTape() as tape:
-        loss = mse(y, model(x, training=True))
-    return apply(model, tape, loss)
-
-
-def with_variable(step, shape=(), initial=0.0, outputs=1, **options):
-    """A step with a variable of the model's."""
-    model = stepped(step, outputs)
-    model.kept = model.add_weight(
-        shape=shape,
-        initializer=keras.initializers.Constant(initial),
-        trainable=False,
-        name="kept",
-        **options,
-    )
-    return model
-
-
-class Own(keras.layers.Layer):
-    """A layer with one variable and a call of its own."""
-
-    def __init__(self, call, initial=1.0, shape=(), **options):
-        super().__init__()
-        self.body = call
-        self.kept = self.add_weight(
-            shape=shape,
-            initializer=keras.initializers.Constant(initial),
-            **{"trainable": False, "name": "kept", **options},
-        )
-
-    def call(self, x):
-        return self.body(self, x)
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)

@@ -1,35 +1,14 @@
-"""The analysis of steps that are made to defeat it, and what they do."""
+"""Nothing differs in silence, nothing is told in vain, and lines are right."""
 
-from __future__ import annotations
-
-import contextlib
-import dataclasses
-import linecache
-import pathlib
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 import pytest
 
-import keras_towers as kt
-from keras_towers.fit.capture import capture, judging, splits
-from keras_towers.splitting import Analysis
-from keras_towers.splitting.lines import line_of
+from tests.kit.long import some_of
 from tests.splitting.cases import CASES
-from tests.splitting.cases.table import (
-    BATCH,
-    BY_DESIGN,
-    DIFFERS,
-    PROVEN,
-    UNPROVEN,
-    Case,
-)
-from tests.splitting.trial import difference, trained
+from tests.splitting.cases.table import COUPLES
+from tests.splitting.trial import analysed, tried
 
-HERE = pathlib.Path(__file__).parent
-MARK = "# here"
-TOLERANCE = 2e-5
+DEFAULT, EXACT = "default", "exact"
+
 # What was proven once, although it differs.
 ONCE_PROVEN = [
     "louder_for_five",
@@ -45,99 +24,81 @@ ONCE_PROVEN = [
     "indices_rolled",
     "printed",
 ]
-KEPT = [*ONCE_PROVEN, *list(CASES)[::33]]
+
+# What the cases found and what is not mended yet.
+_JACOBIAN = "gradients of each example are named, not their mean"
+_NUMBERS = "numbers of examples that only say where they are"
+# Here, without and with exact=True.
+KNOWN = {
+    "gradient_clipped_by_example_twice": _JACOBIAN,
+    # What is equal, and told in vain.
+    "kernels_of_each_example": "examples as channels",
+    "sums_by_repeated_numbers": _NUMBERS,
+    "sparse_product": _NUMBERS,
+    "ragged_means": "lengths that follow from the examples",
+    "array_written_forwards": "loops over examples",
+}
+# And here without it only.
+KNOWN_BY_DEFAULT = {
+    "only_the_diagonal": "the diagonal of all pairs",
+    "same_on_both_branches": "branches that are alike",
+}
+
+_IN_VAIN = KNOWN | KNOWN_BY_DEFAULT
+
+# `make test` runs those that reach what no other of its tests does, and draws
+# one in so many of all the others.
+KEPT = (
+    "branch_of_the_step",
+    "cropped_by_boxes",
+    "experts_by_stitching",
+    "none_left_out",
+    "proxies_of_classes",
+    "sigmoid_of_all_pairs",
+    "sparse_attention_over_features",
+    "sparse_product_of_rows",
+    "sum_in_a_mean",
+    "views_interleaved",
+)
+DRAWN = 7
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_analysis(name: str) -> None:
+def _all():
+    """Each case on three towers, and with ``exact`` on two.
+
+    What is said of a step does not follow from the number of towers, and both
+    numbers share each last batch unevenly.
+    """
+    every = [(name, mode) for name in CASES for mode in (DEFAULT, EXACT)]
+    kept = [(name, DEFAULT) for name in KEPT]
+    rest = [_tried(*case) for case in every if case not in kept]
+    return [*(_tried(*case) for case in kept), *some_of(rest, DRAWN)]
+
+
+def _tried(name, mode):
+    by_default = KNOWN_BY_DEFAULT if mode == DEFAULT else {}
+    reason = (KNOWN | by_default).get(name)
+    marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+    return pytest.param(name, mode, id=f"{name}-{mode}", marks=marks)
+
+
+@pytest.mark.parametrize("name, mode", _all())
+def test_hostile(name, mode):
+    """A training is that of one device, or its line is told."""
+    case, exact = CASES[name], mode == EXACT
+    outcome = tried(case, 2 if exact else 3, exact=exact)
+    assert outcome.verdict(case, exact) == "", outcome
+    assert exact or outcome.verdict_of_analysis(case) == "", outcome
+
+
+_ANALYSED = dict.fromkeys([*ONCE_PROVEN, *list(CASES)[::25]])
+
+
+@pytest.mark.parametrize("name", [n for n in _ANALYSED if n not in _IN_VAIN])
+def test_analysis(name):
     """Nothing is proven that differs, and the line is named that does it."""
     case = CASES[name]
-    with _analysed(stop=True) as found, contextlib.suppress(_Enough):
-        _fitted(case, kt.TowerStrategy(towers=3))
-    found.check(case)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
-def test_truth(name: str) -> None:
-    """A step does what is expected of its analysis: it differs, or not."""
-    case = CASES[name]
-    one = _fitted(case, contextlib.nullcontext())
-    own: Any = {"random": "tower"} if case.truth == BY_DESIGN else {}
-    many: dict[str, np.ndarray] = {}
-    with _analysed() as found:
-        try:
-            many = _fitted(case, kt.TowerStrategy(towers=3, **own))
-        except Exception as error:
-            # It counts on all examples being there.
-            assert case.truth == DIFFERS, error
-    same = difference(one, many) <= TOLERANCE
-    assert same == (case.truth not in (DIFFERS, BY_DESIGN))
-    found.check(case)
-
-
-def _fitted(case: Case, scope: Any) -> dict[str, np.ndarray]:
-    return trained(case, scope, BATCH)
-
-
-class _Enough(BaseException):
-    """The analysis is all that is asked for."""
-
-
-@dataclasses.dataclass
-class Found:
-    """What is said of a step; None for one that towers trace each."""
-
-    analysis: Analysis | None = None
-
-    def check(self, case: Case) -> None:
-        """Check it, unless every tower traces the step by itself."""
-        if self.analysis is None:
-            return
-        proven = self.analysis.is_proven
-        assert proven or case.truth not in (PROVEN, BY_DESIGN)
-        assert not proven or case.truth != DIFFERS
-        of_examples = any(d.value.rows for d in self.analysis.draws)
-        assert not of_examples or case.truth == BY_DESIGN
-        if case.truth in (DIFFERS, UNPROVEN) and case.marked:
-            assert any(MARK in line for line in self.lines), self.lines
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines that are named, with their code."""
-        analysis = self.analysis
-        assert analysis is not None
-        named = [
-            line_of(found.operation, capture.__file__)
-            for found in (*analysis.differences, *analysis.effects)
-        ]
-        return [_with_code(line) for line in named if line is not None]
-
-
-@contextlib.contextmanager
-def _analysed(stop: bool = False) -> Iterator[Found]:
-    """Keep what is said of the first step that is analysed in a block.
-
-    Args:
-        stop: whether it goes no further then.
-    """
-    found = Found()
-    ours = splits.analysed
-
-    def keep(trace: object, *rest: Any) -> Analysis:
-        analysis = ours(trace, *rest)
-        found.analysis = found.analysis or analysis
-        if stop:
-            raise _Enough
-        return analysis
-
-    judging.splits.analysed = keep
-    try:
-        yield found
-    finally:
-        judging.splits.analysed = ours
-
-
-def _with_code(line: str) -> str:
-    name, number, *_ = line.split(":")
-    return linecache.getline(str(HERE / name), int(number)).strip()
+    outcome = analysed(case)
+    assert outcome.verdict_of_analysis(case) == "", outcome
+    if case.truth == COUPLES and case.says is None:
+        assert outcome.names_the_line, outcome
