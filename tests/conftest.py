@@ -91,7 +91,7 @@ def optimized_graphs(request):
 
 
 @pytest.fixture
-def devices() -> list[str]:
+def devices():
     """The names of the logical CPUs."""
     return [f"/device:CPU:{index}" for index in range(TOWERS)]
 
@@ -164,7 +164,7 @@ def pytest_collection_modifyitems(config, items):
         )
 
 
-def _function(item: pytest.Item) -> str:
+def _function(item):
     return item.nodeid.partition("[")[0]
 
 

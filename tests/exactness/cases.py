@@ -20,7 +20,7 @@ BATCH = 16
 _UNEVEN = 53
 
 
-def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
+def fit(x, y=None, count=m.EXAMPLES, **kwargs):
     """``fit`` on the first ``count`` examples, in order, for two epochs."""
     weights = kwargs.pop("sample_weight", None)
     x, y, weights = tf.nest.map_structure(
@@ -36,7 +36,7 @@ def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
     return run
 
 
-def in_turn(*fits: Callable[[keras.Model], keras.callbacks.History]) -> Any:
+def in_turn(*fits):
     """Several fits of one model; returns what all of them have logged."""
 
     def run(model):
@@ -130,7 +130,7 @@ _overwriting = _momentum(
 _plain = functools.partial(fit, m.FEATURES, m.LABELS)
 _by_hand = coupled.coupled
 
-CASES: dict[str, Case] = {
+CASES = {
     "sgd": classifier(),
     "adam": classifier(_adam),
     "uneven": classifier(count=_UNEVEN),

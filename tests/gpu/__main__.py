@@ -11,7 +11,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from keras_towers import subprocesses
@@ -36,7 +35,7 @@ MACHINE = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Run all, print the report, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu")
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
+def run(command, environment):
     """Run a command, show what it says, and return that and its exit code."""
     print("$", *command, flush=True)
     if shutil.which(command[0], path=environment.get("PATH")) is None:
@@ -100,7 +99,7 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     return ended.stdout + f"\nexit code {code}" * bool(code), code
 
 
-def modes_on(kind: str, number: int) -> list[str]:
+def modes_on(kind, number):
     """The modes that can run on GPUs or on CPUs, as ``towers.in_mode``."""
     if number == 1:
         # One tower reduces nothing.

@@ -29,7 +29,7 @@ _PROBE = "cpu_probe"
 _TAKEN = "cpu_seconds"
 
 
-def cpu_seconds() -> float:
+def cpu_seconds():
     """Processor time of this process and of those that it started."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     others = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,24 +37,24 @@ def cpu_seconds() -> float:
     return known + warm.cpu_seconds()
 
 
-def probe_seconds() -> float:
+def probe_seconds():
     """Processor time of some Python; a measure of this processor's speed."""
     begun = time.thread_time()
     sum(index % 7 for index in range(40_000))
     return time.thread_time() - begun
 
 
-def long_before(nodeid: str) -> float:
+def long_before(nodeid):
     """What a test took when the file was written; 0 where that was little."""
     return _recorded()["tests_s"].get(nodeid.partition("[")[0], 0)
 
 
-def _file(name: str) -> str:
+def _file(name):
     return name.partition("::")[0]
 
 
 @functools.cache
-def _recorded() -> dict:
+def _recorded():
     if not FILE.exists():
         return {"tests_s": {}}
     return json.loads(FILE.read_text())
@@ -68,12 +68,12 @@ class Durations:
         file: the file.
     """
 
-    def __init__(self, action: str | None, file: pathlib.Path = FILE):
+    def __init__(self, action, file=FILE):
         self._action = action
         self._file = file
         self._before = cpu_seconds()
-        self.taken: dict[str, float] = collections.defaultdict(float)
-        self.probes: list[float] = []
+        self.taken = collections.defaultdict(float)
+        self.probes = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self):
@@ -117,7 +117,7 @@ class Durations:
             print("\nTests that take too long:", *too_long, sep="\n")
         return result
 
-    def found(self) -> dict:
+    def found(self):
         """What the file is to say."""
         listed = {
             name: round(seconds, 1)
@@ -135,13 +135,13 @@ class Durations:
             "tests_s": listed,
         }
 
-    def _files(self) -> dict[str, float]:
-        files: dict[str, float] = collections.defaultdict(float)
+    def _files(self):
+        files = collections.defaultdict(float)
         for name, seconds in self.taken.items():
             files[_file(name)] += seconds
         return files
 
-    def too_long(self) -> list[str]:
+    def too_long(self):
         """A line for each test, and for the sum, that has grown too much.
 
         What the tests of a file share is made by one of them, not always by

@@ -42,11 +42,11 @@ class Task:
             )
 
     @property
-    def output(self) -> str:
+    def output(self):
         """What it has written so far."""
         return self._output.read_text()
 
-    def wait_for(self, text: str, limit_s: float = 60) -> None:
+    def wait_for(self, text, limit_s=60):
         """Wait until it has written something."""
         until = time.monotonic() + limit_s
         while text not in self.output:
@@ -58,14 +58,14 @@ class Task:
                 raise AssertionError(f"{ended}: {text!r}\n{self.output}")
             time.sleep(0.05)
 
-    def end(self, limit_s: float = 60) -> int:
+    def end(self, limit_s=60):
         """Wait for its end; the exit code."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"has not ended\n{self.output}") from None
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it, if it runs."""
         self.process.kill()
         self.process.wait()
