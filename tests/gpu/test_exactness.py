@@ -19,7 +19,6 @@ from tests.gpu.towers import (
     HARD,
     TOLERANCE,
     assert_contract,
-    in_mode,
     strategy,
     towers,
 )
@@ -33,40 +32,34 @@ MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 IMAGES = np.random.default_rng(0).random((len(X), 8, 8, 3), "float32")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_case_by_default(name):
-    assert_contract(name, strategy())
+TOWERS, SERVED = kt.TowerStrategy, kt.ParameterServerTowerStrategy
+PACKER = kt.reduction.GradientPacker(num_split=2, min_elements=2)
+SHARED = [*HARDEST, "ema-overwrite", "loss-scale-overflow", "uneven"]
 
 
-@pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode(mode, name):
-    assert_contract(name, in_mode(mode))
+def cases():
+    """Cases of the contract and strategies that they are tried on."""
+    for names, make, options in (
+        (CASES, TOWERS, {}),
+        *((HARD, TOWERS, {"mode": mode}) for mode in MODES),
+        ([*HARDEST, "loss-scale-overflow"], TOWERS, {"updates": "once"}),
+        *((SHARED, SERVED, {"ps_device": on}) for on in ("cpu", "gpu")),
+        (["uneven"], TOWERS, {"number": 1}),
+        # Packing changes no weight.
+        *(
+            (["adam"], TOWERS, {"mode": mode, "packer": packer})
+            for mode in MODES
+            for packer in (PACKER, False)
+        ),
+    ):
+        on = "-".join(map(str, options.values()))
+        for name in names:
+            yield pytest.param(name, make, options, id=f"{name}-{on}")
 
 
-@pytest.mark.parametrize("name", [*HARDEST, "loss-scale-overflow"])
-def test_one_tower_updates_for_all(name):
-    assert_contract(name, strategy(updates="once"))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_packing_changes_no_weight(mode):
-    packer = kt.reduction.GradientPacker(num_split=2, min_elements=2)
-    assert_contract("adam", in_mode(mode, packer=packer))
-    assert_contract("adam", in_mode(mode, packer=False))
-
-
-@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
-@pytest.mark.parametrize(
-    "name", [*HARDEST, "ema-overwrite", "loss-scale-overflow", "uneven"]
-)
-def test_shared_weights(name, ps_device):
-    on = strategy(kt.ParameterServerTowerStrategy, ps_device=ps_device)
-    assert_contract(name, on)
-
-
-def test_one_tower():
-    assert_contract("uneven", strategy(number=1))
+@pytest.mark.parametrize(("name", "make", "options"), cases())
+def test_case(name, make, options):
+    assert_contract(name, strategy(make, **options))
 
 
 def conv_net():
@@ -141,7 +134,7 @@ def test_two_runs_are_equal_to_the_bit(mode):
 
     def trained():
         model = classifier()
-        with in_mode(mode):
+        with strategy(mode=mode):
             fit(model, 2)
         return model.get_weights()
 

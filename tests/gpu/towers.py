@@ -22,40 +22,36 @@ HARD = (*HARDEST, "uneven", "loss-scale-overflow", "mixed-float16")
 _ON_GPUS = {"mode": "gpu", "updates": "each", "packer": True}
 
 
-def kind():
-    """What the devices are: "GPU", or "CPU" where the tests are tried."""
-    return gpus.ON.upper()
-
-
 @functools.cache
 def towers():
     """The names of all towers, such as ``"/device:GPU:1"``."""
-    names = [d.name for d in tf.config.list_logical_devices(kind())]
+    names = [d.name for d in tf.config.list_logical_devices(gpus.ON.upper())]
     return tuple(name[name.index("/device") :] for name in names)
+
+
+def skip_unless_possible(name):
+    """Skip a test where a mode, or a reduction of that name, cannot run."""
+    available, reason = reduction.nccl_available(towers())
+    if "nccl" in name and not available:
+        pytest.skip(f"NCCL: {reason}")
+    if name == "hierarchical" and len(towers()) % 2:
+        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
 
 
 def strategy(make=kt.TowerStrategy, number=None, **options):
     """A strategy on all towers, or the first ones.
 
-    On logical CPUs it does what it would do on GPUs.
+    On logical CPUs it does what it would do on GPUs. The test is skipped where
+    its mode cannot run.
     """
+    mode = options.get("mode")
+    skip_unless_possible(mode or "")
     if gpus.ON == "cpu" and make is kt.TowerStrategy:
         options = {**_ON_GPUS, **options}
     made = make(list(towers()[:number]), **options)
     if gpus.ON == "cpu":
         object.__setattr__(made._config, "prefetches_to_towers", True)
-    return made
-
-
-def in_mode(name, **options):
-    """A strategy in a mode; the test is skipped where that cannot run."""
-    available, reason = reduction.nccl_available(towers())
-    if name == "nccl" and not available:
-        pytest.skip(f"NCCL: {reason}")
-    if name == "hierarchical" and len(towers()) % 2:
-        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
-    made = strategy(mode=name, **options)
-    assert made.mode == name
+    assert mode in (None, made.mode)
     return made
 
 
