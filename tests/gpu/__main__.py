@@ -100,7 +100,7 @@ def run(command, environment):
 
 
 def modes_on(kind, number):
-    """The modes that can run on GPUs or on CPUs, as ``towers.in_mode``."""
+    """The modes that can run on GPUs or on CPUs, as ``towers.strategy``."""
     if number == 1:
         # One tower reduces nothing.
         return []

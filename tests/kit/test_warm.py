@@ -10,26 +10,28 @@ import pytest
 
 from tests.kit import warm
 
-WAITS = """
-import os, sys, time
-print(os.getpid(), "tensorflow" in sys.modules, flush=True)
-time.sleep(600)
-"""
+SAYS = "import os, sys; print(os.getpid(), 'tensorflow' in sys.modules)"
+WAITS = f"{SAYS}; sys.stdout.flush(); import time; time.sleep(600)"
 
 
-@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM))
-def test_it_ends_with_the_one_that_was_started(number, monkeypatch):
+def start(monkeypatch, code, **variables):
     monkeypatch.delenv(warm.SWITCH, raising=False)
     started = subprocess.Popen(
-        [sys.executable, "-c", WAITS],
-        env={**os.environ, **warm.environment()},
+        [sys.executable, "-c", code],
+        env={**os.environ, **warm.environment(), **variables},
         stdout=subprocess.PIPE,
         text=True,
     )
     pid, imported = started.stdout.readline().split()
-    assert imported == "True", warm.servers[-1].said()
-    assert int(pid) != started.pid
-    child = psutil.Process(int(pid))
+    return started, int(pid), imported == "True"
+
+
+@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM))
+def test_it_ends_with_the_one_that_was_started(number, monkeypatch):
+    started, pid, imported = start(monkeypatch, WAITS)
+    assert imported, warm.servers[-1].said()
+    assert pid != started.pid
+    child = psutil.Process(pid)
     started.send_signal(number)
     assert started.wait(60) == -number
     started.communicate()
@@ -38,15 +40,6 @@ def test_it_ends_with_the_one_that_was_started(number, monkeypatch):
 
 
 def test_what_counts_at_import_is_not_forked(monkeypatch):
-    monkeypatch.delenv(warm.SWITCH, raising=False)
-    code = "import sys; print('tensorflow' in sys.modules)"
-    environment = {**os.environ, **warm.environment()}
-    for variables, wanted in (({}, "True"), ({"KERAS_HOME": "/"}, "False")):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment | variables,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.stdout.strip() == wanted, warm.servers[-1].said()
+    started, _, imported = start(monkeypatch, SAYS, KERAS_HOME="/")
+    assert not imported
+    assert started.wait(60) == 0

@@ -44,15 +44,11 @@ def environment(warm=True):
 
     left, known = map(read_at_import, (dict(os.environ), _ENVIRONMENT))
     assert left == known, f"a test has left {left} in place of {known}"
-    before = servers[-1] if servers else None
-    if before is None or before.ended():
+    if not servers or servers[-1].ended():
+        for ended in servers[-1:]:
+            # An error in the test that met it; the next ones have a new server.
+            warnings.warn(f"{__file__} has ended: {ended.said()}", stacklevel=2)
         servers.append(Server())
-    if before is not None and before is not servers[-1]:
-        # An error in the test that met it; the next ones have the new server.
-        warnings.warn(
-            f"The server of tests/kit/warm.py has ended: {before.said()}",
-            stacklevel=2,
-        )
     return {VARIABLE: servers[-1].path}
 
 
@@ -99,9 +95,6 @@ class Server:
         with open(self._said) as file:
             return file.read()
 
-    def kill(self):
-        self._process.kill()
-
     def cpu_seconds(self):
         ticks = [int(field) for field in self._stat()[11:15]]
         return sum(ticks) / os.sysconf("SC_CLK_TCK")
@@ -112,7 +105,7 @@ class Server:
             return file.read().rpartition(")")[2].split()
 
     def _end(self):
-        self.kill()
+        self._process.kill()
         self._process.wait()
         self._folder.cleanup()
 
