@@ -30,8 +30,8 @@ WAYS = {
     },
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
-    "served by all": functools.partial(
-        kt.ParameterServerTowerStrategy, ps_device="gpu"
+    "served by all": lambda towers: kt.ParameterServerTowerStrategy(
+        towers, ps_device="gpu"
     ),
     # Each update is of the gradients of two batches.
     "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
@@ -41,15 +41,8 @@ TOWERS = (2, 3)
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.
 NOT_OF_REPLICAS = (
-    "odd-batches",
-    "validation",
-    "several-losses",
-    "sync-batch-norm",
-    "regularizers",
-    "mask",
-    "contrastive",
-    "clipped-by-hand",
-    "eager",
+    *("odd-batches", "validation", "several-losses", "sync-batch-norm"),
+    *("regularizers", "mask", "contrastive", "clipped-by-hand", "eager"),
 )
 
 
@@ -58,12 +51,11 @@ def _ways(name):
     return [way for way in WAYS if way != left_out]
 
 
-# What a harder case has, too: of rows, accumulation, clipping, half precision,
+# What a harder case has, too: of rows, accumulation, clipping,
 # uneven batches, optimizers and steps of one's own; or another file.
 REPEATED = (
-    *("sgd", "adam", "uneven", "accumulation-clipped", "mixed-bfloat16"),
-    *("lazy", "own-train-step", "eager", "steps-per-execution"),
-    "loss-scale-overflow",
+    *("uneven", "accumulation-clipped", "lazy", "own-train-step", "eager"),
+    *("steps-per-execution", "loss-scale-overflow"),
 )
 
 
