@@ -111,21 +111,17 @@ class Job:
         warm=True,
         **variables,
     ):
-        self.ranks = ranks
-        self._number = number
-        self._arguments = module, limit_s, wanted, options, warm, variables
+        self.ranks, self._limit_s = ranks, limit_s
+        self._before = number, str(ranks), *options, "-m", module
+        self._after = str(limit_s), *wanted
+        self._environment = {"warm": warm, **variables}
 
     @functools.cached_property
     def _run(self):
-        module, limit_s, wanted, options, warm, variables = self._arguments
         with tempfile.TemporaryDirectory() as folder:
-            done = Launched(
-                pathlib.Path(folder),
-                (self._number, str(self.ranks), *options, "-m", module)
-                + (folder, str(limit_s), *wanted),
-                warm=warm,
-                **variables,
-            ).finish(limit_s + 5)
+            arguments = *self._before, folder, *self._after
+            job = Launched(pathlib.Path(folder), arguments, **self._environment)
+            done = job.finish(self._limit_s + 5)
             ranks = range(self.ranks)
             return [_read(_results(folder, rank)) for rank in ranks], done
 

@@ -4,11 +4,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 
 from keras_towers.launching.job import local_cluster
 from keras_towers.meeting.environments import tf_config
 from tests.kit.warm import environment
+from tests.launching.jobs import wait_until
 
 
 class Task:
@@ -48,15 +48,13 @@ class Task:
 
     def wait_for(self, text, limit_s=60):
         """Wait until it has written something."""
-        until = time.monotonic() + limit_s
-        while text not in self.output:
-            ended = self.process.poll()
-            # It may have written it before it ended.
-            if text not in self.output and (
-                ended is not None or time.monotonic() > until
-            ):
-                raise AssertionError(f"{ended}: {text!r}\n{self.output}")
-            time.sleep(0.05)
+        wait_until(
+            lambda: text in self.output or self.process.poll() is not None,
+            limit_s,
+        )
+        # It may have written it before it ended.
+        code = self.process.returncode
+        assert text in self.output, f"{code}: {text!r}\n{self.output}"
 
     def end(self, limit_s=60):
         """Wait for its end; the exit code."""

@@ -16,7 +16,7 @@ import keras_towers as kt
 from tests.exactness.classes import groups, listed, optimizer_recipes
 from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
-from tests.exactness.classes.recipes import Recipe, public
+from tests.exactness.classes.recipes import public
 from tests.kit.long import SEED
 
 GROUP = 25
@@ -47,16 +47,13 @@ def test_each_class_has_a_recipe(namespace):
 
 def _drawn(namespace, rest):
     """A part of every class; or the rest, with what has no other part."""
-    drawn = random.Random(SEED)
-    found = {}
+    drawn, found = random.Random(SEED), {}
     for parts in PARTS[namespace].values():
         one = drawn.choice([*parts])
         others = [name for name in parts if name != one] or [one]
-        found.update(
-            {name: parts[name] for name in (others if rest else [one])}
-        )
+        found |= {name: parts[name] for name in (others if rest else [one])}
     names = [name for name in found if name not in listed.TOLD]
-    return {name: found[name] for name in drawn.sample(names, len(names))}
+    return [(name, found[name]) for name in drawn.sample(names, len(names))]
 
 
 def _groups():
@@ -69,10 +66,9 @@ def _groups():
         drawn = _drawn(namespace, rest)
         for quarter, way in itertools.product(range(4), updates):
             is_long = rest or quarter != updates.index(way)
-            for some in _together(dict([*drawn.items()][quarter::4])):
+            for some in _together(drawn[quarter::4]):
                 yield pytest.param(
-                    some,
-                    *(make, rest, way),
+                    *(dict(some), make, rest, way),
                     id=f"{len(some)} {namespace} {way}",
                     marks=[pytest.mark.long] * is_long,
                 )
@@ -81,14 +77,13 @@ def _groups():
 def _together(drawn):
     """Parts for a model each: what needs a graph on one device is apart."""
     for needed in (False, True):
-        names = [n for n, part in drawn.items() if _in_graph(part) == needed]
-        for start in range(0, len(names), GROUP):
-            some = names[start : start + GROUP]
-            yield {name: drawn[name] for name in some}
-
-
-def _in_graph(part):
-    return isinstance(part, Recipe) and bool(part.in_graph)
+        parts = [
+            (name, part)
+            for name, part in drawn
+            if bool(getattr(part, "in_graph", "")) == needed
+        ]
+        for start in range(0, len(parts), GROUP):
+            yield parts[start : start + GROUP]
 
 
 @pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])
