@@ -37,10 +37,10 @@ KNOWN_DIFFERENCES = {
 ALLOWED_SKIPS = ["tf_keras not installed"]
 
 
-def tests_of(suite):
+def every_test(suite):
     """Every test of a suite of suites."""
     for item in suite:
-        yield from tests_of(item) if hasattr(item, "__iter__") else [item]
+        yield from every_test(item) if hasattr(item, "__iter__") else [item]
 
 
 def main(results):
@@ -63,7 +63,7 @@ def main(results):
     for name in MODULES:
         module = importlib.import_module(f"keras.src.backend.tensorflow.{name}")
         loaded = unittest.defaultTestLoader.loadTestsFromModule(module)
-        for test in tests_of(loaded):
+        for test in every_test(loaded):
             before, result = len(built), unittest.TestResult()
             test.run(result)
             method = test.id().split()[0].rpartition(".")[2]

@@ -105,21 +105,17 @@ def run(make, suite, name, eager, arguments):
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch):
     """Undo the seeds that TensorFlow's TestCase sets, and find it a port."""
-    states = random.getstate(), np.random.get_state()
+    state, numpys = random.getstate(), np.random.get_state()
     seed = context.global_seed()
     # A package that TensorFlow uses in tests only, and does not require.
-    stub = types.SimpleNamespace(pick_unused_port=_free_port)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    stub = types.SimpleNamespace(pick_unused_port=lambda: port)
     monkeypatch.setitem(sys.modules, "portpicker", stub)
     yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+    random.setstate(state)
+    np.random.set_state(numpys)
     context.set_global_seed(seed)
-
-
-def _free_port():
-    with contextlib.closing(socket.socket()) as server:
-        server.bind(("", 0))
-        return server.getsockname()[1]
 
 
 def mirrored(devices):
@@ -143,7 +139,9 @@ def named(case):
 
 
 # A function in a graph is what it is outside of one.
-ONCE = [case for case in cases() if case[2] == "eager" or not case[3]]
+ONCE = [
+    pytest.param(case) for case in cases() if case[2] == "eager" or not case[3]
+]
 
 
 @pytest.mark.parametrize("case", some_of(ONCE), ids=named)

@@ -63,20 +63,19 @@ def main(arguments=None):
         "COLUMNS": "110",
     }
     # In a process of pytest-xdist's, so that a crash costs one test.
-    tests = ("pytest", "tests/gpu", "-m", "gpu", "-n", "1", "--dist", "load")
+    tests = (*PYTHON, "pytest", "tests/gpu", "-m", "gpu", "-n", "1")
+    tests += ("--dist", "load", "-rs", "--tb=short")
     number = len(found) if options.on == "gpu" else 2
     rows = [f"tower:mode={mode}" for mode in modes_on(options.on, number)]
-    bench = ("keras_towers", "bench", "--device", options.on)
+    bench = (*PYTHON, "keras_towers", "bench", "--device", options.on)
     bench += ("--towers", str(number), "--models", "large,cnn")
     bench += ("--repeats", "3", "--strategies", ",".join(["default", *rows]))
     tried = {
-        "Tests": (*PYTHON, *tests, "-rs", "--tb=short"),
-        "Benchmark": (*PYTHON, *bench),
+        "Tests": (*tests, *shlex.split(options.tests)),
+        "Benchmark": (*bench, *shlex.split(options.bench)),
     }
-    more = {"Tests": options.tests, "Benchmark": options.bench}
     text, failed = "# keras_towers on GPUs\n", False
     for title, command in {**MACHINE, **tried}.items():
-        command = (*command, *shlex.split(more.get(title, "")))
         said, code = run(command, environment)
         text += f"\n## {title}\n\n{FENCE}text\n{said.rstrip()}\n{FENCE}\n"
         failed |= title in tried and code != 0

@@ -10,6 +10,7 @@ import keras_towers as kt
 from tests.compatibility import test_custom_loop as loops
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST
+from tests.exactness.test_contract import MODES
 from tests.fit.data.prefetched import (
     assert_drawn_ahead,
     assert_strings_are_exact,
@@ -23,12 +24,11 @@ from tests.gpu.towers import (
     towers,
 )
 from tests.kit.compare import assert_exact, close
-from tests.kit.training import X, classifier, compiled, fit
+from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.test_async_steps import linear
 
 pytestmark = pytest.mark.gpu
 
-MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 IMAGES = np.random.default_rng(0).random((len(X), 8, 8, 3), "float32")
 
 
@@ -95,10 +95,10 @@ def recurrent():
 
 def in_all_calls(model):
     logs = [
-        model.train_on_batch(X[rows], m.LABELS[rows], return_dict=True)
+        model.train_on_batch(X[rows], Y[rows], return_dict=True)
         for rows in (slice(9), slice(9, 18))
     ]
-    tested = model.evaluate(X, m.LABELS[: len(X)], batch_size=7, verbose=0)
+    tested = model.evaluate(X, Y, batch_size=7, verbose=0)
     return logs, tested, model.predict(X, batch_size=7, verbose=0)
 
 
@@ -146,9 +146,10 @@ def test_two_runs_are_equal_to_the_bit(mode):
         disable_op_determinism()
 
 
-@pytest.mark.parametrize(
-    "source", ["numpy", "tf.data", "unknown length", "PyDataset", "generator"]
-)
+SOURCES = "numpy", "tf.data", "unknown length", "PyDataset", "generator"
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("batches", ["split", "each"])
 def test_every_source(source, batches):
     more = 1 if batches == "split" else len(towers())

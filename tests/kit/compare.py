@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,9 +13,6 @@ from tests.kit import untuned
 from tests.kit.ordinary import Originals, all_variables, assert_ordinary
 
 TOLERANCE = 2e-6
-
-Make = Callable[[], keras.Model]
-Act = Callable[[keras.Model], Any]
 
 
 def close(found, wanted, tolerance=TOLERANCE, message=""):
@@ -103,9 +99,8 @@ def outcome(make, act, strategy=None, in_graph=True):
     assert_ordinary(model)
     if originals is not None:
         originals.assert_back()
-    return Outcome(
-        model, getattr(returned, "history", returned), _values(model)
-    )
+    returned = getattr(returned, "history", returned)
+    return Outcome(model, returned, _values(model))
 
 
 def assert_same(found, wanted, tolerance=TOLERANCE):
