@@ -11,7 +11,6 @@ import functools
 import tensorflow as tf
 
 OBSERVATIONS = {}
-OPERATIONS = ("SUM", "MEAN")
 
 
 def observed(function):
@@ -187,24 +186,17 @@ def gather(strategy):
 
 @observed
 def all_reduce(strategy):
-    def step(op, dtype):
-        mine = number(dtype)
-        nested = {"a": mine, "b": [tf.fill([2, 3], mine), mine * 2]}
-        return tf.nest.map_structure(
-            lambda t: tf.cast(t, "float64"), replica().all_reduce(op, nested)
-        )
-
-    return {
-        f"{op} {dtype}": everyhow(strategy, functools.partial(step, op, dtype))
-        for op in OPERATIONS
-        for dtype in ("float32", "float16", "int32", "int64")
-    }
-
-
-@observed
-def all_reduce_of_odd_values(strategy):
     constant = tf.constant(2.0)
+
+    def nested(dtype):
+        mine = number(dtype)
+        return {"a": mine, "b": [tf.fill([2, 3], mine), mine * 2]}
+
     values = {
+        **{
+            dtype: functools.partial(nested, dtype)
+            for dtype in ("float32", "float16", "int32", "int64")
+        },
         "one object": lambda: constant,
         "python": lambda: 3.0,
         "none": lambda: None,
@@ -219,7 +211,7 @@ def all_reduce_of_odd_values(strategy):
         f"{op} {name}": everyhow(
             strategy, lambda o=op, v=value: replica().all_reduce(o, v())
         )
-        for op in OPERATIONS
+        for op in ("SUM", "MEAN")
         for name, value in values.items()
     }
 

@@ -1,8 +1,5 @@
 """What is reported of a session on GPUs, and where there is none."""
 
-import os
-import sys
-
 import pytest
 
 from keras_towers import reduction
@@ -61,11 +58,3 @@ def test_benchmark_has_the_modes_that_can_run(monkeypatch, kind, number, modes):
         reduction, "nccl_available", lambda devices: ("GPU" in devices[0], "")
     )
     assert runner.modes_on(kind, number) == modes
-
-
-def test_what_a_command_says_and_how_it_ends(capsys):
-    script = "print('some text'); raise SystemExit(3)"
-    said, code = runner.run([sys.executable, "-c", script], dict(os.environ))
-    assert (said, code) == ("some text\n\nexit code 3", 3)
-    assert "some text" in capsys.readouterr().out
-    assert runner.run(["nvidia-smi"], {"PATH": ""})[1] == 127
