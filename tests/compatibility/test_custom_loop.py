@@ -28,6 +28,7 @@ OPTIMIZERS = {
 
 
 def dense_model():
+    keras.utils.set_random_seed(1)
     return m.mlp(keras.layers.Dense(5, kernel_constraint="max_norm"))
 
 
