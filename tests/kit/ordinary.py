@@ -4,23 +4,16 @@ import keras
 import tensorflow as tf
 
 # What the trainer of an adopted model must not keep.
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
+_METHODS = {
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+}
 
 
 def optimizers(model):
     """The optimizers of a model of these tests, wrapped ones too."""
-    found = [
-        value
-        for value in vars(model).values()
-        if isinstance(value, keras.optimizers.Optimizer)
-    ]
+    kind = keras.optimizers.Optimizer
+    found = [value for value in vars(model).values() if isinstance(value, kind)]
     inner = [getattr(item, "inner_optimizer", None) for item in found]
     return found + [item for item in inner if item is not None]
 
@@ -71,4 +64,4 @@ def assert_ordinary(model, trains_at_home=False):
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             assert layer._distribute_strategy is None
-            assert set(_METHODS) & set(vars(layer)) == home
+            assert _METHODS & set(vars(layer)) == home

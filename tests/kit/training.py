@@ -52,15 +52,8 @@ def compiled(
 
 def fit(model, epochs=1, x=X, y=Y, **kwargs):
     """``fit`` in order; returns the history."""
-    return model.fit(
-        x,
-        y,
-        batch_size=BATCH,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        **kwargs,
-    ).history
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, **options, **kwargs).history
 
 
 def strategy_of(towers, prefetch=False, **options):
