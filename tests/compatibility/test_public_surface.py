@@ -15,7 +15,7 @@ CASES = [
     *some_of((name, 2, None) for name in OBSERVATIONS),
     # What goes through a reduction.
     ("all_reduce", 2, "collective"),
-    ("all_reduce", 2, "hierarchical"),
+    ("all_reduce_of_odd_values", 2, "hierarchical"),
     ("reduce_in_a_function", 2, "gpu"),
     *(
         pytest.param(name, towers, None, marks=pytest.mark.long)
