@@ -108,14 +108,17 @@ def undisturbed(monkeypatch):
     state, numpys = random.getstate(), np.random.get_state()
     seed = context.global_seed()
     # A package that TensorFlow uses in tests only, and does not require.
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    stub = types.SimpleNamespace(pick_unused_port=lambda: port)
+    stub = types.SimpleNamespace(pick_unused_port=_free_port)
     monkeypatch.setitem(sys.modules, "portpicker", stub)
     yield
     random.setstate(state)
     np.random.set_state(numpys)
     context.set_global_seed(seed)
+
+
+def _free_port():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
 
 
 def mirrored(devices):
