@@ -88,7 +88,8 @@ METRICS = _BOTH | by_name(
 # Of metrics, by the name of a parameter.
 GIVEN = by_name(
     ("precision recall sensitivity specificity", 0.5),
-    ("beta k", 2),
+    ("beta", 2.0),
+    ("k", 2),
     ("num_classes", 4),
     ("target_class_ids", [0, 1]),
     ("fn", keras.losses.mean_squared_error),
