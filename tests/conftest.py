@@ -20,13 +20,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, long, scripts, warm
+from tests.kit import gpus, long, scripts, untuned, warm
 from tests.kit.durations import Durations, long_before
-from tests.kit.untuned import (
-    do_not_optimize_graphs,
-    leave_untuned,
-    search_no_more,
-)
 
 TOWERS = 8
 
@@ -45,7 +40,7 @@ else:
     tf.config.list_logical_devices()
 
 scripts.forget_launchers()
-leave_untuned(optimize=bool(gpus.ON))
+untuned.leave_untuned(optimize=bool(gpus.ON))
 
 _collective_keys = itertools.count(10_000, 1_000)
 
@@ -57,11 +52,8 @@ def own_collective_keys(monkeypatch):
     They number their collectives all alike, and two of different size in one
     process break each other.
     """
-    monkeypatch.setattr(
-        tf.distribute.MirroredStrategy,
-        "_collective_key_base",
-        next(_collective_keys),
-    )
+    name, key = "_collective_key_base", next(_collective_keys)
+    monkeypatch.setattr(tf.distribute.MirroredStrategy, name, key)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +68,7 @@ def same_draws():
 def little_to_collect():
     """What a file's tests leave behind is not searched by those of others."""
     yield
-    search_no_more()
+    untuned.search_no_more()
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +76,14 @@ def optimized_graphs(request):
     """Let TensorFlow optimize graphs in the tests that are marked so."""
     marked = request.node.get_closest_marker("optimized") and not gpus.ON
     if marked:
-        do_not_optimize_graphs(False)
+        untuned.do_not_optimize_graphs(False)
     yield
     if marked:
-        do_not_optimize_graphs()
+        untuned.do_not_optimize_graphs()
 
 
 @pytest.fixture
-def devices() -> list[str]:
+def devices():
     """The names of the logical CPUs."""
     return [f"/device:CPU:{index}" for index in range(TOWERS)]
 
@@ -158,13 +150,14 @@ def pytest_collection_modifyitems(config, items):
         # Those of a function go to one process, and not all have been measured.
         counts = collections.Counter(map(_function, items))
         items.sort(
-            key=lambda item: (
-                -max(long_before(item.nodeid), counts[_function(item)] / 2)
-            )
+            key=lambda item: max(
+                long_before(item.nodeid), counts[_function(item)] / 2
+            ),
+            reverse=True,
         )
 
 
-def _function(item: pytest.Item) -> str:
+def _function(item):
     return item.nodeid.partition("[")[0]
 
 

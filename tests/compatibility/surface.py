@@ -6,10 +6,11 @@ What is inherited as it is, such as the kinds of variables or how datasets are
 distributed, is for the tests of TensorFlow and Keras.
 """
 
+import functools
+
 import tensorflow as tf
 
 OBSERVATIONS = {}
-OPERATIONS = ("SUM", "MEAN")
 
 
 def observed(function):
@@ -19,18 +20,17 @@ def observed(function):
 
 def plain(value):
     """Turn what a strategy gives into values that can be compared."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, tf.distribute.DistributedValues):
-        return plain(list(value.values))
-    if isinstance(value, tf.RaggedTensor):
-        return value.to_list()
-    if isinstance(value, tf.IndexedSlices):
-        return plain(tf.convert_to_tensor(value))
-    if isinstance(value, (tf.Tensor, tf.Variable)):
-        return value.numpy()
+    match value:
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case tuple() | list():
+            return [plain(item) for item in value]
+        case tf.distribute.DistributedValues():
+            return plain(value.values)
+        case tf.IndexedSlices():
+            return plain(tf.convert_to_tensor(value))
+        case tf.Tensor() | tf.Variable():
+            return value.numpy()
     return value
 
 
@@ -43,19 +43,22 @@ def number(dtype="float32"):
     return tf.cast(replica().replica_id_in_sync_group + 1, dtype)
 
 
-def numbers(strategy, shape=(), dtype="float32"):
-    """One value for each replica: its number, from 1."""
+def of_each(strategy, make):
+    """A value that a function makes for each replica, counted from 0."""
     return strategy.experimental_distribute_values_from_function(
-        lambda c: tf.fill(
-            shape, tf.constant(c.replica_id_in_sync_group + 1, dtype)
-        )
+        lambda context: make(context.replica_id_in_sync_group)
     )
 
 
-def error_of(function):
+def numbers(strategy, shape=(), dtype="float32"):
+    """One value for each replica: its number, from 1."""
+    return of_each(strategy, lambda k: tf.fill(shape, tf.cast(k + 1, dtype)))
+
+
+def error_of(function, *args):
     """The outcome, or the class of the error that it ends in."""
     try:
-        return plain(function())
+        return plain(function(*args))
     except Exception as error:
         return f"raises {_public(type(error))}"
 
@@ -73,9 +76,9 @@ def everyhow(strategy, step, *args):
     traced = tf.function(step)
     whole = tf.function(lambda *args: strategy.run(step, args))
     return [
-        error_of(lambda: strategy.run(step, args)),
-        error_of(lambda: strategy.run(traced, args)),
-        error_of(lambda: whole(*args)),
+        error_of(strategy.run, step, args),
+        error_of(strategy.run, traced, args),
+        error_of(whole, *args),
     ]
 
 
@@ -122,41 +125,34 @@ def contexts(strategy):
 
 def ragged(strategy):
     """Of replica k there are k + 1 rows: a mean has to count them."""
-    return strategy.experimental_distribute_values_from_function(
-        lambda c: (
-            tf.ones([c.replica_id_in_sync_group + 1, 2])
-            * c.replica_id_in_sync_group
-        )
-    )
+    return of_each(strategy, lambda k: tf.ones([k + 1, 2]) * k)
 
 
 @observed
 def reduce(strategy):
-    found = {}
-    for op in ("SUM", "mean"):
-        values = {
-            dtype: numbers(strategy, (2, 3), dtype)
-            for dtype in ("float32", "bfloat16", "int32", "int64")
-        }
-        values["ragged"] = ragged(strategy)
-        for name, value in values.items():
-            for axis in (None, 0, 1, -1):
-                if name != "ragged" or axis == 0:
-                    found[f"{op} {name} {axis}"] = error_of(
-                        lambda value=value, op=op, axis=axis: tf.cast(
-                            strategy.reduce(op, value, axis=axis), "float64"
-                        )
-                    )
-        for name, value in (
-            ("tensor", tf.constant([1.0, 2.0])),
-            ("number", 3.0),
-            ("none", None),
-            ("bool", tf.constant(True)),
-        ):
-            found[f"{op} {name}"] = error_of(
-                lambda value=value, op=op: strategy.reduce(op, value, axis=None)
-            )
-    return found
+    values = {
+        dtype: numbers(strategy, (2, 3), dtype)
+        for dtype in ("float32", "bfloat16", "int32", "int64")
+    }
+    tried = [(name, axis) for name in values for axis in (None, 0, 1, -1)]
+    values |= {
+        "ragged": ragged(strategy),
+        "tensor": tf.constant([1.0, 2.0]),
+        "number": 3.0,
+        "none": None,
+        "bool": tf.constant(True),
+    }
+    others = [(name, None) for name in ("tensor", "number", "none", "bool")]
+
+    def reduced(op, name, axis):
+        found = strategy.reduce(op, values[name], axis=axis)
+        return tf.cast(found, "float64") if (name, axis) in tried else found
+
+    return {
+        f"{op} {name} {axis}": error_of(reduced, op, name, axis)
+        for op in ("SUM", "mean")
+        for name, axis in [*tried, ("ragged", 0), *others]
+    }
 
 
 @observed
@@ -178,56 +174,53 @@ def reduce_in_a_function(strategy):
 def gather(strategy):
     inside = tf.function(lambda v: strategy.gather(v, axis=0))
     same, other = numbers(strategy, (2, 2)), ragged(strategy)
-    return [
-        *[error_of(lambda a=a: strategy.gather(same, a)) for a in (0, 1, 2)],
-        *[error_of(lambda a=a: strategy.gather(other, a)) for a in (0, 1)],
-        inside(other),
-        error_of(lambda: strategy.gather(numbers(strategy), 0)),
-        error_of(lambda: strategy.gather(tf.ones([2]), 0)),
+    tried = [
+        *((same, axis) for axis in (0, 1, 2)),
+        *((other, axis) for axis in (0, 1)),
+        (numbers(strategy), 0),
+        (tf.ones([2]), 0),
     ]
+    found = [error_of(strategy.gather, value, axis) for value, axis in tried]
+    return [*found, inside(other)]
+
+
+def reduced(strategy, values):
+    """What all-reduces of values are that functions make on a replica."""
+    return {
+        f"{op} {name}": everyhow(
+            strategy, lambda o=op, v=value: replica().all_reduce(o, v())
+        )
+        for op in ("SUM", "MEAN")
+        for name, value in values.items()
+    }
 
 
 @observed
 def all_reduce(strategy):
-    def step(op, dtype):
+    def nested(dtype):
         mine = number(dtype)
-        nested = {"a": mine, "b": [tf.fill([2, 3], mine), mine * 2]}
-        return tf.nest.map_structure(
-            lambda t: tf.cast(t, "float64"), replica().all_reduce(op, nested)
-        )
+        return {"a": mine, "b": [tf.fill([2, 3], mine), mine * 2]}
 
-    return {
-        f"{op} {dtype}": everyhow(strategy, lambda o=op, d=dtype: step(o, d))
-        for op in OPERATIONS
-        for dtype in ("float32", "float16", "int32", "int64")
-    }
+    dtypes = "float32", "float16", "int32", "int64"
+    values = {dtype: functools.partial(nested, dtype) for dtype in dtypes}
+    return reduced(strategy, values)
 
 
 @observed
 def all_reduce_of_odd_values(strategy):
     constant = tf.constant(2.0)
-
-    def sparse():
-        return tf.IndexedSlices(
-            tf.fill([1, 2], number()),
-            tf.reshape(number("int32"), [1]),
-            tf.constant([5, 2]),
-        )
-
     values = {
         "one object": lambda: constant,
         "python": lambda: 3.0,
         "none": lambda: None,
-        "empty": lambda: [],
-        "sparse": sparse,
+        "empty": list,
+        "sparse": lambda: tf.IndexedSlices(
+            tf.fill([1, 2], number()),
+            tf.reshape(number("int32"), [1]),
+            tf.constant([5, 2]),
+        ),
     }
-    return {
-        f"{op} {name}": everyhow(
-            strategy, lambda o=op, v=value: replica().all_reduce(o, v())
-        )
-        for op in OPERATIONS
-        for name, value in values.items()
-    }
+    return reduced(strategy, values)
 
 
 @observed
@@ -244,6 +237,6 @@ def all_gather(strategy):
         return gathered, tape.gradient(y, x)
 
     return [
-        everyhow(strategy, lambda a=axis, r=ragged: step(a, r))
-        for axis, ragged in ((0, True), (1, False))
+        everyhow(strategy, functools.partial(step, *options))
+        for options in ((0, True), (1, False))
     ]

@@ -10,20 +10,18 @@ import keras_towers as kt
 from tests.compatibility.surface import OBSERVATIONS, plain
 from tests.kit.long import some_of
 
-# The observation, and the towers; a batch does not split evenly over three.
+# The observation, the towers, and the mode, if not the default for CPUs.
 CASES = [
-    *((name, 2) for name in OBSERVATIONS),
+    *some_of((name, 2, None) for name in OBSERVATIONS),
+    # What goes through a reduction.
+    ("all_reduce", 2, "collective"),
+    ("all_reduce_of_odd_values", 2, "hierarchical"),
+    ("reduce_in_a_function", 2, "gpu"),
     *(
-        pytest.param(name, 3, marks=pytest.mark.long)
-        for name in ("all_gather", "gather", "reduce")
+        pytest.param(name, towers, None, marks=pytest.mark.long)
+        for name in OBSERVATIONS
+        for towers in (1, 3)
     ),
-    *(pytest.param(name, 1, marks=pytest.mark.long) for name in OBSERVATIONS),
-]
-# What goes through a reduction, not only in the default mode for CPUs.
-IN_OTHER_MODES = [
-    ("all_reduce", "collective"),
-    ("all_reduce_of_odd_values", "hierarchical"),
-    ("reduce_in_a_function", "gpu"),
 ]
 
 
@@ -61,32 +59,8 @@ def assert_same(found, wanted, path=""):
         assert found == wanted, path
 
 
-@pytest.mark.parametrize(("name", "towers"), some_of(CASES))
-def test_like_stock(name, towers):
-    strategy = kt.TowerStrategy(devices(towers))
+@pytest.mark.parametrize(("name", "towers", "mode"), CASES)
+def test_like_stock(name, towers, mode):
+    strategy = kt.TowerStrategy(devices(towers), mode=mode)
+    assert mode in (None, strategy.mode)
     assert_same(plain(OBSERVATIONS[name](strategy)), wanted(name, towers), name)
-
-
-@pytest.mark.parametrize(("name", "mode"), IN_OTHER_MODES)
-def test_like_stock_in_every_mode(name, mode):
-    strategy = kt.TowerStrategy(devices(2), mode=mode)
-    assert strategy.mode == mode
-    assert_same(plain(OBSERVATIONS[name](strategy)), wanted(name, 2), name)
-
-
-@pytest.mark.parametrize("name", OBSERVATIONS)
-def test_observations_are_of_values(name):
-    # Two strategies that raise an error each time would agree, too.
-    leaves = tf.nest.flatten(wanted(name, 2))
-    raised = [leaf for leaf in leaves if str(leaf).startswith("raises")]
-    assert len(raised) < len(leaves) / 2
-    assert len(leaves) >= 2
-
-
-def test_with_strategy_is_its_scope():
-    strategy = kt.TowerStrategy(devices(2))
-    with strategy as entered:
-        assert entered is tf.distribute.get_strategy() is strategy
-        variable = tf.Variable(1.0)
-    assert len(strategy.experimental_local_results(variable)) == 2
-    assert not tf.distribute.has_strategy()

@@ -82,12 +82,6 @@ def cases():
                 yield suite, name, eager, {"run_in_function": True}
 
 
-def long_in_graphs(case):
-    """A function in a graph is what it is outside of one."""
-    _, _, mode, arguments = case
-    return [pytest.mark.long] if mode == "graph" and arguments else []
-
-
 def run(make, suite, name, eager, arguments):
     """Run one check as TensorFlow's test runner would, and say how it went."""
     devices = [f"/device:CPU:{index}" for index in range(suite.towers)]
@@ -111,20 +105,19 @@ def run(make, suite, name, eager, arguments):
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch):
     """Undo the seeds that TensorFlow's TestCase sets, and find it a port."""
-    states = random.getstate(), np.random.get_state()
+    state, numpys = random.getstate(), np.random.get_state()
     seed = context.global_seed()
     # A package that TensorFlow uses in tests only, and does not require.
     stub = types.SimpleNamespace(pick_unused_port=_free_port)
     monkeypatch.setitem(sys.modules, "portpicker", stub)
     yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+    random.setstate(state)
+    np.random.set_state(numpys)
     context.set_global_seed(seed)
 
 
 def _free_port():
-    with contextlib.closing(socket.socket()) as server:
-        server.bind(("", 0))
+    with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]
 
 
@@ -143,15 +136,18 @@ def test_no_check_is_forgotten():
             assert checks_of(base) <= known, base
 
 
-@pytest.mark.parametrize(
-    "case",
-    some_of(
-        [pytest.param(case, marks=long_in_graphs(case)) for case in cases()]
-    ),
-    ids=lambda case: "-".join(
-        [case[0].__name__, case[1].lstrip("_"), case[2], *case[3]]
-    ),
-)
+def named(case):
+    suite, name, mode, arguments = case
+    return "-".join([suite.__name__, name.lstrip("_"), mode, *arguments])
+
+
+# A function in a graph is what it is outside of one.
+ONCE = [
+    pytest.param(case) for case in cases() if case[2] == "eager" or not case[3]
+]
+
+
+@pytest.mark.parametrize("case", some_of(ONCE), ids=named)
 def test_check(case):
     outcome, detail = run(kt.TowerStrategy, *case)
     if outcome != "passed":

@@ -5,12 +5,11 @@ Options that every optimizer has are tried with each optimizer in ``classes``.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
 from tests.exactness import coupled
 from tests.exactness import models as m
@@ -20,7 +19,7 @@ BATCH = 16
 _UNEVEN = 53
 
 
-def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
+def fit(x, y=None, count=m.EXAMPLES, **kwargs):
     """``fit`` on the first ``count`` examples, in order, for two epochs."""
     weights = kwargs.pop("sample_weight", None)
     x, y, weights = tf.nest.map_structure(
@@ -36,7 +35,7 @@ def fit(x: Any, y: Any = None, count: int = m.EXAMPLES, **kwargs: Any):
     return run
 
 
-def in_turn(*fits: Callable[[keras.Model], keras.callbacks.History]) -> Any:
+def in_turn(*fits):
     """Several fits of one model; returns what all of them have logged."""
 
     def run(model):
@@ -59,16 +58,23 @@ class Case:
         tolerance: largest difference allowed in weights and ``History``.
     """
 
-    build: Callable[[], keras.Model]
-    fit: Callable[[keras.Model], Any] = fit(m.FEATURES, m.LABELS, _UNEVEN)
+    build: object
+    fit: object = fit(m.FEATURES, m.LABELS, _UNEVEN)
     tolerance: float = 2e-6
 
 
-def classifier(optimizer=m.momentum, count=m.EXAMPLES, **kwargs):
-    """The plain classifier with an optimizer."""
-    return Case(
-        compiled(m.mlp, optimizer), fit(m.FEATURES, m.LABELS, count, **kwargs)
-    )
+def case(*fits, build=m.mlp, optimizer=m.momentum, tolerance=2e-6, **options):
+    """A case of one or more fits of a model; by default of uneven batches.
+
+    Args:
+        *fits: one after the other.
+        build: as of ``compiled``.
+        optimizer: likewise.
+        tolerance: of the case.
+        **options: of ``compiled``.
+    """
+    run = in_turn(*fits) if fits[1:] else (fits or [_plain(_UNEVEN)])[0]
+    return Case(compiled(build, optimizer, **options), run, tolerance)
 
 
 def _scaled():
@@ -85,37 +91,31 @@ def _subclassed(cls):
     return build
 
 
-def _mixed(policy):
-    def build():
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(policy)
-        keras.utils.set_random_seed(6)
-        try:
-            return m.mlp(keras.layers.Dense(6, activation="tanh"))
-        finally:
-            keras.config.set_dtype_policy(before)
-
-    return build
+def _in_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    keras.utils.set_random_seed(6)
+    try:
+        return m.mlp(layers.Dense(6, "tanh"))
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _sync_batch_norm():
-    return m.mlp(keras.layers.BatchNormalization(synchronized=True))
+    return m.mlp(layers.BatchNormalization(synchronized=True))
 
 
 def _regularized():
     return m.mlp(
-        keras.layers.ActivityRegularization(l2=0.01),
+        layers.ActivityRegularization(l2=0.01),
         regularizer=keras.regularizers.L2(0.01),
     )
 
 
 def _several_couplings(model, x, y):
     """Views, labels that are gathered too, and a mean."""
-    losses = (
-        coupled.simclr,
-        coupled.supervised_contrastive,
-        coupled.penalty_on_a_mean,
-    )
+    c = coupled
+    losses = c.simclr, c.supervised_contrastive, c.penalty_on_a_mean
     return tf.add_n([loss(model, x, y) for loss in losses])
 
 
@@ -123,107 +123,90 @@ def _several_couplings(model, x, y):
 OVERFLOW = m.FEATURES.copy()
 OVERFLOW[BATCH + 1] = np.inf
 _momentum = functools.partial(functools.partial, m.momentum)
-_adam = functools.partial(keras.optimizers.Adam, 0.01)
 _overwriting = _momentum(
     use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
 )
 _plain = functools.partial(fit, m.FEATURES, m.LABELS)
 _by_hand = coupled.coupled
 
-CASES: dict[str, Case] = {
-    "sgd": classifier(),
-    "adam": classifier(_adam),
-    "uneven": classifier(count=_UNEVEN),
-    "last-batch-of-one": classifier(count=49),
-    "odd-batches": Case(
-        compiled(),
-        in_turn(
-            _plain(batch_size=7, epochs=1),
-            _plain(50, epochs=1),
-            _plain(9, batch_size=1, epochs=1),
+CASES = {
+    "uneven": case(),
+    "last-batch-of-one": case(_plain(49)),
+    "odd-batches": case(
+        _plain(batch_size=7, epochs=1),
+        _plain(50, epochs=1),
+        _plain(9, batch_size=1, epochs=1),
+    ),
+    "sample-weight": case(
+        _plain(_UNEVEN, sample_weight=m.WEIGHTS, epochs=1),
+        _plain(_UNEVEN, class_weight={0: 0.2, 1: 1.0, 2: 3.0}, epochs=1),
+    ),
+    "validation": case(
+        _plain(
+            _UNEVEN,
+            validation_data=(m.FEATURES[:37], m.LABELS[:37]),
+            validation_batch_size=9,
+        ),
+        _plain(_UNEVEN, validation_split=0.3, epochs=1),
+        metrics=lambda: [
+            "accuracy",
+            keras.metrics.SparseTopKCategoricalAccuracy(2),
+            keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+        ],
+    ),
+    "accumulation": case(optimizer=_momentum(gradient_accumulation_steps=3)),
+    "accumulation-clipped": case(
+        _plain(),
+        optimizer=_momentum(
+            gradient_accumulation_steps=2, global_clipnorm=0.05
         ),
     ),
-    "sample-weight": Case(
-        compiled(),
-        in_turn(
-            _plain(_UNEVEN, sample_weight=m.WEIGHTS, epochs=1),
-            _plain(_UNEVEN, class_weight={0: 0.2, 1: 1.0, 2: 3.0}, epochs=1),
-        ),
-    ),
-    "validation": Case(
-        compiled(
-            metrics=lambda: [
-                "accuracy",
-                keras.metrics.SparseTopKCategoricalAccuracy(2),
-                keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
-            ]
-        ),
-        in_turn(
-            _plain(
-                _UNEVEN,
-                validation_data=(m.FEATURES[:37], m.LABELS[:37]),
-                validation_batch_size=9,
-            ),
-            _plain(_UNEVEN, validation_split=0.3, epochs=1),
-        ),
-    ),
-    "accumulation": classifier(
-        _momentum(gradient_accumulation_steps=3), _UNEVEN
-    ),
-    "accumulation-clipped": classifier(
-        _momentum(gradient_accumulation_steps=2, global_clipnorm=0.05)
-    ),
-    "ema-overwrite": classifier(_overwriting, _UNEVEN),
-    "loss-scale-overflow": Case(
-        compiled(m.mlp, _scaled, metrics=list),
-        in_turn(fit(OVERFLOW, m.LABELS), _plain(epochs=1)),
+    "ema-overwrite": case(optimizer=_overwriting),
+    "loss-scale-overflow": case(
+        fit(OVERFLOW, m.LABELS),
+        _plain(epochs=1),
+        optimizer=_scaled,
+        metrics=list,
     ),
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
-    "mixed-float16": Case(compiled(_mixed("mixed_float16")), tolerance=2e-3),
-    "mixed-bfloat16": Case(compiled(_mixed("mixed_bfloat16")), tolerance=2e-2),
-    "embedding-clipped": Case(
-        compiled(m.with_embedding, _momentum(global_clipnorm=0.05)),
+    "mixed-float16": case(build=_in_float16, tolerance=2e-3),
+    "embedding-clipped": case(
         fit(m.TOKENS, m.LABELS),
+        build=m.with_embedding,
+        optimizer=_momentum(global_clipnorm=0.05),
     ),
-    "regularizers": Case(compiled(_regularized)),
-    "sync-batch-norm": Case(
-        compiled(_sync_batch_norm, _adam),
-        fit(
-            m.FEATURES,
-            m.LABELS,
-            _UNEVEN,
-            validation_data=(m.FEATURES, m.LABELS),
-        ),
+    "regularizers": case(build=_regularized),
+    "sync-batch-norm": case(
+        _plain(_UNEVEN, validation_data=(m.FEATURES, m.LABELS)),
+        build=_sync_batch_norm,
+        optimizer=functools.partial(keras.optimizers.Adam, 0.01),
         tolerance=5e-6,
     ),
-    "several-losses": Case(
-        compiled(
-            m.two_headed,
-            loss=lambda: {
-                "label": m.cross_entropy(reduction="mean_with_sample_weight"),
-                "target": keras.losses.MeanSquaredError(reduction="sum"),
-            },
-            loss_weights={"label": 0.3, "target": 0.1},
-            metrics=lambda: {"label": ["accuracy"], "target": ["mae", "mse"]},
-            weighted_metrics={"label": [], "target": ["mse"]},
-        ),
+    "several-losses": case(
         fit(
             {"features": m.FEATURES, "tokens": m.TOKENS},
             {"label": m.LABELS, "target": m.TARGETS},
             _UNEVEN,
             sample_weight={"label": m.WEIGHTS, "target": m.WEIGHTS[::-1]},
         ),
+        build=m.two_headed,
+        loss=lambda: {
+            "label": m.cross_entropy(reduction="mean_with_sample_weight"),
+            "target": keras.losses.MeanSquaredError(reduction="sum"),
+        },
+        loss_weights={"label": 0.3, "target": 0.1},
+        metrics=lambda: {"label": ["accuracy"], "target": ["mae", "mse"]},
+        weighted_metrics={"label": [], "target": ["mse"]},
     ),
-    "mask": Case(
-        compiled(m.with_mask, weighted_metrics=["accuracy"]),
+    "mask": case(
         fit(m.SENTENCES, m.SENTENCE_LABELS, _UNEVEN),
+        build=m.with_mask,
+        weighted_metrics=["accuracy"],
     ),
-    "steps-per-execution": Case(compiled(steps_per_execution=3)),
-    "eager": Case(
-        compiled(run_eagerly=True), fit(m.FEATURES, m.LABELS, _UNEVEN, epochs=1)
-    ),
-    "lazy": Case(compiled(_subclassed(m.Lazy))),
-    "own-train-step": Case(compiled(_subclassed(m.OwnStep), metrics=list)),
+    "steps-per-execution": case(steps_per_execution=3),
+    "eager": case(_plain(_UNEVEN, epochs=1), run_eagerly=True),
+    "lazy": case(build=_subclassed(m.Lazy)),
+    "own-train-step": case(build=_subclassed(m.OwnStep), metrics=list),
     "gan": Case(m.gan, fit(m.FEATURES, count=_UNEVEN)),
     "contrastive": Case(_by_hand(coupled.centred_views, coupled.signs)),
     "clipped-by-hand": Case(_by_hand(_several_couplings, coupled.clipped)),

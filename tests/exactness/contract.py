@@ -1,19 +1,16 @@
 """The exactness contract: a case on towers is the case on one device."""
 
 import functools
-from typing import Any
-
-import keras
 
 from tests.exactness.cases import CASES
-from tests.kit.compare import Outcome, assert_same, outcome
+from tests.kit.compare import assert_same, outcome
 
 # Keras logs a metric of each loss in a graph only.
 _IN_GRAPH = ("several-losses",)
 
 
 @functools.cache
-def on_one_device(name: str) -> Outcome:
+def on_one_device(name):
     """The reference of a case, without a graph where that is the same."""
     case = CASES[name]
     return outcome(case.build, case.fit, in_graph=name in _IN_GRAPH)
@@ -22,18 +19,16 @@ def on_one_device(name: str) -> Outcome:
 class _Parts:
     """Fits a model with batches of a fraction of the size."""
 
-    def __init__(self, parts: int, model: keras.Model):
+    def __init__(self, parts, model):
         self.parts = parts
         self.model = model
 
-    def fit(self, *args: Any, batch_size: int, **kwargs: Any) -> Any:
+    def fit(self, *args, batch_size, **kwargs):
         size = batch_size // self.parts
         return self.model.fit(*args, batch_size=size, **kwargs)
 
 
-def assert_contract(
-    name: str, strategy: Any, parts: int = 1, xla: bool = True
-) -> Outcome:
+def assert_contract(name, strategy, parts=1, xla=True):
     """Assert that a case trains on towers as on one device.
 
     Args:
@@ -47,7 +42,7 @@ def assert_contract(
     """
     case = CASES[name]
 
-    def build() -> keras.Model:
+    def build():
         model = case.build()
         model.jit_compile = model.jit_compile and xla
         return model

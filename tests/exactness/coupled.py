@@ -1,5 +1,7 @@
 """Training steps whose losses and gradients need the whole batch."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -19,14 +21,17 @@ def _similar(a, b):
     return tf.matmul(a, b, transpose_b=True) / 0.3
 
 
+def _each_finds_the_other(views):
+    count = tf.shape(views)[0]
+    logits = _similar(views, views) - 1e9 * tf.eye(count)
+    labels = tf.roll(tf.range(count), count // 2, 0)
+    return tf.reduce_mean(_entropy(logits, labels))
+
+
 def simclr(model, x, y):
     """NT-Xent of two views: each finds the other among all views."""
-    one, other = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
-    views = tf.concat([one, other], 0)
-    count = tf.shape(one)[0]
-    logits = _similar(views, views) - 1e9 * tf.eye(2 * count)
-    labels = tf.roll(tf.range(2 * count), count, 0)
-    return tf.reduce_mean(_entropy(logits, labels))
+    views = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
+    return _each_finds_the_other(tf.concat(views, 0))
 
 
 def clip(model, x, y):
@@ -41,9 +46,9 @@ def supervised_contrastive(model, x, y):
     """Labels are gathered too."""
     given = kt.gather({"z": model.unit(x), "y": y})
     z, y = given["z"], given["y"]
-    others = 1 - tf.eye(tf.shape(z)[0])
-    log = tf.nn.log_softmax(_similar(z, z) - 1e9 * (1 - others))
-    same = tf.cast(y[:, None] == y[None], tf.float32) * others
+    own = tf.eye(tf.shape(z)[0])
+    log = tf.nn.log_softmax(_similar(z, z) - 1e9 * own)
+    same = tf.cast(y[:, None] == y[None], tf.float32) * (1 - own)
     losses = tf.math.divide_no_nan(
         tf.reduce_sum(same * log, 1), tf.reduce_sum(same, 1)
     )
@@ -65,11 +70,7 @@ def centred_views(model, x, y):
     z = model.body(x)
     z -= tf.reduce_mean(kt.gather(z), 0)
     views = kt.gather(tf.concat([z, z + 0.2], 0))
-    views = kt.gather(tf.math.l2_normalize(views, 1))
-    count = tf.shape(views)[0] // 2
-    logits = _similar(views, views) - 1e9 * tf.eye(2 * count)
-    labels = tf.roll(tf.range(2 * count), count, 0)
-    return tf.reduce_mean(_entropy(logits, labels))
+    return _each_finds_the_other(kt.gather(tf.math.l2_normalize(views, 1)))
 
 
 def _losses(model, x, y):
@@ -153,22 +154,14 @@ class Coupled(keras.Model):
 
     def __init__(self, loss, by_hand=as_they_are, scale=False):
         super().__init__()
+        dense = keras.layers.Dense
         self.body = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(7, "tanh"),
-                keras.layers.Dense(WIDTH),
-            ]
+            [keras.Input((6,)), dense(7, "tanh"), dense(WIDTH)]
         )
         # Without a gradient.
         self.unused = self.add_weight(shape=(2,), name="unused")
         random = keras.initializers.RandomNormal(seed=3)
-        self.queue = self.add_weight(
-            shape=(QUEUE, WIDTH),
-            initializer=random,
-            trainable=False,
-            name="queue",
-        )
+        self.queue = self.add_weight((QUEUE, WIDTH), random, trainable=False)
         self.norm = 0.0  # of the gradients of the last step
         self.loss_of, self.by_hand, self.scale = loss, by_hand, scale
 
@@ -185,16 +178,16 @@ class Coupled(keras.Model):
             loss = self.loss_of(self, x, y)
             scaled = self.optimizer.scale_loss(loss) if self.scale else loss
         gradients = tape.gradient(scaled, variables)
-        gradients = self.by_hand(
-            self, gradients, lambda: self.loss_of(self, x, y)
-        )
+        again = functools.partial(self.loss_of, self, x, y)
+        gradients = self.by_hand(self, gradients, again)
         self.optimizer.apply(gradients, variables)
         return {"loss": loss, "norm": self.norm}
 
 
-def coupled(loss, by_hand=as_they_are, optimizer=m.momentum, **options):
+def coupled(
+    loss, by_hand=as_they_are, optimizer=m.momentum, scale=False, **options
+):
     """A function that makes such a model, the same every time."""
-    scale = options.pop("scale", False)
 
     def make():
         keras.utils.set_random_seed(1)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
 _random = np.random.RandomState(0)
 EXAMPLES = 64
@@ -35,11 +36,9 @@ def mlp(*middle, regularizer=None):
     return keras.Sequential(
         [
             keras.Input((6,)),
-            keras.layers.Dense(
-                7, activation="tanh", kernel_regularizer=regularizer
-            ),
+            layers.Dense(7, "tanh", kernel_regularizer=regularizer),
             *middle,
-            keras.layers.Dense(3, dtype="float32"),
+            layers.Dense(3, dtype="float32"),
         ]
     )
 
@@ -50,9 +49,9 @@ def with_embedding():
     return keras.Sequential(
         [
             keras.Input((4,), dtype="int32"),
-            keras.layers.Embedding(12, 5),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
+            layers.Embedding(12, 5),
+            layers.Flatten(),
+            layers.Dense(3),
         ]
     )
 
@@ -63,8 +62,8 @@ def with_mask():
     return keras.Sequential(
         [
             keras.Input((4,), dtype="int32"),
-            keras.layers.Embedding(14, 5, mask_zero=True),
-            keras.layers.TimeDistributed(keras.layers.Dense(3)),
+            layers.Embedding(14, 5, mask_zero=True),
+            layers.TimeDistributed(layers.Dense(3)),
         ]
     )
 
@@ -74,15 +73,15 @@ def two_headed():
     keras.utils.set_random_seed(4)
     features = keras.Input((6,), name="features")
     tokens = keras.Input((4,), dtype="int32", name="tokens")
-    shared = keras.layers.Dense(5, activation="tanh")
-    words = keras.layers.Embedding(12, 6)(tokens)
-    words = keras.layers.GlobalAveragePooling1D()(words)
-    both = keras.layers.Concatenate()([shared(features), shared(words)])
+    shared = layers.Dense(5, "tanh")
+    words = layers.Embedding(12, 6)(tokens)
+    words = layers.GlobalAveragePooling1D()(words)
+    both = layers.Concatenate()([shared(features), shared(words)])
     return keras.Model(
         [features, tokens],
         {
-            "label": keras.layers.Dense(3, name="label")(both),
-            "target": keras.layers.Dense(2, name="target")(both),
+            "label": layers.Dense(3, name="label")(both),
+            "target": layers.Dense(2, name="target")(both),
         },
     )
 
@@ -92,9 +91,9 @@ class Lazy(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.shared = keras.layers.Dense(6, activation="tanh")
+        self.shared = layers.Dense(6, "tanh")
         self.nested = keras.Sequential(
-            [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)]
+            [layers.Dense(5, "tanh"), layers.Dense(3)]
         )
 
     def call(self, inputs):
@@ -106,9 +105,7 @@ class OwnStep(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.body = keras.Sequential(
-            [keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)]
-        )
+        self.body = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
         self.mean_loss = keras.metrics.Mean(name="loss")
 
     @property
@@ -121,14 +118,11 @@ class OwnStep(keras.Model):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(
-                y, self(x, training=True), from_logits=True
-            )
+            losses = cross_entropy(reduction=None)(y, self(x, training=True))
             loss = tf.reduce_mean(losses)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
-        )
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.mean_loss.update_state(loss, sample_weight=tf.shape(x)[0])
         return {"loss": self.mean_loss.result(), "this_batch": loss}
 
@@ -154,9 +148,10 @@ class Gan(keras.Model):
 
     def __init__(self):
         super().__init__()
-        dense = keras.layers.Dense
-        self.generator = keras.Sequential([dense(5, "tanh"), dense(6)])
-        self.critic = keras.Sequential([dense(5, "tanh"), dense(1)])
+        self.generator, self.critic = (
+            keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(units)])
+            for units in (6, 1)
+        )
         self.critic_loss = keras.metrics.Mean(name="critic_loss")
 
     def compile(self, generator_optimizer, critic_optimizer):
@@ -183,9 +178,7 @@ class Gan(keras.Model):
             (generator_loss, self.generator, self.generator_optimizer),
         ):
             weights = part.trainable_variables
-            optimizer.apply_gradients(
-                zip(tape.gradient(loss, weights), weights, strict=True)
-            )
+            optimizer.apply(tape.gradient(loss, weights), weights)
         self.critic_loss.update_state(critic_loss, sample_weight=tf.shape(x)[0])
         return {"critic_loss": self.critic_loss.result()}
 

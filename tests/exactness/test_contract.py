@@ -10,16 +10,15 @@ import functools
 import random
 
 import keras
-import numpy as np
 import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
-from tests.kit.compare import assert_exact, assert_towers_equal, same_model
-from tests.kit.long import SEED, long_but
-from tests.kit.training import classifier, compiled, fit
+from tests.kit.compare import assert_exact
+from tests.kit.long import SEED
+from tests.kit.training import compiled, fit
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 WAYS = {
@@ -30,8 +29,8 @@ WAYS = {
     },
     **{m: functools.partial(kt.TowerStrategy, mode=m) for m in MODES},
     "served": kt.ParameterServerTowerStrategy,
-    "served by all": functools.partial(
-        kt.ParameterServerTowerStrategy, ps_device="gpu"
+    "served by all": lambda towers: kt.ParameterServerTowerStrategy(
+        towers, ps_device="gpu"
     ),
     # Each update is of the gradients of two batches.
     "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
@@ -41,30 +40,21 @@ TOWERS = (2, 3)
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.
 NOT_OF_REPLICAS = (
-    "odd-batches",
-    "validation",
-    "several-losses",
-    "sync-batch-norm",
-    "regularizers",
-    "mask",
-    "contrastive",
-    "clipped-by-hand",
-    "eager",
+    *("odd-batches", "validation", "several-losses", "sync-batch-norm"),
+    *("regularizers", "mask", "contrastive", "clipped-by-hand", "eager"),
 )
-
-
-def _ways(name):
-    left_out = "replicas" if name in NOT_OF_REPLICAS else None
-    return [way for way in WAYS if way != left_out]
 
 
 # What a harder case has, too: of rows, accumulation, clipping, half precision,
 # uneven batches, optimizers and steps of one's own; or another file.
 REPEATED = (
-    *("sgd", "adam", "uneven", "accumulation-clipped", "mixed-bfloat16"),
-    *("lazy", "own-train-step", "eager", "steps-per-execution"),
-    "loss-scale-overflow",
+    *("uneven", "accumulation-clipped", "lazy", "own-train-step", "eager"),
+    *("steps-per-execution", "loss-scale-overflow"),
 )
+
+
+def _ways(name):
+    return [w for w in WAYS if w != "replicas" or name not in NOT_OF_REPLICAS]
 
 
 def _drawn():
@@ -78,33 +68,34 @@ def _drawn():
         yield name, way, drawn.choice(TOWERS)
 
 
-FIRST = [(name, "towers", 3) for name in HARDEST]
-# Groups of several towers, some of which have no example in the end.
-OF_EIGHT = ("uneven", "hierarchical", 8)
-# Several optimizers, and a scale that all of them read.
-IN_SHARES = [(name, "sharded", 2) for name in ("gan", "loss-scale-overflow")]
-KEPT = [*FIRST, OF_EIGHT, *IN_SHARES, *_drawn()]
-REST = [
-    *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
-    *(
-        (name, way, 3 if way == "towers" else 2)
-        for name in CASES
-        for way in _ways(name)
-        if name in HARDEST or way in ("towers", "served by all", "replicas")
-    ),
-]
+def _cases():
+    core = [pytest.mark.core, pytest.mark.optimized]
+    first = [(name, "towers", 3) for name in HARDEST]
+    kept = [
+        # Groups of several towers, some of which have no example in the end.
+        ("uneven", "hierarchical", 8),
+        # Several optimizers, and a scale that all of them read.
+        *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
+        *_drawn(),
+    ]
+    rest = [
+        *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
+        *(
+            (name, way, 3 if way == "towers" else 2)
+            for name in CASES
+            for way in _ways(name)
+            if name in HARDEST or way in ("towers", "served by all", "replicas")
+        ),
+    ]
+    marks = {
+        **dict.fromkeys(rest, [pytest.mark.long]),
+        **dict.fromkeys(kept, ()),
+        **dict.fromkeys(first, core),
+    }
+    return [pytest.param(*case, marks=of) for case, of in marks.items()]
 
 
-def _marked(one):
-    if one in FIRST:
-        marks = [pytest.mark.core, pytest.mark.optimized]
-        return pytest.param(*one, marks=marks)
-    return long_but(KEPT.__contains__, [one])[0]
-
-
-@pytest.mark.parametrize(
-    "name, way, towers", [*map(_marked, dict.fromkeys([*KEPT, *REST]))]
-)
+@pytest.mark.parametrize("name, way, towers", _cases())
 def test_case(name, way, towers):
     parts = 2 if way == "replicas" else 1
     # Compiling takes longer than a step of these.
@@ -138,19 +129,3 @@ def test_training_ends_at_a_loss_that_is_no_number():
         kt.TowerStrategy(2),
     )
     assert found.model.optimizer.iterations.numpy() == 2
-
-
-def test_what_differs_is_caught():
-    model, wanted, strategy = classifier(), classifier(), kt.TowerStrategy(2)
-    same_model(model, wanted)
-    kernel = model.trainable_variables[0]
-    with strategy:
-        strategy.adopt(model)
-        assert_towers_equal(model)
-        component = kernel._value.values[1]
-        component.assign(component + np.float32(1e-7))
-        with pytest.raises(AssertionError, match="tower 1"):
-            assert_towers_equal(model)
-    kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
-    with pytest.raises(AssertionError, match="kernel"):
-        same_model(model, wanted)

@@ -45,33 +45,35 @@ class Always(layers.Dropout):
         return super().call(x, training=True)
 
 
+def _normal(x, seed=None):
+    return keras.random.normal(ops.shape(x), seed=seed)
+
+
 def _sampling():
     """Of a variational autoencoder: only a part of its input is noisy."""
     x = keras.Input((7,))
     mean, spread = x[:, :3], x[:, 3:6]
-    noise = Noise(lambda x, s: keras.random.normal(ops.shape(x), seed=s))
-    return keras.Model(
-        x, mean + ops.exp(0.5 * spread) * noise(ops.zeros_like(mean))
-    )
+    noise = Noise(_normal)(ops.zeros_like(mean))
+    return keras.Model(x, mean + ops.exp(0.5 * spread) * noise)
 
 
 MIDDLES = {
     "draws": lambda: [
         Noise(
-            lambda x, s: keras.random.normal(ops.shape(x), seed=s),
+            _normal,
             lambda x, s: keras.random.uniform((_rows(x), 1), seed=s),
             lambda x, s: keras.random.categorical(x, 7, seed=s),
             # Weights' noise, of as many rows as the towers have examples.
             lambda x, s: keras.random.normal((8, 7), seed=s)[:1],
         ),
         # With one seed for all of its draws.
-        Noise(lambda x, s: keras.random.normal(ops.shape(x), seed=s), seed=5),
+        Noise(_normal, seed=5),
         _sampling(),
         layers.Dropout(0.2, noise_shape=(1, 3)),
         layers.Dropout(0.2, noise_shape=(None, 1)),
     ],
     "no seed": lambda: [
-        Noise(lambda x, s: keras.random.normal(ops.shape(x))),
+        Noise(lambda x, s: _normal(x)),
         layers.Dropout(0.3),
         Always(0.4, seed=1),
     ],
@@ -116,46 +118,46 @@ def _in_batches_of_few(model):
     return model.predict_on_batch(X[:5])
 
 
+def _in_batches_of(size):
+    def act(model):
+        return model.fit(
+            X[:48], Y[:48], batch_size=size, shuffle=False, verbose=0
+        )
+
+    return act
+
+
 @pytest.mark.parametrize(
-    ("options", "act", "strategy"),
+    ("options", "act", "strategy", "reference"),
     [
         pytest.param(
             {"steps_per_execution": 3},
-            fit,
-            {"exact": True},
+            *(fit, {"exact": True}, None),
             id="several steps",
             marks=pytest.mark.core,
         ),
         # Seeds go on in step, also on towers without an example.
         pytest.param(
             {"jit_compile": False},
-            _in_batches_of_few,
-            {"random": "global"},
+            *(_in_batches_of_few, {"random": "global"}, None),
             id="few examples",
+        ),
+        # The global batch is made of those of the towers, in order.
+        pytest.param(
+            {"jit_compile": False},
+            _in_batches_of(8),
+            {"batches": "each", "random": "global"},
+            _in_batches_of(24),
+            id="each tower its batch",
         ),
     ],
 )
-def test_other_loops(options, act, strategy):
+def test_other_loops(options, act, strategy, reference):
     assert_exact(
         lambda: classifier(Always(0.4, seed=2), **options),
         act,
         kt.TowerStrategy(3, **strategy),
-    )
-
-
-def test_each_tower_its_batch():
-    """The global batch is made of the batches of the towers, in order."""
-
-    def act(model, size):
-        return model.fit(
-            X[:48], Y[:48], batch_size=size, shuffle=False, verbose=0
-        )
-
-    assert_exact(
-        lambda: classifier(layers.Dropout(0.4, seed=2), jit_compile=False),
-        functools.partial(act, size=8),
-        kt.TowerStrategy(3, batches="each", random="global"),
-        functools.partial(act, size=24),
+        reference,
     )
 
 
@@ -196,14 +198,7 @@ def _drawing_late():
     return model
 
 
-@pytest.mark.parametrize(
-    ("make", "y"),
-    [
-        (_gan, None),
-        (_drawing_late, Y),
-    ],
-    ids=["gan", "late"],
-)
+@pytest.mark.parametrize(("make", "y"), [(_gan, None), (_drawing_late, Y)])
 def test_own_steps(make, y):
     assert_exact(
         make,

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from keras_towers import subprocesses
@@ -36,7 +35,7 @@ MACHINE = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Run all, print the report, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu")
@@ -64,20 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "COLUMNS": "110",
     }
     # In a process of pytest-xdist's, so that a crash costs one test.
-    tests = ("pytest", "tests/gpu", "-m", "gpu", "-n", "1", "--dist", "load")
+    tests = (*PYTHON, "pytest", "tests/gpu", "-m", "gpu", "-n", "1")
+    tests += ("--dist", "load", "-rs", "--tb=short")
     number = len(found) if options.on == "gpu" else 2
     rows = [f"tower:mode={mode}" for mode in modes_on(options.on, number)]
-    bench = ("keras_towers", "bench", "--device", options.on)
+    bench = (*PYTHON, "keras_towers", "bench", "--device", options.on)
     bench += ("--towers", str(number), "--models", "large,cnn")
     bench += ("--repeats", "3", "--strategies", ",".join(["default", *rows]))
     tried = {
-        "Tests": (*PYTHON, *tests, "-rs", "--tb=short"),
-        "Benchmark": (*PYTHON, *bench),
+        "Tests": (*tests, *shlex.split(options.tests)),
+        "Benchmark": (*bench, *shlex.split(options.bench)),
     }
-    more = {"Tests": options.tests, "Benchmark": options.bench}
     text, failed = "# keras_towers on GPUs\n", False
     for title, command in {**MACHINE, **tried}.items():
-        command = (*command, *shlex.split(more.get(title, "")))
         said, code = run(command, environment)
         text += f"\n## {title}\n\n{FENCE}text\n{said.rstrip()}\n{FENCE}\n"
         failed |= title in tried and code != 0
@@ -86,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
+def run(command, environment):
     """Run a command, show what it says, and return that and its exit code."""
     print("$", *command, flush=True)
     if shutil.which(command[0], path=environment.get("PATH")) is None:
@@ -100,8 +98,8 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     return ended.stdout + f"\nexit code {code}" * bool(code), code
 
 
-def modes_on(kind: str, number: int) -> list[str]:
-    """The modes that can run on GPUs or on CPUs, as ``towers.in_mode``."""
+def modes_on(kind, number):
+    """The modes that can run on GPUs or on CPUs, as ``towers.strategy``."""
     if number == 1:
         # One tower reduces nothing.
         return []

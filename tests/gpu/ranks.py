@@ -1,6 +1,7 @@
 """A worker: ranks on GPUs, each with one of its own."""
 
 import dataclasses
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,16 +21,12 @@ from tests.processes.small import RANK, Strategy, gather
 def trains_as_one_gpu(name):
     case = CASES[name]
     case = dataclasses.replace(case, tolerance=max(case.tolerance, TOLERANCE))
-
-    def reference():
-        return outcome(case.build, case.fit)
-
+    reference = functools.partial(outcome, case.build, case.fit)
     assert_one_device(case, reference, Strategy())
 
 
 CHECKS.clear()  # What tests.processes.exact has of its own.
-for compared in HARD:
-    CHECKS[compared] = lambda name=compared: trains_as_one_gpu(name)
+CHECKS |= {name: functools.partial(trains_as_one_gpu, name) for name in HARD}
 
 
 @check

@@ -10,6 +10,7 @@ import keras_towers as kt
 from tests.compatibility import test_custom_loop as loops
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST
+from tests.exactness.test_contract import MODES
 from tests.fit.data.prefetched import (
     assert_drawn_ahead,
     assert_strings_are_exact,
@@ -19,54 +20,46 @@ from tests.gpu.towers import (
     HARD,
     TOLERANCE,
     assert_contract,
-    in_mode,
     strategy,
     towers,
 )
 from tests.kit.compare import assert_exact, close
-from tests.kit.training import X, classifier, compiled, fit
+from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.test_async_steps import linear
 
 pytestmark = pytest.mark.gpu
 
-MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 IMAGES = np.random.default_rng(0).random((len(X), 8, 8, 3), "float32")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_case_by_default(name):
-    assert_contract(name, strategy())
+TOWERS, SERVED = kt.TowerStrategy, kt.ParameterServerTowerStrategy
+PACKER = kt.reduction.GradientPacker(num_split=2, min_elements=2)
+SHARED = [*HARDEST, "ema-overwrite", "loss-scale-overflow", "uneven"]
 
 
-@pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode(mode, name):
-    assert_contract(name, in_mode(mode))
+def cases():
+    """Cases of the contract and strategies that they are tried on."""
+    for names, make, options in (
+        (CASES, TOWERS, {}),
+        *((HARD, TOWERS, {"mode": mode}) for mode in MODES),
+        ([*HARDEST, "loss-scale-overflow"], TOWERS, {"updates": "once"}),
+        *((SHARED, SERVED, {"ps_device": on}) for on in ("cpu", "gpu")),
+        (["uneven"], TOWERS, {"number": 1}),
+        # Packing changes no weight.
+        *(
+            (["uneven"], TOWERS, {"mode": mode, "packer": packer})
+            for mode in MODES
+            for packer in (PACKER, False)
+        ),
+    ):
+        on = "-".join(map(str, options.values()))
+        for name in names:
+            yield pytest.param(name, make, options, id=f"{name}-{on}")
 
 
-@pytest.mark.parametrize("name", [*HARDEST, "loss-scale-overflow"])
-def test_one_tower_updates_for_all(name):
-    assert_contract(name, strategy(updates="once"))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_packing_changes_no_weight(mode):
-    packer = kt.reduction.GradientPacker(num_split=2, min_elements=2)
-    assert_contract("adam", in_mode(mode, packer=packer))
-    assert_contract("adam", in_mode(mode, packer=False))
-
-
-@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
-@pytest.mark.parametrize(
-    "name", [*HARDEST, "ema-overwrite", "loss-scale-overflow", "uneven"]
-)
-def test_shared_weights(name, ps_device):
-    on = strategy(kt.ParameterServerTowerStrategy, ps_device=ps_device)
-    assert_contract(name, on)
-
-
-def test_one_tower():
-    assert_contract("uneven", strategy(number=1))
+@pytest.mark.parametrize(("name", "make", "options"), cases())
+def test_case(name, make, options):
+    assert_contract(name, strategy(make, **options))
 
 
 def conv_net():
@@ -102,10 +95,10 @@ def recurrent():
 
 def in_all_calls(model):
     logs = [
-        model.train_on_batch(X[rows], m.LABELS[rows], return_dict=True)
+        model.train_on_batch(X[rows], Y[rows], return_dict=True)
         for rows in (slice(9), slice(9, 18))
     ]
-    tested = model.evaluate(X, m.LABELS[: len(X)], batch_size=7, verbose=0)
+    tested = model.evaluate(X, Y, batch_size=7, verbose=0)
     return logs, tested, model.predict(X, batch_size=7, verbose=0)
 
 
@@ -141,7 +134,7 @@ def test_two_runs_are_equal_to_the_bit(mode):
 
     def trained():
         model = classifier()
-        with in_mode(mode):
+        with strategy(mode=mode):
             fit(model, 2)
         return model.get_weights()
 
@@ -153,9 +146,10 @@ def test_two_runs_are_equal_to_the_bit(mode):
         disable_op_determinism()
 
 
-@pytest.mark.parametrize(
-    "source", ["numpy", "tf.data", "unknown length", "PyDataset", "generator"]
-)
+SOURCES = "numpy", "tf.data", "unknown length", "PyDataset", "generator"
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("batches", ["split", "each"])
 def test_every_source(source, batches):
     more = 1 if batches == "split" else len(towers())

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers import reduction
-from tests.gpu.towers import towers
+from tests.gpu.towers import skip_unless_possible, towers
 from tests.reduction.cases import (
     assert_placed,
     assert_sums,
@@ -25,11 +25,7 @@ REDUCTIONS = {
 
 @pytest.fixture(params=REDUCTIONS)
 def reduce(request):
-    available, reason = reduction.nccl_available(towers())
-    if "nccl" in request.param and not available:
-        pytest.skip(f"NCCL: {reason}")
-    if request.param == "hierarchical" and len(towers()) % 2:
-        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
+    skip_unless_possible(request.param)
     return REDUCTIONS[request.param]()
 
 

@@ -1,7 +1,6 @@
 """The towers of a session on GPUs, and strategies on them."""
 
 import functools
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -10,7 +9,7 @@ import keras_towers as kt
 from keras_towers import reduction
 from tests.exactness.cases import CASES, HARDEST
 from tests.kit import gpus
-from tests.kit.compare import Outcome, assert_same, outcome
+from tests.kit.compare import assert_same, outcome
 
 # Sums over blocks of threads, and what XLA fuses, are rounded in another order
 # than on one device; a wrong share of one example is a hundred times more.
@@ -23,52 +22,46 @@ HARD = (*HARDEST, "uneven", "loss-scale-overflow", "mixed-float16")
 _ON_GPUS = {"mode": "gpu", "updates": "each", "packer": True}
 
 
-def kind() -> str:
-    """What the devices are: "GPU", or "CPU" where the tests are tried."""
-    return gpus.ON.upper()
-
-
 @functools.cache
-def towers() -> tuple[str, ...]:
+def towers():
     """The names of all towers, such as ``"/device:GPU:1"``."""
-    names = [d.name for d in tf.config.list_logical_devices(kind())]
+    names = [d.name for d in tf.config.list_logical_devices(gpus.ON.upper())]
     return tuple(name[name.index("/device") :] for name in names)
 
 
-def strategy(
-    make: Any = kt.TowerStrategy, number: int | None = None, **options: Any
-) -> Any:
+def skip_unless_possible(name):
+    """Skip a test where a mode, or a reduction of that name, cannot run."""
+    available, reason = reduction.nccl_available(towers())
+    if "nccl" in name and not available:
+        pytest.skip(f"NCCL: {reason}")
+    if name == "hierarchical" and len(towers()) % 2:
+        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
+
+
+def strategy(make=kt.TowerStrategy, number=None, **options):
     """A strategy on all towers, or the first ones.
 
-    On logical CPUs it does what it would do on GPUs.
+    On logical CPUs it does what it would do on GPUs. The test is skipped where
+    its mode cannot run.
     """
+    mode = options.get("mode")
+    skip_unless_possible(mode or "")
     if gpus.ON == "cpu" and make is kt.TowerStrategy:
         options = {**_ON_GPUS, **options}
     made = make(list(towers()[:number]), **options)
     if gpus.ON == "cpu":
         object.__setattr__(made._config, "prefetches_to_towers", True)
-    return made
-
-
-def in_mode(name: str, **options: Any) -> kt.TowerStrategy:
-    """A strategy in a mode; the test is skipped where that cannot run."""
-    available, reason = reduction.nccl_available(towers())
-    if name == "nccl" and not available:
-        pytest.skip(f"NCCL: {reason}")
-    if name == "hierarchical" and len(towers()) % 2:
-        pytest.skip(f"{len(towers())} GPUs are no two equal groups")
-    made = strategy(mode=name, **options)
-    assert made.mode == name
+    assert mode in (None, made.mode)
     return made
 
 
 @functools.cache
-def on_one_gpu(name: str) -> Outcome:
+def on_one_gpu(name):
     """The reference of a case of the exactness contract, on the first GPU."""
     return outcome(CASES[name].build, CASES[name].fit)
 
 
-def assert_contract(name: str, on: Any) -> None:
+def assert_contract(name, on):
     """Assert that a case trains on towers as on one GPU."""
     case = CASES[name]
     found = outcome(case.build, case.fit, on)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,31 +14,22 @@ from tests.kit.ordinary import Originals, all_variables, assert_ordinary
 
 TOLERANCE = 2e-6
 
-Make = Callable[[], keras.Model]
-Act = Callable[[keras.Model], Any]
 
-
-def close(
-    found: Any, wanted: Any, tolerance: float = TOLERANCE, message: str = ""
-) -> None:
+def close(found, wanted, tolerance=TOLERANCE, message=""):
     """Two arrays or numbers differ by no more than the tolerance."""
     np.testing.assert_allclose(
         found, wanted, rtol=tolerance, atol=tolerance, err_msg=message
     )
 
 
-def same_history(
-    found: dict[str, Any], wanted: dict[str, Any], tolerance: float = TOLERANCE
-) -> None:
+def same_history(found, wanted, tolerance=TOLERANCE):
     """Two histories, or any dicts of numbers, are the same."""
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         close(found[name], values, tolerance, name)
 
 
-def same_model(
-    found: keras.Model, wanted: keras.Model, tolerance: float = TOLERANCE
-) -> None:
+def same_model(found, wanted, tolerance=TOLERANCE):
     """Weights, optimizer state, metrics and seeds of two models are the same.
 
     The stream of a random generator goes on as it did.
@@ -47,7 +37,7 @@ def same_model(
     _same_values(_values(found), _values(wanted), tolerance)
 
 
-def weights_of(model: keras.Model) -> dict[str, np.ndarray]:
+def weights_of(model):
     """All weights except the states of random generators."""
     return {
         f"{index} {variable.name}": variable.numpy()
@@ -56,7 +46,7 @@ def weights_of(model: keras.Model) -> dict[str, np.ndarray]:
     }
 
 
-def assert_towers_equal(model: keras.Model) -> None:
+def assert_towers_equal(model):
     """Every tower holds the same trainable weights, to the last bit."""
     for variable in model.trainable_variables:
         first, *others = getattr(variable._value, "values", [variable._value])
@@ -83,9 +73,7 @@ class Outcome:
     values: list[tuple[str, np.ndarray]]
 
 
-def outcome(
-    make: Make, act: Act, strategy: Any = None, in_graph: bool = True
-) -> Outcome:
+def outcome(make, act, strategy=None, in_graph=True):
     """Use a new model, on one device or on towers.
 
     On towers, all of them end with the same weights, and the model is an
@@ -111,14 +99,11 @@ def outcome(
     assert_ordinary(model)
     if originals is not None:
         originals.assert_back()
-    return Outcome(
-        model, getattr(returned, "history", returned), _values(model)
-    )
+    returned = getattr(returned, "history", returned)
+    return Outcome(model, returned, _values(model))
 
 
-def assert_same(
-    found: Outcome, wanted: Outcome, tolerance: float = TOLERANCE
-) -> None:
+def assert_same(found, wanted, tolerance=TOLERANCE):
     """Two uses of a model returned the same and left the same variables."""
     tf.nest.assert_same_structure(found.returned, wanted.returned)
     if wanted.returned is not None:
@@ -129,13 +114,8 @@ def assert_same(
 
 
 def assert_exact(
-    make: Make,
-    act: Act,
-    strategy: Any,
-    reference: Act | None = None,
-    tolerance: float = TOLERANCE,
-    in_graph: bool = False,
-) -> Outcome:
+    make, act, strategy, reference=None, tolerance=TOLERANCE, in_graph=False
+):
     """Assert that towers give what one device gives.
 
     Args:
@@ -156,15 +136,11 @@ def assert_exact(
     return found
 
 
-def _values(model: keras.Model) -> list[tuple[str, np.ndarray]]:
+def _values(model):
     return [(v.path, v.numpy()) for v in all_variables(model)]
 
 
-def _same_values(
-    found: list[tuple[str, np.ndarray]],
-    wanted: list[tuple[str, np.ndarray]],
-    tolerance: float,
-) -> None:
+def _same_values(found, wanted, tolerance):
     # A lazily built model may number its layers differently: by order.
     for (path, value), (other, reference) in zip(found, wanted, strict=True):
         close(value, reference, tolerance, f"{path} {other}")

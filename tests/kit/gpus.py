@@ -13,7 +13,7 @@ PARTS = 4
 MEMORY_MIB = 1024
 
 
-def use() -> None:
+def use():
     """Configure the session's devices, before TensorFlow starts.
 
     One GPU is split; of several each is one tower. TensorFloat-32 has 10 bits,

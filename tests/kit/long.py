@@ -2,8 +2,6 @@
 
 import os
 import random
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ SEEDED_BY = "KERAS_TOWERS_TEST_SEED"
 SEED = int(os.environ.get(SEEDED_BY, "1"))
 
 
-def long_but(kept: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
+def long_but(kept, cases):
     """Mark all cases as long but for those that `make test` is to run, too.
 
     Args:
@@ -22,7 +20,7 @@ def long_but(kept: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
     return [case if kept(case) else _long(case) for case in cases]
 
 
-def some_of(cases: Iterable[Any], part: int = 2) -> list[Any]:
+def some_of(cases, part=2):
     """Mark all cases as long but for some that a seed draws.
 
     Args:
@@ -38,7 +36,7 @@ def some_of(cases: Iterable[Any], part: int = 2) -> list[Any]:
     ]
 
 
-def _long(case: Any) -> Any:
+def _long(case):
     values, given = (case if isinstance(case, tuple) else (case,)), {}
     if hasattr(case, "marks"):
         values, given = case.values, {"id": case.id}

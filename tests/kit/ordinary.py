@@ -1,33 +1,24 @@
 """What makes a model an ordinary Keras model, before and after a block."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
 # What the trainer of an adopted model must not keep.
-_METHODS = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
-)
+_METHODS = {
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+}
 
 
-def optimizers(model: keras.Model) -> list[Any]:
+def optimizers(model):
     """The optimizers of a model of these tests, wrapped ones too."""
-    found = [
-        value
-        for value in vars(model).values()
-        if isinstance(value, keras.optimizers.Optimizer)
-    ]
+    kind = keras.optimizers.Optimizer
+    found = [value for value in vars(model).values() if isinstance(value, kind)]
     inner = [getattr(item, "inner_optimizer", None) for item in found]
     return found + [item for item in inner if item is not None]
 
 
-def all_variables(model: keras.Model) -> list[keras.Variable]:
+def all_variables(model):
     """Weights, optimizers, metrics, seeds: not by keras_towers's own search."""
     variables = list(model.variables)
     for optimizer in optimizers(model):
@@ -42,16 +33,16 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 class Originals:
     """The ``tf.Variable`` objects of a model, to be found again."""
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model):
         self.held = [(v, v._value) for v in all_variables(model)]
         assert self.held
 
-    def assert_back(self) -> None:
+    def assert_back(self):
         for variable, value in self.held:
             assert variable._value is value, variable.path
 
 
-def assert_ordinary(model: keras.Model, trains_at_home: bool = False) -> None:
+def assert_ordinary(model, trains_at_home=False):
     """Nothing of a strategy is left in the model.
 
     Args:
@@ -73,4 +64,4 @@ def assert_ordinary(model: keras.Model, trains_at_home: bool = False) -> None:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             assert layer._distribute_strategy is None
-            assert set(_METHODS) & set(vars(layer)) == home
+            assert _METHODS & set(vars(layer)) == home

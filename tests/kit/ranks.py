@@ -24,22 +24,21 @@ import pathlib
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 
 from keras_towers.meeting.environments import tf_config
-from tests.launching.jobs import Done, Launched
+from tests.launching.jobs import Launched
 
-CHECKS: dict[str, Callable[..., None]] = {}
+CHECKS = {}
 
 
-def check(function: Callable[..., None]) -> Callable[..., None]:
+def check(function):
     """Make a function a check, named as it is."""
     assert function.__name__ not in CHECKS, function.__name__
     CHECKS[function.__name__] = function
     return function
 
 
-def names(module: str) -> tuple[str, ...]:
+def names(module):
     """The checks of a worker's module, without running it."""
     spec = importlib.util.find_spec(module)
     source = pathlib.Path(spec.origin).read_text()
@@ -51,7 +50,7 @@ def names(module: str) -> tuple[str, ...]:
     )
 
 
-def main() -> None:
+def main():
     """Run the checks that the command line names, or all of them."""
     folder, limit_s, *wanted = sys.argv[1:]
     # The launcher may be gone: no rank outlives its time limit.
@@ -70,17 +69,17 @@ def main() -> None:
             search_no_more()
 
 
-def rank_here() -> int:
+def rank_here():
     """The rank of this process, however the launcher has told it."""
     cluster = tf_config.from_environment()
     return cluster.rank if cluster else int(os.environ["HOROVOD_RANK"])
 
 
-def _results(folder: str, rank: int | str) -> pathlib.Path:
+def _results(folder, rank):
     return pathlib.Path(folder) / f"rank-{rank}.jsonl"
 
 
-def _read(path: pathlib.Path) -> dict[str, str]:
+def _read(path):
     text = path.read_text() if path.exists() else ""
     # A rank that was killed may have written half a line.
     whole = text[: text.rfind("\n") + 1]
@@ -103,34 +102,30 @@ class Job:
 
     def __init__(
         self,
-        module: str,
-        ranks: int,
-        limit_s: float,
-        wanted: tuple[str, ...] = (),
-        options: tuple[str, ...] = (),
-        number: str = "-np",
-        warm: bool = True,
-        **variables: str,
+        module,
+        ranks,
+        limit_s,
+        wanted=(),
+        options=(),
+        number="-np",
+        warm=True,
+        **variables,
     ):
-        self.ranks = ranks
-        self._number = number
-        self._arguments = module, limit_s, wanted, options, warm, variables
+        self.ranks, self._limit_s = ranks, limit_s
+        self._before = number, str(ranks), *options, "-m", module
+        self._after = str(limit_s), *wanted
+        self._environment = {"warm": warm, **variables}
 
     @functools.cached_property
-    def _run(self) -> tuple[list[dict[str, str]], Done]:
-        module, limit_s, wanted, options, warm, variables = self._arguments
+    def _run(self):
         with tempfile.TemporaryDirectory() as folder:
-            done = Launched(
-                pathlib.Path(folder),
-                (self._number, str(self.ranks), *options, "-m", module)
-                + (folder, str(limit_s), *wanted),
-                warm=warm,
-                **variables,
-            ).finish(limit_s + 5)
+            arguments = *self._before, folder, *self._after
+            job = Launched(pathlib.Path(folder), arguments, **self._environment)
+            done = job.finish(self._limit_s + 5)
             ranks = range(self.ranks)
             return [_read(_results(folder, rank)) for rank in ranks], done
 
-    def assert_passed(self, name: str) -> None:
+    def assert_passed(self, name):
         """Assert that a check passed on every rank."""
         found, done = self._run
         for rank, results in enumerate(found):
@@ -139,7 +134,7 @@ class Job:
                 f"rank {rank}: {result}\n{done.out[-3000:]}{done.err[-3000:]}"
             )
 
-    def assert_ended_well(self) -> None:
+    def assert_ended_well(self):
         """Assert that the launcher ended without an error."""
         _, done = self._run
         assert done.code == 0, done.out[-3000:] + done.err[-3000:]

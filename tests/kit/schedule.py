@@ -1,7 +1,6 @@
 """Which process of pytest-xdist runs which tests, and when."""
 
 import functools
-import pathlib
 import re
 
 from xdist.scheduler import LoadScopeScheduling
@@ -69,5 +68,5 @@ class Scheduler(LoadScopeScheduling):
 
 
 @functools.cache
-def _text(file: pathlib.Path) -> str:
+def _text(file):
     return file.read_text()

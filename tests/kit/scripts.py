@@ -20,7 +20,7 @@ _TOLD = (
 )
 
 
-def inherited() -> dict[str, str]:
+def inherited():
     """The environment without what a launcher has told these tests."""
     return {
         name: value
@@ -29,22 +29,20 @@ def inherited() -> dict[str, str]:
     }
 
 
-def forget_launchers() -> None:
+def forget_launchers():
     """Leave nothing of what they have told in the environment."""
     for name in os.environ.keys() - inherited():
         del os.environ[name]
 
 
-def executable(path: Path, text: str) -> Path:
+def executable(path, text):
     """Write a program that a shell runs."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
-def python(
-    *command: str, limit_s: float = 200, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def python(*command, limit_s=200, **variables):
     """Run Python with some arguments, no part of any job.
 
     Args:

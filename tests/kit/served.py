@@ -33,19 +33,10 @@ class Connected:
     devices: tuple[str, ...] = (DEVICE,)
 
     def __post_init__(self):
+        self.rank, self.size = self.cluster.rank, self.cluster.size
         self.dropped = Dropped(self.size)
         self.store = ServerStore(DEVICE)
-
-    @property
-    def rank(self):
-        return self.cluster.rank
-
-    @property
-    def size(self):
-        return self.cluster.size
-
-    def naming_lost_servers(self):
-        return contextlib.nullcontext()
+        self.naming_lost_servers = contextlib.nullcontext
 
 
 class Job:

@@ -4,11 +4,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 
 from keras_towers.launching.job import local_cluster
 from keras_towers.meeting.environments import tf_config
 from tests.kit.warm import environment
+from tests.launching.jobs import wait_until
 
 
 class Task:
@@ -42,30 +42,28 @@ class Task:
             )
 
     @property
-    def output(self) -> str:
+    def output(self):
         """What it has written so far."""
         return self._output.read_text()
 
-    def wait_for(self, text: str, limit_s: float = 60) -> None:
+    def wait_for(self, text, limit_s=60):
         """Wait until it has written something."""
-        until = time.monotonic() + limit_s
-        while text not in self.output:
-            ended = self.process.poll()
-            # It may have written it before it ended.
-            if text not in self.output and (
-                ended is not None or time.monotonic() > until
-            ):
-                raise AssertionError(f"{ended}: {text!r}\n{self.output}")
-            time.sleep(0.05)
+        wait_until(
+            lambda: text in self.output or self.process.poll() is not None,
+            limit_s,
+        )
+        # It may have written it before it ended.
+        code = self.process.returncode
+        assert text in self.output, f"{code}: {text!r}\n{self.output}"
 
-    def end(self, limit_s: float = 60) -> int:
+    def end(self, limit_s=60):
         """Wait for its end; the exit code."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"has not ended\n{self.output}") from None
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it, if it runs."""
         self.process.kill()
         self.process.wait()

@@ -22,18 +22,20 @@ def timed(path, model=None, strategy=None, epochs=1, **options):
 def written(path):
     """The events of a trace by name, after a check of all that viewers need."""
     events = json.loads(path.read_text())["traceEvents"]
+    found, named, used = {}, set(), set()
     for event in events:
-        assert {"name", "ph", "pid", "tid", "args"} <= event.keys()
-        assert event["ph"] in "MX"
+        lane = event["pid"], event["tid"]
+        assert {"name", "ph", "args"} <= event.keys()
+        used.add(lane)
+        if event["name"] == "thread_name":
+            named.add(lane)
         if event["ph"] == "X":
             assert event["ts"] >= 0
             assert event["dur"] >= 0
-    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert {(e["pid"], e["tid"]) for e in events} <= named
-    found = {}
-    for event in events:
-        if event["ph"] == "X":
             found.setdefault(event["name"], []).append(event)
+        else:
+            assert event["ph"] == "M"
+    assert used <= named
     return found
 
 

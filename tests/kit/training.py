@@ -1,8 +1,5 @@
 """Small training runs: their data, their models and their ``fit``."""
 
-from collections.abc import Callable
-from typing import Any
-
 import keras
 
 import keras_towers as kt
@@ -14,15 +11,11 @@ STEPS = 4  # the last batch has 5 examples
 X, Y = m.FEATURES[:EXAMPLES], m.LABELS[:EXAMPLES]
 
 
-def adam(**kwargs: Any) -> keras.optimizers.Adam:
+def adam(**kwargs):
     return keras.optimizers.Adam(0.01, **kwargs)
 
 
-def classifier(
-    *middle: keras.layers.Layer,
-    optimizer: Callable[[], Any] = adam,
-    **kwargs: Any,
-) -> keras.Model:
+def classifier(*middle, optimizer=adam, **kwargs):
     """A built and compiled classifier of ``X``."""
     model = m.mlp(*middle)
     arguments = {"metrics": ["accuracy"], **kwargs}
@@ -30,11 +23,7 @@ def classifier(
     return model
 
 
-def linear(
-    *middle: keras.layers.Layer,
-    optimizer: Callable[[], Any] = m.momentum,
-    **kwargs: Any,
-) -> keras.Model:
+def linear(*middle, optimizer=m.momentum, **kwargs):
     """A built and compiled classifier of ``X`` with little to trace."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
@@ -45,15 +34,15 @@ def linear(
 
 
 def compiled(
-    build: Callable[[], keras.Model] = m.mlp,
-    optimizer: Callable[[], Any] = m.momentum,
-    loss: Callable[[], Any] = m.cross_entropy,
-    metrics: Callable[[], Any] = lambda: ["accuracy"],
-    **kwargs: Any,
-) -> Callable[[], keras.Model]:
+    build=m.mlp,
+    optimizer=m.momentum,
+    loss=m.cross_entropy,
+    metrics=lambda: ["accuracy"],
+    **kwargs,
+):
     """A function that builds and compiles a model, the same every time."""
 
-    def make() -> keras.Model:
+    def make():
         model = build()
         model.compile(optimizer(), loss(), metrics=metrics(), **kwargs)
         return model
@@ -61,24 +50,13 @@ def compiled(
     return make
 
 
-def fit(
-    model: keras.Model, epochs: int = 1, x: Any = X, y: Any = Y, **kwargs: Any
-) -> dict[str, list[float]]:
+def fit(model, epochs=1, x=X, y=Y, **kwargs):
     """``fit`` in order; returns the history."""
-    return model.fit(
-        x,
-        y,
-        batch_size=BATCH,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        **kwargs,
-    ).history
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, **options, **kwargs).history
 
 
-def strategy_of(
-    towers: int, prefetch: bool = False, **options: Any
-) -> kt.TowerStrategy:
+def strategy_of(towers, prefetch=False, **options):
     """A strategy that may read ahead as it does to accelerators."""
     strategy = kt.TowerStrategy(towers, **options)
     object.__setattr__(strategy._config, "prefetches_to_towers", prefetch)

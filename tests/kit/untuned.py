@@ -2,7 +2,6 @@
 
 import gc
 import os
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops, multi_device_iterator_ops
@@ -12,7 +11,7 @@ UNTUNED = tf.data.Options()
 UNTUNED.autotune.enabled = False
 
 
-def leave_untuned(optimize: bool = False) -> None:
+def leave_untuned(optimize=False):
     """Have it so from now on in this process, which has imported all it needs.
 
     Args:
@@ -26,7 +25,7 @@ def leave_untuned(optimize: bool = False) -> None:
     gc.set_threshold(20_000, 10, 5)
 
 
-def do_not_optimize_graphs(off: bool = True) -> None:
+def do_not_optimize_graphs(off=True):
     """Turn off, or on again, the passes over graphs before their first run.
 
     They take a third of a first step, and give the same results. ``make
@@ -38,7 +37,7 @@ def do_not_optimize_graphs(off: bool = True) -> None:
     )
 
 
-def search_no_more() -> None:
+def search_no_more():
     """Collect garbage, and leave what remains out of later searches.
 
     To be called between tests: caches keep much of what they trace, and each
@@ -48,7 +47,7 @@ def search_no_more() -> None:
     gc.freeze()
 
 
-def _do_not_tune_iterators() -> None:
+def _do_not_tune_iterators():
     """Turn off tf.data's autotuner in every iterator that Python makes.
 
     Destroying an iterator may wait until its autotuner wakes up, which sleeps
@@ -65,10 +64,8 @@ def _do_not_tune_iterators() -> None:
     )
 
 
-def _of_untuned(make: Any) -> Any:
-    def init(
-        self: Any, dataset: Any = None, *arguments: Any, **options: Any
-    ) -> None:
+def _of_untuned(make):
+    def init(self, dataset=None, *arguments, **options):
         if dataset is not None:
             dataset = dataset.with_options(UNTUNED)
         make(self, dataset, *arguments, **options)

@@ -1,9 +1,8 @@
 """Trains recipes side by side in one model, on one device and on towers."""
 
+import collections
 import contextlib
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -11,18 +10,15 @@ import tensorflow as tf
 from keras import layers
 
 from keras_towers.fit import told
-from tests.exactness.classes.recipes import BATCH, EXAMPLES, Recipe, head
+from tests.exactness.classes.recipes import BATCH, EXAMPLES, head
 
 # Relative to the largest value of a variable or a history.
 TOLERANCE = 1e-5
 # The output of all recipes that have no targets of their own.
 JOINED = "joined"
 
-Recipes = Mapping[str, Recipe]
-Values = dict[str, np.ndarray]
 
-
-@dataclasses.dataclass
+@dataclass
 class Group:
     """A compiled model of several parts, and what it is trained with.
 
@@ -34,15 +30,15 @@ class Group:
     """
 
     model: keras.Model
-    data: dict[str, Any]
-    state: dict[str, keras.Variable]
+    data: dict
+    state: dict
     in_graph: bool = False
 
-    def trained(self, strategy: Any = None, eager: bool = False) -> Values:
+    def trained(self, strategy=None, eager=False):
         """Fit; return the variables and the history, and begin anew."""
         model = self.model
-        before = [variable.numpy() for variable in model.variables]
-        first = {name: v.numpy() for name, v in self.state.items()}
+        everything = [*model.variables, *self.state.values()]
+        before = [variable.numpy() for variable in everything]
         # Compiled anew it would have to build its losses and metrics again.
         model.run_eagerly, model.train_function = eager, None
         keras.utils.set_random_seed(11)
@@ -51,20 +47,13 @@ class Group:
                 **self.data, batch_size=BATCH, shuffle=False, verbose=0
             ).history
         found = {name: v.numpy() for name, v in self.state.items()}
-        for variable, value in zip(model.variables, before, strict=False):
+        for variable, value in zip(everything, before, strict=True):
             variable.assign(value)
-        for name, value in first.items():
-            self.state[name].assign(value)
         logs = {f"log {name}": np.asarray(v) for name, v in history.items()}
         return {**found, **logs}
 
 
-def compared(
-    parts: Mapping[str, Any],
-    make: Callable[[Any], Group],
-    strategy: Any,
-    eager: bool = False,
-) -> tuple[str, list[str]]:
+def compared(parts, make, strategy, eager=False):
     """Compare a strategy with one device.
 
     Args:
@@ -86,19 +75,14 @@ def compared(
     return differences(found, wanted), [one.message for one in heard]
 
 
-def compare(
-    parts: Mapping[str, Any],
-    make: Callable[[Any], Group],
-    strategy: Callable[[], Any],
-    eager: bool = False,
-) -> str:
+def compare(parts, make, strategy, eager=False):
     """What differs and what ``fit`` told in one text, empty if nothing."""
     different, messages = compared(parts, make, strategy(), eager)
     told_of = [f"tells: {message}" for message in messages]
     return "; ".join(filter(None, [different, *told_of]))
 
 
-def of_recipes(recipes: Recipes) -> Group:
+def of_recipes(recipes):
     """Make a model of all recipes."""
     x, model = _model(recipes)
     y, weights, compiled = _targets(recipes)
@@ -113,21 +97,19 @@ def of_recipes(recipes: Recipes) -> Group:
     )
 
 
-def _model(recipes: Recipes) -> tuple[list[Any], keras.Model]:
+def _model(recipes):
     """Return the inputs and the model of all recipes."""
-    x: dict[int, Any] = {}
-    built: dict[Any, Any] = {}
-    outputs, joined = {}, []
+    x, inputs, built, outputs, joined = {}, {}, {}, {}, []
     for name, recipe in recipes.items():
         key, kind = id(recipe.x), recipe.x.dtype
         if key not in x:
             strings = kind.kind == "U"
             # Keras takes no array of strings.
             x[key] = tf.constant(recipe.x) if strings else recipe.x
-            built[key] = layers.Input(
+            inputs[key] = layers.Input(
                 recipe.x.shape[1:], dtype="string" if strings else kind.name
             )
-        entry = built[key]
+        entry = inputs[key]
         if recipe.trained:
             dense = key, recipe.trained
             if dense not in built:
@@ -136,50 +118,55 @@ def _model(recipes: Recipes) -> tuple[list[Any], keras.Model]:
             entry = built[dense]
         if recipe.y is None:
             joined.append(layers.Flatten()(recipe.build(entry)))
-        else:
-            output = key, recipe.build
-            if output not in built:
-                built[output] = recipe.build(entry)
-            outputs[_slot(name, recipe)] = built[output]
+            continue
+        output = key, recipe.build
+        if output not in built:
+            built[output] = recipe.build(entry)
+        outputs[_slot(name, recipe)] = built[output]
     if joined:
         both = joined[0] if len(joined) == 1 else layers.Concatenate()(joined)
         outputs[JOINED] = head(both)
-    return list(x.values()), keras.Model([built[key] for key in x], outputs)
+    return list(x.values()), keras.Model(list(inputs.values()), outputs)
 
 
-def _targets(recipes: Recipes) -> Any:
+def _targets(recipes):
     """Return targets, weights and arguments of ``compile``, by output."""
     random = np.random.default_rng(3)
-    y: dict[str, Any] = {}
-    weights: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {"loss": {}}
+    y, weights, losses = {}, {}, {}
+    metrics = {
+        kind: collections.defaultdict(list)
+        for kind in ("metrics", "weighted_metrics")
+    }
     for name, recipe in recipes.items():
-        key = JOINED if recipe.y is None else _slot(name, recipe)
-        if key not in y:
-            y[key] = recipe.y
-            weights[key] = np.ones(EXAMPLES)
-            parts["loss"][key] = keras.losses.MeanSquaredError()
+        key = _slot(name, recipe)
         if recipe.y is None:
             y[key] = random.normal(size=(EXAMPLES, 1))
+        else:
+            y[key] = recipe.y
+        weights[key] = np.ones(EXAMPLES)
         if recipe.weighted:
-            weights[key] = random.random(EXAMPLES) + 0.5
+            weights[key] += random.random(EXAMPLES) - 0.5
+        losses.setdefault(key, keras.losses.MeanSquaredError())
         for kind, make in recipe.compiled.items():
             if kind == "loss":
-                parts[kind][key] = make()
+                losses[key] = make()
             else:
-                parts.setdefault(kind, {}).setdefault(key, []).append(make())
+                metrics[kind][key].append(make())
     weighted = any(recipe.weighted for recipe in recipes.values())
-    return y, weights if weighted else None, parts
+    used = {kind: dict(of) for kind, of in metrics.items() if of}
+    return y, weights if weighted else None, {"loss": losses, **used}
 
 
-def _slot(name: str, recipe: Recipe) -> str:
+def _slot(name, recipe):
     """The name of a recipe's output; metrics of the same values share one."""
+    if recipe.y is None:
+        return JOINED
     if "loss" in recipe.compiled:
         return name.replace(" ", "_").lower()
     return f"watched_{id(recipe.y)}_{recipe.weighted}"
 
 
-def differences(found: Values, wanted: Values) -> str:
+def differences(found, wanted):
     """Name what differs, relative to a value's size; NaNs are equal."""
     if found.keys() != wanted.keys():
         return f"has {sorted(found)}, not {sorted(wanted)}"

@@ -1,117 +1,158 @@
-"""A recipe for every layer of Keras."""
+"""A recipe for every layer of Keras.
+
+Most follow from the class: its name says what input it takes, and its
+parameters have the same values in all layers.
+"""
 
 import functools
 import inspect
 import pathlib
+import re
 import tempfile
-from collections.abc import Callable
-from typing import Any
 
 import keras
-import numpy as np
 from keras import layers
 
+from tests.exactness.classes.listed import NO_PART
 from tests.exactness.classes.recipes import (
     Recipe,
-    Tensors,
+    by_name,
     floats,
     fractions,
     integers,
+    parameters,
+    public,
+    taken,
     words,
 )
 
-Build = Callable[[Tensors], Tensors]
-Recipes = dict[str, Recipe]
+VECTOR, SERIES, PICTURES = floats(6), floats(5, 4), floats(6, 6, 2)
+IMAGES = fractions(6, 6, 3)
+OF_RANK = {"1D": SERIES, "2D": PICTURES, "3D": floats(4, 4, 4, 2)}
+# By the name of a parameter.
+GIVEN = by_name(
+    ("axes chain_depth cropping num_ops", 1),
+    ("n num_chains num_heads num_key_value_heads output_size pool_size", 2),
+    ("filters head_dim kernel_size key_dim units", 3),
+    ("height num_mel_bins num_query_heads", 4),
+    ("width", 5),
+    ("frame_step", 8),
+    ("frame_length sequence_stride", 16),
+    ("fft_length", 32),
+    ("dropout recurrent_dropout", 0.2),
+    ("brightness_factor contrast_factor hue_factor saturation_factor", 0.2),
+    ("height_factor width_factor x_factor y_factor", 0.2),
+    ("addition_factor factor l1 l2 rate stddev", 0.3),
+    ("mean variance", 0.5),
+    ("bin_boundaries", [-0.5, 0.5]),
+    ("dims tile_grid_size", (2, 1)),
+    ("target_shape", (2, 3)),
+    ("value_range", (0, 1)),
+    ("activation", "tanh"),
+)
+# Where a parameter of that name means something else, or has no name.
+MORE = {
+    "EinsumDense": {"equation": "abc,cd->abd", "output_shape": (5, 3)},
+    "GroupNormalization": {"groups": 2},
+    "RandomPosterization": {"factor": 4},
+    "Rescaling": {"scale": 2},
+}
+INPUTS = by_name(
+    ("EinsumDense GRU LSTM Permute SimpleRNN", SERIES),
+    ("CenterCrop ConvLSTM1D Resizing", PICTURES),
+    ("ConvLSTM2D", floats(2, 4, 4, 2)),
+    ("ConvLSTM3D", floats(2, 3, 3, 3, 2)),
+    ("MelSpectrogram", floats(64)),
+    ("STFTSpectrogram", floats(64, 1)),
+)
+IN_GRAPH = {
+    "AugMix": "draws with Python's random, in a graph only while it is traced",
+    "RandomElasticTransform": "in a graph transforms the first image only",
+}
 
 
 class Inside(layers.Layer):
     """A layer of one's own around one that a functional model cannot take."""
 
-    def __init__(self, inner: layers.Layer):
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def call(self, x: Tensors) -> Tensors:
+    def call(self, x):
         return self.inner(x)
 
-    def compute_output_shape(self, shape: Any) -> Any:
+    def compute_output_shape(self, shape):
         return shape
 
 
-def _of(x: np.ndarray, names: str, *args: Any, **kwargs: Any) -> Recipes:
-    """Recipes of layers that take one tensor, after a trained layer.
-
-    Args:
-        x: the input; images have values between 0 and 1.
-        names: of classes, those that Keras does not have left out.
-        *args: of each of them.
-        **kwargs: likewise.
-    """
-    made = {}
-    for name in names.split():
-        cls = getattr(layers, name, None)
-        named = dict(kwargs)
-        if x is IMAGES and cls and "value_range" in _parameters(cls):
-            named["value_range"] = (0, 1)
-        if cls:
-            made[name] = functools.partial(cls, *args, **named)
-    return _made(x, **made)
+def _attends(name):
+    return name.endswith("Attention")
 
 
-def _parameters(cls: type) -> Any:
-    return inspect.signature(cls.__init__).parameters
+def _rank(name):
+    return (re.findall("[123]D", name) or [""])[0]
 
 
-def _made(x: np.ndarray, **makes: Callable[[], Any]) -> Recipes:
-    """Likewise, of functions that make a layer."""
+def _input(cls):
+    name = cls.__name__
+    if "value_range" in parameters(cls) or name.startswith("Random"):
+        return IMAGES
+    other = SERIES if _attends(name) else OF_RANK.get(_rank(name), VECTOR)
+    return INPUTS.get(name, other)
 
-    def recipe(name: str, make: Callable[[], Any]) -> Recipe:
-        return Recipe(
+
+def _of_two(make):
+    """What a layer makes of two inputs, in a list or one by one."""
+
+    def build(tensor):
+        layer = make()
+        both = tensor, layers.Dense(tensor.shape[-1])(tensor)
+        takes_list = "inputs" in inspect.signature(layer.call).parameters
+        return layer(list(both)) if takes_list else layer(*both)
+
+    return build
+
+
+def _made(x, **makes):
+    """Recipes of functions that make a layer, behind a trained layer."""
+    return {
+        name: Recipe(
             x,
-            lambda tensor: make()(tensor),
+            lambda tensor, make=make: make()(tensor),
             "sigmoid" if x is IMAGES else "linear",
             in_graph=IN_GRAPH.get(name, ""),
         )
-
-    return {name: recipe(name, make) for name, make in makes.items()}
-
-
-def _of_rank(rank: int, x: np.ndarray) -> Recipes:
-    """Recipes of the layers that there are for each number of dimensions."""
-    found: Recipes = {}
-    for names, *args in (
-        ("GlobalAveragePooling# GlobalMaxPooling# MaxPooling# UpSampling#",),
-        ("ZeroPadding# Cropping#", 1),
-        ("AveragePooling# AdaptiveAveragePooling# AdaptiveMaxPooling#", 2),
-        ("DepthwiseConv#", 2),
-        ("Conv# Conv#Transpose SeparableConv#", 3, 2),
-        ("SpatialDropout#", 0.3),
-    ):
-        found |= _of(x, names.replace("#", f"{rank}D"), *args)
-    return found
+        for name, make in makes.items()
+    }
 
 
-def _whole(x: np.ndarray, **built: Build) -> Recipes:
+def _whole(x, trained=None, **builds):
     """Recipes that say themselves what becomes of the input."""
-    return {name: Recipe(x, build) for name, build in built.items()}
+    return {name: Recipe(x, build, trained) for name, build in builds.items()}
 
 
-def _of_two(x: np.ndarray, names: str, *args: Any, **kwargs: Any) -> Recipes:
-    """Recipes of layers that take two inputs, in a list or one by one."""
+def _following():
+    """Recipes that follow from the class."""
+    found = {}
+    for cls, (name, *_) in public("layers").items():
+        arguments = taken(cls, GIVEN) | MORE.get(name, {})
+        try:
+            inspect.signature(cls.__init__).bind(None, **arguments)
+        except TypeError:
+            continue  # It needs one of its own.
+        make = functools.partial(cls, **arguments)
+        if _attends(name) or issubclass(cls, layers.Add.__base__):
+            found |= _whole(_input(cls), "linear", **{name: _of_two(make)})
+        else:
+            found |= _made(_input(cls), **{name: make})
+    return {n: recipe for n, recipe in found.items() if n not in NO_PART}
 
-    def recipe(name: str) -> Recipe:
-        def build(x: Tensors) -> Tensors:
-            layer = getattr(layers, name)(*args, **kwargs)
-            both = x, layers.Dense(x.shape[-1])(x)
-            takes_list = "inputs" in inspect.signature(layer.call).parameters
-            return layer(list(both)) if takes_list else layer(*both)
 
-        return Recipe(x, build, "linear")
-
-    return {name: recipe(name) for name in names.split()}
+def _unrolled(cell):
+    return layers.RNN(cell, unroll=True)
 
 
-def _saved() -> Any:
+def _saved():
     """A layer from a model that was exported for serving."""
     inner = keras.Sequential([layers.Input((6,)), layers.Dense(3)])
     folder = tempfile.TemporaryDirectory()
@@ -122,30 +163,29 @@ def _saved() -> Any:
     return layer
 
 
-def _text(x: Tensors) -> Tensors:
-    layer = layers.TextVectorization(vocabulary=["a", "b", "c"])
-    tokens = layer(x)
+def _text(x):
+    tokens = layers.TextVectorization(vocabulary=["a", "b", "c"])(x)
     return layers.GlobalAveragePooling1D()(layers.Embedding(9, 3)(tokens))
 
 
-def _tied(x: Tensors) -> Tensors:
+def _tied(x):
     layer = layers.ReversibleEmbedding(9, 4)
     return layer(layer(x), reverse=True)
 
 
-def _labelled(make: Callable[[], Any]) -> Recipe:
-    """A recipe of a layer that mixes images with labels."""
+def _labelled(name):
+    """Mixes images with labels."""
 
-    def build(x: Tensors) -> Tensors:
+    def build(x):
         labels = layers.Dense(3, "softmax")(layers.Flatten()(x))
-        mixed = make()({"images": x, "labels": labels})
+        mixed = getattr(layers, name)()({"images": x, "labels": labels})
         both = layers.Flatten()(mixed["images"]), mixed["labels"]
         return layers.Concatenate()(both)
 
-    return Recipe(IMAGES, build, "sigmoid")
+    return build
 
 
-def _boxes(x: Tensors) -> Tensors:
+def _boxes(x):
     layer = layers.MaxNumBoundingBoxes(3, bounding_box_format="xyxy")
     boxes = {"boxes": x, "labels": x[..., 0]}
     images = layers.Reshape((2, 2, 2))(x)
@@ -153,36 +193,8 @@ def _boxes(x: Tensors) -> Tensors:
     return kept["bounding_boxes"]["boxes"]
 
 
-VECTOR, SERIES, PICTURES = floats(6), floats(5, 4), floats(6, 6, 2)
-IMAGES = fractions(6, 6, 3)
-IN_GRAPH = {
-    "AugMix": "draws with Python's random, in a graph only while it is traced",
-    "RandomElasticTransform": "in a graph transforms the first image only",
-}
-CELLS = {
-    "GRUCell": lambda: layers.GRUCell(2),
-    "LSTMCell": lambda: layers.LSTMCell(2),
-    "RNN": lambda: layers.SimpleRNNCell(2, dropout=0.2),
-    "SimpleRNNCell": lambda: layers.SimpleRNNCell(2),
-    "StackedRNNCells": lambda: layers.StackedRNNCells(
-        [layers.LSTMCell(2), layers.GRUCell(3)]
-    ),
-}
-
-LAYERS: Recipes = {
-    **_of(
-        VECTOR,
-        "Identity ELU LeakyReLU PReLU ReLU Softmax BatchNormalization Flatten "
-        "LayerNormalization RMSNormalization UnitNormalization",
-    ),
-    **_of(VECTOR, "Activation", "gelu"),
-    **_of(VECTOR, "ActivityRegularization", 0.1, 0.1),
-    **_of(VECTOR, "AlphaDropout Dropout GaussianDropout GaussianNoise", 0.3),
-    **_of(VECTOR, "Dense", 3, "tanh"),
-    **_of(VECTOR, "Discretization", [-0.5, 0.5]),
-    **_of(VECTOR, "GroupNormalization RepeatVector Rescaling", 2),
-    **_of(VECTOR, "Normalization", mean=0.5, variance=2.0),
-    **_of(VECTOR, "Reshape", (2, 3)),
+LAYERS = {
+    **_following(),
     **_made(
         VECTOR,
         Lambda=lambda: layers.Lambda(lambda x: x * 2),
@@ -192,12 +204,6 @@ LAYERS: Recipes = {
         ),
         TFSMLayer=_saved,
     ),
-    **_of_rank(1, SERIES),
-    **_of_rank(2, PICTURES),
-    **_of_rank(3, floats(4, 4, 4, 2)),
-    **_of(SERIES, "EinsumDense", "abc,cd->abd", (5, 3)),
-    **_of(SERIES, "GRU LSTM SimpleRNN", 2, dropout=0.3, recurrent_dropout=0.2),
-    **_of(SERIES, "Permute", (2, 1)),
     **_made(
         SERIES,
         Bidirectional=lambda: layers.Bidirectional(layers.GRU(2, dropout=0.2)),
@@ -206,75 +212,25 @@ LAYERS: Recipes = {
     # Without a loop, whose gradient takes long to trace.
     **_made(
         floats(2, 4),
-        **{
-            name: lambda make=make: layers.RNN(make(), unroll=True)
-            for name, make in CELLS.items()
-        },
-    ),
-    **_of(PICTURES, "CenterCrop Resizing", 4, 5),
-    **_of(PICTURES, "ConvLSTM1D", 2, 2, dropout=0.2),
-    **_of(floats(2, 4, 4, 2), "ConvLSTM2D", 2, 2, dropout=0.2),
-    **_of(floats(2, 3, 3, 3, 2), "ConvLSTM3D", 2, 2, dropout=0.2),
-    **_of(
-        floats(64),
-        "MelSpectrogram",
-        *(32, 16),
-        sampling_rate=1000,
-        num_mel_bins=4,
-    ),
-    **_of(floats(64, 1), "STFTSpectrogram", frame_length=16, frame_step=8),
-    **_of(
-        IMAGES,
-        "AutoContrast RandomElasticTransform RandomErasing RandomFlip "
-        "RandomGaussianBlur",
-    ),
-    **_of(IMAGES, "AugMix", num_chains=2, chain_depth=1),
-    **_of(
-        IMAGES,
-        "ContrastLimitedAdaptiveHistogramEqualization",
-        tile_grid_size=(2, 2),
-    ),
-    **_of(IMAGES, "RandAugment", num_ops=1),
-    **_of(
-        IMAGES,
-        "RandomColorJitter",
-        **dict.fromkeys(
-            (
-                *("brightness_factor", "contrast_factor"),
-                *("saturation_factor", "hue_factor"),
-            ),
-            0.2,
+        GRUCell=lambda: _unrolled(layers.GRUCell(2)),
+        LSTMCell=lambda: _unrolled(layers.LSTMCell(2)),
+        RNN=lambda: _unrolled(layers.SimpleRNNCell(2, dropout=0.2)),
+        SimpleRNNCell=lambda: _unrolled(layers.SimpleRNNCell(2)),
+        StackedRNNCells=lambda: _unrolled(
+            layers.StackedRNNCells([layers.LSTMCell(2), layers.GRUCell(3)])
         ),
-    ),
-    **_of(IMAGES, "RandomBrightness RandomContrast Solarization", 0.3),
-    **_of(IMAGES, "RandomCrop", 5, 5),
-    **_of(IMAGES, "RandomHue RandomRotation RandomZoom", 0.2),
-    **_of(IMAGES, "RandomShear RandomTranslation", 0.2, 0.2),
-    **_of(IMAGES, "RandomPosterization", 4),
-    **_of(
-        IMAGES,
-        "RandomColorDegeneration RandomGrayscale RandomInvert "
-        "RandomPerspective RandomSaturation RandomSharpness",
-        0.5,
     ),
     **_made(
         IMAGES,
         Equalization=lambda: Inside(layers.Equalization((0, 1), bins=8)),
     ),
-    "CutMix": _labelled(layers.CutMix),
-    "MixUp": _labelled(layers.MixUp),
-    **_of_two(SERIES, "AdditiveAttention Attention", dropout=0.2),
-    **_of_two(SERIES, "GroupQueryAttention", 3, 4, 2, dropout=0.2),
-    **_of_two(SERIES, "MultiHeadAttention", 2, 3, dropout=0.2),
-    **_of_two(
-        VECTOR,
-        "Add Average Concatenate Maximum Minimum Multiply Subtract",
+    **_whole(
+        IMAGES, "sigmoid", CutMix=_labelled("CutMix"), MixUp=_labelled("MixUp")
     ),
-    **_of_two(VECTOR, "Dot", 1),
-    "Masking": Recipe(
+    **_whole(
         SERIES,
-        lambda x: layers.GlobalAveragePooling1D()(layers.Masking()(x)),
         "linear",
+        Masking=lambda x: layers.GlobalAveragePooling1D()(layers.Masking()(x)),
     ),
     **_whole(
         integers(9, 5),

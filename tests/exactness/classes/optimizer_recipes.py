@@ -1,31 +1,30 @@
 """A network for every optimizer of Keras, in each of its modes."""
 
-import inspect
-from collections.abc import Mapping
-from typing import Any
-
 import keras
 import tensorflow as tf
 from keras import layers, optimizers
 
 from tests.exactness.classes.groups import Group
-from tests.exactness.classes.recipes import floats
+from tests.exactness.classes.listed import NO_PART
+from tests.exactness.classes.recipes import floats, parameters, public
 
+HOLDING_OTHERS = {
+    "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.05), initial_scale=8.0
+    ),
+    "MultiOptimizer": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.SGD(0.05), {".*bias": optimizers.Adam(0.05)}
+        )
+    ),
+}
+_FOUND = {cls.__name__ for cls in public("optimizers")} - {*NO_PART}
 # By name, but for those that hold others.
-OPTIMIZERS = sorted(
-    name
-    for name, value in vars(optimizers).items()
-    if inspect.isclass(value)
-    and issubclass(value, optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
-)
-MODES: dict[str, dict[str, Any]] = {
+OPTIMIZERS = sorted(_FOUND - {*HOLDING_OTHERS})
+AVERAGES = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
+MODES = {
     "plain": {},
-    "averages": {
-        "use_ema": True,
-        "ema_momentum": 0.8,
-        "ema_overwrite_frequency": 2,
-    },
+    "averages": AVERAGES,
     "accumulation": {"gradient_accumulation_steps": 2},
     "clipnorm": {"clipnorm": 0.1},
     "global_clipnorm": {"global_clipnorm": 0.1},
@@ -33,35 +32,26 @@ MODES: dict[str, dict[str, Any]] = {
     "decay": {"weight_decay": 0.01},
     "scale": {"loss_scale_factor": 4.0},
 }
-HOLDING_OTHERS = {
-    "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(
-        optimizers.SGD(0.05), initial_scale=8.0
-    ),
-}
-if hasattr(optimizers, "MultiOptimizer"):
-    HOLDING_OTHERS["MultiOptimizer"] = lambda: optimizers.MultiOptimizer(
-        optimizers.OptimizerMap(
-            optimizers.SGD(0.05), {".*bias": optimizers.Adam(0.05)}
-        )
-    )
 
 
-def modes_of(name: str) -> list[str]:
-    """The modes that an optimizer can be made with."""
-    if name in HOLDING_OTHERS:
-        return ["plain"]
-    taken = inspect.signature(getattr(optimizers, name).__init__).parameters
-    return [
-        mode
-        for mode, options in MODES.items()
-        if options.keys() <= taken.keys()
-    ]
+def modes():
+    """Pairs of each optimizer and a mode that it can be made with, by name."""
+    return {
+        name: {
+            f"{name} {mode}": (name, mode)
+            for mode, options in MODES.items()
+            if mode == "plain"
+            or name in OPTIMIZERS
+            and options.keys() <= parameters(getattr(optimizers, name)).keys()
+        }
+        for name in sorted(_FOUND)
+    }
 
 
 class Networks(keras.Model):
     """A network for each optimizer, which one step trains."""
 
-    def __init__(self, modes: Mapping[str, tuple[str, str]]):
+    def __init__(self, modes):
         super().__init__()
         self.nets, self.by = {}, {}
         for key, (name, mode) in modes.items():
@@ -89,7 +79,7 @@ class Networks(keras.Model):
         return logs
 
 
-def group(modes: Mapping[str, tuple[str, str]]) -> Group:
+def group(modes):
     """Make a model of pairs of an optimizer and its mode, by name."""
     model = Networks(modes)
     model.compile(jit_compile=False)

@@ -1,8 +1,7 @@
 """What a recipe is, and the data that recipes share."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+import inspect
+from dataclasses import dataclass, field
 
 import keras
 import numpy as np
@@ -11,10 +10,8 @@ from keras import layers
 # Of the batches of 8 the last has 3: no number of towers divides them alike.
 EXAMPLES, BATCH = 11, 8
 
-Tensors = Any
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Recipe:
     """The smallest part of a model that a class takes part in.
 
@@ -32,59 +29,74 @@ class Recipe:
     """
 
     x: np.ndarray
-    build: Callable[[Tensors], Tensors]
+    build: object
     trained: str | None = None
     y: np.ndarray | None = None
-    compiled: dict[str, Callable[[], Any]] = dataclasses.field(
-        default_factory=dict
-    )
+    compiled: dict = field(default_factory=dict)
     weighted: bool = False
     in_graph: str = ""
 
 
-def _random() -> np.random.Generator:
+def _random():
     return np.random.default_rng(7)
 
 
-def floats(*shape: int) -> np.ndarray:
+def floats(*shape):
     """Numbers around zero, of shape [examples, ...]."""
     return _random().normal(size=(EXAMPLES, *shape)).astype("float32")
 
 
-def fractions(*shape: int) -> np.ndarray:
+def fractions(*shape):
     """Numbers in [0, 1)."""
     return _random().random(size=(EXAMPLES, *shape)).astype("float32")
 
 
-def integers(below: int, *shape: int, least: int = 0) -> np.ndarray:
+def integers(below, *shape, least=0):
     """Integers from ``least``."""
     drawn = _random().integers(least, below, size=(EXAMPLES, *shape))
     return drawn.astype("int32")
 
 
-def words(*shape: int) -> np.ndarray:
+def words(*shape):
     """Strings of a small vocabulary."""
     return np.array(["a", "b", "c d", "e"])[integers(4, *shape)]
 
 
-def one_hot(classes: int) -> np.ndarray:
+def one_hot(classes):
     """One class for each example."""
     return np.eye(classes, dtype="float32")[integers(classes)]
 
 
-def head(tensor: Tensors, units: int = 1, activation: Any = None) -> Tensors:
+def head(tensor, units=1, activation=None):
     """Make one row of ``units`` numbers for each example."""
-    tensor = layers.Flatten()(tensor)
-    return layers.Dense(units, activation)(tensor)
+    return layers.Dense(units, activation)(layers.Flatten()(tensor))
 
 
-def public(namespace: str) -> dict[type, list[str]]:
+def by_name(*rows):
+    """What a row has for the names that it begins with, by name."""
+    return {
+        name: rest[0] if len(rest) == 1 else rest
+        for names, *rest in rows
+        for name in names.split()
+    }
+
+
+def parameters(cls):
+    return inspect.signature(cls.__init__).parameters
+
+
+def taken(cls, values):
+    """Those of some values that a class has parameters for, by name."""
+    return {k: v for k, v in values.items() if k in parameters(cls)}
+
+
+def public(namespace):
     """The classes of a public module of Keras, with all their names.
 
     Args:
         namespace: such as ``"layers"``.
     """
-    found: dict[type, list[str]] = {}
+    found = {}
     for name, value in vars(getattr(keras, namespace)).items():
         if isinstance(value, type):
             found.setdefault(value, []).append(name)

@@ -9,40 +9,27 @@ and all of each against one device that runs in a graph.
 import functools
 import itertools
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import keras_towers as kt
 from tests.exactness.classes import groups, listed, optimizer_recipes
+from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
-from tests.exactness.classes.loss_recipes import (
-    LOSSES,
-    METRICS,
-    VALUES,
-    loss_recipes,
-    metric_recipes,
-)
-from tests.exactness.classes.optimizer_recipes import (
-    HOLDING_OTHERS,
-    OPTIMIZERS,
-    modes_of,
-)
-from tests.exactness.classes.recipes import Recipe, public
+from tests.exactness.classes.recipes import public
 from tests.kit.long import SEED
 
 GROUP = 25
 
 # What there is of each class to be tried, by name.
-PARTS: dict[str, dict[str, dict[str, Any]]] = {
+PARTS = {
     "layers": {name: {name: recipe} for name, recipe in LAYERS.items()},
-    "losses": {name: loss_recipes(name) for name in LOSSES},
-    "metrics": {name: metric_recipes(name) for name in (*METRICS, *VALUES)},
-    "optimizers": {
-        name: {f"{name} {mode}": (name, mode) for mode in modes_of(name)}
-        for name in (*OPTIMIZERS, *HOLDING_OTHERS)
+    "losses": {n: of_losses.loss_recipes(n) for n in of_losses.LOSSES},
+    "metrics": {
+        name: of_losses.metric_recipes(name)
+        for name in (*of_losses.METRICS, *of_losses.VALUES)
     },
+    "optimizers": optimizer_recipes.modes(),
 }
 
 
@@ -58,21 +45,18 @@ def test_each_class_has_a_recipe(namespace):
     )
 
 
-def _drawn(namespace: str, rest: bool) -> dict[str, Any]:
+def _drawn(namespace, rest):
     """A part of every class; or the rest, with what has no other part."""
-    drawn = random.Random(SEED)
-    found = {}
+    drawn, found = random.Random(SEED), {}
     for parts in PARTS[namespace].values():
         one = drawn.choice([*parts])
         others = [name for name in parts if name != one] or [one]
-        found.update(
-            {name: parts[name] for name in (others if rest else [one])}
-        )
+        found |= {name: parts[name] for name in (others if rest else [one])}
     names = [name for name in found if name not in listed.TOLD]
-    return {name: found[name] for name in drawn.sample(names, len(names))}
+    return [(name, found[name]) for name in drawn.sample(names, len(names))]
 
 
-def _groups() -> Iterator[Any]:
+def _groups():
     """Groups that each make a model, and how they are tried."""
     for namespace, rest in itertools.product(PARTS, (False, True)):
         make, updates = groups.of_recipes, ["once"]
@@ -82,26 +66,24 @@ def _groups() -> Iterator[Any]:
         drawn = _drawn(namespace, rest)
         for quarter, way in itertools.product(range(4), updates):
             is_long = rest or quarter != updates.index(way)
-            for some in _together(dict([*drawn.items()][quarter::4])):
+            for some in _together(drawn[quarter::4]):
                 yield pytest.param(
-                    some,
-                    *(make, rest, way),
+                    *(dict(some), make, rest, way),
                     id=f"{len(some)} {namespace} {way}",
                     marks=[pytest.mark.long] * is_long,
                 )
 
 
-def _together(drawn: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _together(drawn):
     """Parts for a model each: what needs a graph on one device is apart."""
     for needed in (False, True):
-        names = [n for n, part in drawn.items() if _in_graph(part) == needed]
-        for start in range(0, len(names), GROUP):
-            some = names[start : start + GROUP]
-            yield {name: drawn[name] for name in some}
-
-
-def _in_graph(part: Any) -> bool:
-    return isinstance(part, Recipe) and bool(part.in_graph)
+        parts = [
+            (name, part)
+            for name, part in drawn
+            if bool(getattr(part, "in_graph", "")) == needed
+        ]
+        for start in range(0, len(parts), GROUP):
+            yield parts[start : start + GROUP]
 
 
 @pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])

@@ -17,7 +17,7 @@ READ_AT_IMPORT = ("KERAS_", "TF_CPP_", "TF_ENABLE_")
 NOT_READ = ("KERAS_TOWERS_",)
 
 
-def read_at_import(environment: dict[str, str]) -> dict[str, str]:
+def read_at_import(environment):
     """Those variables that count only if they are there before imports."""
     return {
         name: value
@@ -26,7 +26,7 @@ def read_at_import(environment: dict[str, str]) -> dict[str, str]:
     }
 
 
-def hand_over(path: str) -> None:
+def hand_over(path):
     """Let a child of the server run this process's command, and end as it does.
 
     Returns where the server cannot run it: Python then goes on as usual.
