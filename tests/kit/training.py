@@ -61,14 +61,37 @@ def compiled(
     return make
 
 
+def stacked(
+    layers: Callable[[], Any],
+    shape: tuple[int, ...] = (6,),
+    cls: Callable[[Any], keras.Model] = keras.Sequential,
+    **options: Any,
+) -> Callable[[], keras.Model]:
+    """Like ``compiled``, of layers that a function makes, the same each time.
+
+    Their initializers take a seed when they are made.
+    """
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        return cls([keras.Input(shape), *layers()])
+
+    return compiled(build, **options)
+
+
 def fit(
-    model: keras.Model, epochs: int = 1, x: Any = X, y: Any = Y, **kwargs: Any
+    model: keras.Model,
+    epochs: int = 1,
+    x: Any = X,
+    y: Any = Y,
+    batch_size: int = BATCH,
+    **kwargs: Any,
 ) -> dict[str, list[float]]:
     """``fit`` in order; returns the history."""
     return model.fit(
         x,
         y,
-        batch_size=BATCH,
+        batch_size=batch_size,
         epochs=epochs,
         shuffle=False,
         verbose=0,
