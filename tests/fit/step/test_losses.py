@@ -36,35 +36,53 @@ def a_function(y, p):
 REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
 
 
-@pytest.mark.core
-def test_reductions_with_masks():
+def for_each_head(values):
+    return dict.fromkeys((*REDUCTIONS, "function"), values)
+
+
+def assert_heads_exact(inputs, body, act, tolerance=2e-6):
     """With a head for each way to reduce a loss, and for a function."""
-    heads = [*REDUCTIONS, "function"]
-    labels = dict.fromkeys(heads, m.SENTENCE_LABELS[:COUNT])
-    weights = dict.fromkeys(heads, WEIGHTS)
 
     def make():
         # Initializers take a seed when they are made.
         keras.utils.set_random_seed(1)
-        inputs = keras.Input((4,), dtype="int32")
-        x = keras.layers.Embedding(14, 5, mask_zero=True)(inputs)
-        x = AddsLoss()(x)
+        x = body(inputs)
         losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
         losses["function"] = a_function
-        outputs = {name: keras.layers.Dense(3, name=name)(x) for name in heads}
-        model = keras.Model(inputs, outputs)
+        heads = {name: keras.layers.Dense(3, name=name)(x) for name in losses}
+        model = keras.Model(inputs, heads)
         weighted = {"sum_over_batch_size": ["accuracy"]}
         optimizer = keras.optimizers.SGD(0.01)
         model.compile(optimizer, losses, weighted_metrics=weighted)
         return model
 
-    def act(model):
-        on = functools.partial(trained, model, x=SENTENCES, y=labels)
-        return on(sample_weight=weights), on()
-
     # Keras logs a metric of each loss in a graph only.
     strategy = kt.TowerStrategy(3)
-    assert_exact(make, act, strategy, tolerance=1e-5, in_graph=True)
+    assert_exact(make, act, strategy, tolerance=tolerance, in_graph=True)
+
+
+@pytest.mark.core
+def test_reductions():
+    labels, weights = for_each_head(Y), for_each_head(WEIGHTS)
+
+    def act(model):
+        weighted = trained(model, y=labels, sample_weight=weights)
+        return weighted, trained(model, y=labels)
+
+    def body(inputs):
+        return AddsLoss()(keras.layers.Dense(7, "tanh")(inputs))
+
+    assert_heads_exact(keras.Input((6,)), body, act)
+
+
+def test_masks():
+    labels = for_each_head(m.SENTENCE_LABELS[:COUNT])
+
+    def body(inputs):
+        return keras.layers.Embedding(14, 5, mask_zero=True)(inputs)
+
+    act = functools.partial(trained, x=SENTENCES, y=labels)
+    assert_heads_exact(keras.Input((4,), dtype="int32"), body, act, 1e-5)
 
 
 def test_a_vector_of_losses():
@@ -139,7 +157,7 @@ class Examples(keras.metrics.Metric):
     """Counts examples in whole numbers, each as many."""
 
     def __init__(self):
-        super().__init__("examples", dtype="int32")
+        super().__init__(name="examples", dtype="int32")
         self.count = self.add_variable((), "zeros", dtype="int32")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
