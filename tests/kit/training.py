@@ -50,9 +50,22 @@ def compiled(
     return make
 
 
-def fit(model, epochs=1, x=X, y=Y, **kwargs):
+def stacked(layers, shape=(6,), cls=keras.Sequential, **options):
+    """Like ``compiled``, of layers that a function makes, the same each time.
+
+    Their initializers take a seed when they are made.
+    """
+
+    def build():
+        keras.utils.set_random_seed(1)
+        return cls([keras.Input(shape), *layers()])
+
+    return compiled(build, **options)
+
+
+def fit(model, epochs=1, x=X, y=Y, batch_size=BATCH, **kwargs):
     """``fit`` in order; returns the history."""
-    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    options = {"batch_size": batch_size, "shuffle": False, "verbose": 0}
     return model.fit(x, y, epochs=epochs, **options, **kwargs).history
 
 

@@ -2,31 +2,23 @@
 
 import concurrent.futures
 import threading
+import types
 
 import numpy as np
 import tensorflow as tf
 
-
-class Meeting:
-    """Where the ranks' tensors of one job are put together, eagerly."""
-
-    def __init__(self, size):
-        self.size = size
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.table = {}
-        self.keys = []
+from keras_towers.transport import SingleProcess
 
 
 class ThreadTransport:
-    """A ``Transport`` to the other threads of a meeting."""
+    """A ``Transport`` to the other threads of a meeting, eagerly."""
 
     name = "threads"
 
-    def __init__(self, meeting, rank, sums_float16=True):
+    def __init__(self, meeting, rank, size, sums_float16):
         self.sums_float16 = sums_float16
-        self._meeting, self.rank = meeting, rank
-        self.size = self.local_size = meeting.size
-        self.local_rank = rank
+        self._meeting, self.rank, self.local_rank = meeting, rank, rank
+        self.size = self.local_size = size
 
     def gather_objects(self, value, key="objects"):
         meeting = self._meeting
@@ -50,30 +42,36 @@ class ThreadTransport:
         return tf.concat([parts[self.rank] for parts in sent], axis=0)
 
 
-def on_ranks(size, function, **engine):
+def on_ranks(size, function, sums_float16=True):
     """Call ``function(transport)`` on every rank; results and the keys used."""
-    meeting = Meeting(size)
+    barrier = threading.Barrier(size, timeout=60)
+    meeting = types.SimpleNamespace(barrier=barrier, table={}, keys=[])
     with concurrent.futures.ThreadPoolExecutor(size) as pool:
         futures = [
-            pool.submit(function, ThreadTransport(meeting, rank, **engine))
+            pool.submit(
+                function, ThreadTransport(meeting, rank, size, sums_float16)
+            )
             for rank in range(size)
         ]
         return [future.result(timeout=60) for future in futures], meeting.keys
 
 
-def random_tensors(rank, shapes, dtype=tf.float32):
-    generator = np.random.default_rng(rank)
-    return [tf.cast(generator.normal(size=s), dtype) for s in shapes]
+def summed(exchange, rows, **engine):
+    """What the ranks get, each of which gives a row, and the keys used."""
+    given = [[*map(tf.convert_to_tensor, row)] for row in rows]
+    return on_ranks(
+        len(rows), lambda t: exchange(t, given[t.rank], "k"), **engine
+    )
 
 
-def assert_sums(results, inputs, tolerance):
-    """Every rank has the sums of all inputs, to the last bit alike."""
-    for result in results:
-        for index, total in enumerate(result):
-            wanted = sum(row[index].numpy() for row in inputs)
-            assert total.dtype == inputs[0][index].dtype
-            assert total.shape == wanted.shape
-            first = results[0][index].numpy()
-            assert total.numpy().tobytes() == first.tobytes()
-            scale = max(1, np.abs(wanted).max(initial=0))
-            np.testing.assert_allclose(total, wanted, atol=tolerance * scale)
+def alone(exchange):
+    """A function that exchanges one tensor on one process, in a graph."""
+    return tf.function(
+        lambda x: exchange(SingleProcess(), [x], "k")[0], autograph=False
+    )
+
+
+def random_rows(size, shapes, dtype=tf.float32, seed=0):
+    """Tensors for each rank, of these shapes."""
+    draw = np.random.default_rng(seed).normal
+    return [[tf.cast(draw(size=s), dtype) for s in shapes] for _ in range(size)]

@@ -21,35 +21,43 @@ def on_cpus(towers):
     return compiled(CollectiveAllReduce(cpus(towers)), cpus(towers))
 
 
-def collectives(ops):
+def collectives(towers):
+    reduce = CollectiveAllReduce(cpus(towers))
+    ops = ops_of(reduce, rows(towers), cpus(towers))
     return [op for op in ops if op.type == "CollectiveReduceV2"]
 
 
 def test_graphs_have_the_ops_with_all_keys_unlike():
-    one = CollectiveAllReduce(cpus(4))
-    two = CollectiveAllReduce(cpus(2))
-    found = collectives(ops_of(one, rows(4), cpus(4)))
+    found, other = collectives(4), collectives(2)
     assert len(found) == 4 * 3
     assert {op.get_attr("communication_hint") for op in found} == {b"ring"}
-    groups = {
-        int(tf.get_static_value(op.inputs[2]))
-        for op in found + collectives(ops_of(two, rows(2), cpus(2)))
-    }
+    groups = {int(tf.get_static_value(op.inputs[2])) for op in found + other}
     assert len(groups) == 2
     assert min(groups) >= 1_000_000
     # One key tensor for each gradient, shared by the towers.
     assert len({op.inputs[3].name for op in found}) == 3
 
 
-def test_groups_and_graphs_in_turn():
-    steps = {towers: on_cpus(towers) for towers in (4, 2, 3)}
+def test_groups_and_graphs_in_turn_also_of_a_stock_strategy():
+    stock = tf.distribute.MirroredStrategy(cpus(2))
+    steps = {towers: on_cpus(towers) for towers in (4, 2)}
+    with stock.scope():
+        steps[3] = on_cpus(3)
+
+    @tf.function
+    def of_stock():
+        def replica():
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("sum", tf.ones([2]))
+
+        return stock.run(replica)
+
     for _ in range(2):
-        for towers, number, size in ((4, 9, 100), (2, 1, 5), (3, 3, 9)):
-            grads = rows(towers, number, size)
-            assert_sums(steps[towers](grads), grads)
-        # Another graph of one group.
-        grads = rows(2, 4, 3)
-        assert_sums(steps[2](grads), grads)
+        # The last one is another graph of one group.
+        for given in ((4, 9, 100), (2, 1, 5), (3, 3, 9), (2, 4, 3)):
+            grads = rows(*given)
+            assert_sums(steps[len(grads)](grads), grads)
+            assert of_stock().values[0].numpy().tolist() == [2, 2]
 
 
 def test_inside_a_loop_and_a_condition():
@@ -100,35 +108,6 @@ def test_steps_after_one_that_failed():
         for _ in range(20):
             results = step(rows(4), tf.constant(False))
         assert_sums(results, rows(4))
-
-
-def test_beside_a_stock_strategy_and_made_in_its_scope():
-    strategy = tf.distribute.MirroredStrategy(cpus(2))
-    with strategy.scope():
-        step = on_cpus(3)
-
-    @tf.function
-    def stock():
-        def replica():
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce("sum", tf.ones([2]))
-
-        return strategy.run(replica)
-
-    for _ in range(2):
-        assert_sums(step(rows(3)), rows(3))
-        assert stock().values[0].numpy().tolist() == [2, 2]
-
-
-def test_what_the_ops_do_not_know_is_added():
-    row = [
-        tf.TensorSpec([2], tf.complex64),
-        tf.TensorSpec([0, 2], tf.float32),
-        tf.TensorSpec([None], tf.float32),
-    ]
-    ops = ops_of(CollectiveAllReduce(cpus(2)), [row, row], cpus(2))
-    assert not collectives(ops)
-    assert [op.type for op in ops].count("AddN") == 3
 
 
 def test_what_is_refused():

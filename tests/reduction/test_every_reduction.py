@@ -12,7 +12,6 @@ from tests.reduction.cases import (
     compiled,
     cpus,
     make_gradients,
-    make_reduction,
     ops_of,
 )
 
@@ -21,35 +20,33 @@ pytestmark = pytest.mark.core
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_every_tower_gets_the_sum(name):
-    towers = 3 if make_reduction(name, 3) else 4
-    reduce, devices = make_reduction(name, towers), cpus(towers)
-    grads = make_gradients(towers)
-    results = reduce(grads, devices)
-    assert_sums(results, grads)
-    assert_placed(results, devices)
+    towers = 4 if name == "hierarchical" else 3
+    reduce, devices = REDUCTIONS[name](towers), cpus(towers)
     packer = GradientPacker(num_split=3, min_elements=2)
     for function in (reduce, packed(reduce, packer)):
         step = compiled(function, devices)
         for seed in range(2):
             grads = make_gradients(towers, seed)
             assert_sums(step(grads), grads)
+    results = reduce(grads, devices)
+    assert_sums(results, grads)
+    assert_placed(results, devices)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_one_tower_no_gradients_and_unlike_ones(name):
     (grads,) = make_gradients(1)
-    (results,) = make_reduction(name, 1)([grads], cpus(1))
+    (results,) = REDUCTIONS[name](1)([grads], cpus(1))
     assert all(map(lambda one, other: one is other, results, grads))
-    reduce = make_reduction(name, 2)
+    reduce = REDUCTIONS[name](2)
     assert reduce([[], []], cpus(2)) == [[], []]
-    grads = [[tf.ones([2]), tf.ones([3])], [tf.ones([2]), tf.ones([1])]]
     with pytest.raises(TowerError, match="Gradient 1 .* tower 1"):
-        reduce(grads, cpus(2))
+        reduce([[ONES, ONES], [ONES, tf.ones([1])]], cpus(2))
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_shapes_known_only_at_run_time_and_before(name):
-    reduce = make_reduction(name, 2)
+    reduce = REDUCTIONS[name](2)
     row = [tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([4, 3])]
 
     @tf.function(input_signature=[[row, row]])
@@ -67,7 +64,7 @@ def test_shapes_known_only_at_run_time_and_before(name):
 
 @pytest.mark.parametrize("name", ["host", "towers", "hierarchical"])
 def test_unread_results_can_be_pruned(name):
-    ops = ops_of(make_reduction(name, 4), make_gradients(4), cpus(4))
+    ops = ops_of(REDUCTIONS[name](4), make_gradients(4), cpus(4))
     assert not [op.name for op in ops if op.op_def.is_stateful]
 
 
@@ -78,29 +75,23 @@ def slices(width, dtype=tf.float32):
 
 ONES = tf.ones([2])
 FIRST = [ONES, slices(3)]
+UNLIKE = [
+    ([ONES], "Tower 1 has 1 gradients, but tower 0 has 2"),
+    ([ONES, ONES], "1 is a tf.Tensor on tower 1, but a IndexedSlices"),
+    ([ONES, slices(4)], r"1 is shape \(None, 4\) on .* but .*\(None, 3\)"),
+    (
+        [tf.ones([3]), slices(3)],
+        r"Gradient 0 is shape \(3,\) on tower 1, but shape \(2,\)",
+    ),
+    ([ONES, slices(3, tf.float64)], "1 is float64 on tower 1, but float32"),
+    ([ONES, None], "Gradient 1 of tower 1 is None"),
+]
 
 
 @pytest.mark.parametrize(
     ("grads", "message"),
     [
-        ([FIRST, [ONES]], "Tower 1 has 1 gradients, but tower 0 has 2"),
-        (
-            [FIRST, [ONES, ONES]],
-            "Gradient 1 is a tf.Tensor on tower 1, but a IndexedSlices",
-        ),
-        (
-            [FIRST, [ONES, slices(4)]],
-            r"Gradient 1 is shape \(None, 4\) on tower 1, but .*\(None, 3\)",
-        ),
-        (
-            [FIRST, [tf.ones([3]), slices(3)]],
-            r"Gradient 0 is shape \(3,\) on tower 1, but shape \(2,\)",
-        ),
-        (
-            [FIRST, [ONES, slices(3, tf.float64)]],
-            "Gradient 1 is float64 on tower 1, but float32",
-        ),
-        ([FIRST, [ONES, None]], "Gradient 1 of tower 1 is None"),
+        *(([FIRST, other], message) for other, message in UNLIKE),
         ([FIRST], "of 1 towers for 2 devices"),
         ([], "at least one"),
     ],

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_towers.devices import host_of, same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
+    CollectiveAllReduce,
     hierarchical_all_reduce,
     nccl_all_reduce,
     nccl_available,
@@ -97,9 +98,8 @@ def test_rows_are_put_together_once_in_the_order_of_towers():
 
 def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
     row = [tf.ones([2]), tf.ones([])]
-    ops = ops_of(nccl_all_reduce, [row] * 3, GPUS)
     found = {}
-    for op in ops:
+    for op in ops_of(nccl_all_reduce, [row] * 3, GPUS):
         if op.type == "NcclAllReduce":
             assert op.get_attr("num_devices") == 3
             assert op.get_attr("reduction") == b"sum"
@@ -113,13 +113,23 @@ def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
             assert {op.inputs[0].op, *op.control_inputs} == {*group}
 
 
-def test_what_nccl_does_not_know_is_added():
+@pytest.mark.parametrize(
+    ("reduce", "devices", "dtype"),
+    [
+        (nccl_all_reduce, GPUS, tf.bfloat16),
+        (CollectiveAllReduce(cpus(3)), cpus(3), tf.complex64),
+    ],
+)
+def test_what_the_ops_do_not_know_is_added(reduce, devices, dtype):
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
-    row = [slices, tf.ones([2], tf.bfloat16), tf.ones([0])]
-    types_ = [op.type for op in ops_of(nccl_all_reduce, [row] * 3, GPUS)]
-    assert "NcclAllReduce" not in types_
-    assert types_.count("AddN") == 2
-    # In eager code that is everything.
+    row = [slices, tf.ones([2], dtype), tf.ones([0, 2])]
+    row = [*row, tf.TensorSpec([None], tf.float32)]
+    kinds = [op.type for op in ops_of(reduce, [row] * 3, devices)]
+    assert not {"NcclAllReduce", "CollectiveReduceV2"} & {*kinds}
+    assert kinds.count("AddN") == 3
+
+
+def test_in_eager_code_everything_is_added():
     grads = make_gradients(3)
     assert_sums(nccl_all_reduce(grads, cpus(3)), grads)
 

@@ -9,7 +9,8 @@ from keras_towers.reduction.shared_memory import (
     MIN_BYTES,
     SharedMemoryAllReduce,
 )
-from tests.reduction.ranks import assert_sums, on_ranks, random_tensors
+from tests.reduction.cases import assert_sums
+from tests.reduction.ranks import on_ranks, random_rows, summed
 
 LARGE = MIN_BYTES // 4
 SHAPES = [(3, 5), (), (LARGE // 7, 7), (0, 2), (11,), (LARGE + 1,)]
@@ -23,20 +24,14 @@ def folder(monkeypatch, tmp_path):
 
 def run(size, steps=1, dtype=tf.float32, shapes=SHAPES):
     """Sum on so many ranks; returns the keys of what they have exchanged."""
-    inputs = [
-        [
-            random_tensors(rank + 10 * step, shapes, dtype)
-            for rank in range(size)
-        ]
-        for step in range(steps)
-    ]
+    rows = [random_rows(size, shapes, dtype, step) for step in range(steps)]
 
     def rank(transport):
         exchange = SharedMemoryAllReduce()
-        return [exchange(transport, row[transport.rank], "k") for row in inputs]
+        return [exchange(transport, row[transport.rank], "k") for row in rows]
 
     results, keys = on_ranks(size, rank)
-    for found, row in zip(zip(*results, strict=True), inputs, strict=True):
+    for found, row in zip(zip(*results, strict=True), rows, strict=True):
         assert_sums(found, row, 1e-5)
     return keys
 
@@ -52,17 +47,12 @@ def test_sums_step_after_step(size, dtype, folder):
     assert not list(folder.iterdir())
 
 
-def test_what_is_small_goes_by_the_transport():
+def test_what_is_small_or_of_other_dtypes_goes_by_the_transport():
     assert run(2, shapes=[(3,), (4, 4)]) == ["k"]
-
-
-def test_other_dtypes_go_by_the_transport():
-    def rank(transport):
-        tensors = [tf.ones([LARGE]), tf.constant([2]), tf.ones([1], tf.float16)]
-        return SharedMemoryAllReduce()(transport, tensors, "k")
-
-    for result in on_ranks(2, rank)[0]:
-        assert [t.dtype for t in result] == [tf.float32, tf.int32, tf.float16]
+    row = tf.ones([LARGE]), tf.constant([2]), tf.ones([1], tf.float16)
+    results, _ = on_ranks(2, lambda t: SharedMemoryAllReduce()(t, row, "k"))
+    for result in results:
+        assert [t.dtype for t in result] == [t.dtype for t in row]
         assert [float(t[0]) for t in result] == [2, 4, 2]
 
 
@@ -71,7 +61,7 @@ def test_without_room_the_transport_sums(monkeypatch, folder):
     assert plain(run(2, steps=2)) == ["k.0.plain"] * 2
 
 
-def test_a_rank_that_sees_no_other_one(monkeypatch, folder):
+def test_a_rank_that_sees_no_other_one(monkeypatch):
     original = shared_memory.SharedBucket._map
 
     def map_own_only(bucket, rank, name, create):
@@ -94,7 +84,7 @@ def test_a_rank_that_was_started_anew():
             (total,) = exchange(transport, [tf.ones([LARGE])], "k")
             meetings.append(np.unique(total).tolist())
 
-    keys = on_ranks(2, rank)[1]
+    _, keys = on_ranks(2, rank)
     assert meetings == [[2]] * 6
     assert plain(keys) == ["k.0.plain"] * 2
 
@@ -116,13 +106,12 @@ def test_infinities_arrive_and_results_survive_the_next_step():
     value = np.ones(LARGE, np.float32)
     value[:3] = [np.inf, np.nan, 3e38]
 
-    def rank(transport):
+    def in_turn(transport, row, key):
         exchange = SharedMemoryAllReduce()
-        (first,) = exchange(transport, [tf.constant(value)], "k")
-        (second,) = exchange(transport, [3 * tf.ones([LARGE])], "k")
-        return first, second
+        return [exchange(transport, [x], key)[0] for x in row]
 
-    for first, second in on_ranks(2, rank)[0]:
+    row = [value, 3 * tf.ones([LARGE])]
+    for first, second in summed(in_turn, [row, row])[0]:
         np.testing.assert_array_equal(first[:4], [np.inf, np.nan, np.inf, 2])
         assert np.unique(first[3:]) == [2]
         assert np.unique(second) == [6]

@@ -7,25 +7,22 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
+from tests.kit.training import fit, stacked
 
 X, Y = m.FEATURES[:13], m.LABELS[:13]
 
 
-class Standardized(keras.layers.Layer):
-    """The statistics of a batch, by hand."""
-
-    def call(self, inputs):
-        apart = inputs - tf.reduce_mean(inputs, 0)
-        return apart * tf.math.rsqrt(tf.reduce_mean(apart**2, 0) + 0.1)
+def standardized(x):
+    """By the statistics of the batch, by hand."""
+    apart = x - tf.reduce_mean(x, 0)
+    return apart * tf.math.rsqrt(tf.reduce_mean(apart**2, 0) + 0.1)
 
 
-class Attending(keras.layers.Layer):
+def attending(x):
     """Examples attend to examples, and stay rows of the tower."""
-
-    def call(self, inputs):
-        scores = tf.nn.softmax(inputs @ tf.transpose(inputs))
-        return inputs + scores @ inputs
+    return x + tf.nn.softmax(x @ tf.transpose(x)) @ x
 
 
 def masked_mean(labels, scores):
@@ -59,33 +56,28 @@ def covariances(labels, scores):
     return tf.reduce_sum(tf.square(covariance - tf.eye(3)))
 
 
-def _made(*layers, loss=m.cross_entropy):
-    def make():
-        keras.utils.set_random_seed(1)
-        more = [layer() for layer in layers]
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(4), *more]
-        )
-        model.add(keras.layers.Dense(3))
-        made = loss() if loss is m.cross_entropy else loss
-        model.compile(m.momentum(), made, jit_compile=False)
-        return model
-
-    return make
+def _made(act=tf.identity, **options):
+    dense = keras.layers.Dense
+    return stacked(
+        lambda: [dense(4), Acts(act), dense(3)],
+        metrics=list,
+        jit_compile=False,
+        **options,
+    )
 
 
 def act(model):
     # The last batch has an example for one tower only.
-    fit = model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
-    return fit.history, model.evaluate(X[:6], Y[:6], verbose=0)
+    history = fit(model, 2, X, Y, 6)
+    return history, model.evaluate(X[:6], Y[:6], verbose=0)
 
 
 CASES = {
-    "statistics": _made(Standardized),
-    "masked mean": _made(loss=masked_mean),
-    "sum": _made(loss=sum_by_share),
-    "contrastive": _made(loss=contrastive),
-    "covariances": _made(loss=covariances),
+    "statistics": _made(standardized),
+    "masked mean": _made(loss=lambda: masked_mean),
+    "sum": _made(loss=lambda: sum_by_share),
+    "contrastive": _made(loss=lambda: contrastive),
+    "covariances": _made(loss=lambda: covariances),
 }
 
 
@@ -105,7 +97,7 @@ PAIRS = "combines every example with every other"
     [
         (CASES["contrastive"], {}, PAIRS),
         # It would need all rows of everything.
-        (_made(Attending), {"exact": True}, PAIRS),
+        (_made(attending), {"exact": True}, PAIRS),
         (CASES["masked mean"], {"exact": True}, "takes Maximum of a sum"),
     ],
 )
@@ -121,7 +113,7 @@ def test_what_is_not_exchanged_is_told(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_predictions_are_analysed(exact, logged):
-    model, strategy = _made(Standardized)(), kt.TowerStrategy(2, exact=exact)
+    model, strategy = _made(standardized)(), kt.TowerStrategy(2, exact=exact)
     wanted = model.predict(X, batch_size=6, verbose=0)
     with strategy:
         found = model.predict(X, batch_size=6, verbose=0)

@@ -1,6 +1,6 @@
 """What a step does besides computing happens once, or it is told."""
 
-import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -8,9 +8,11 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.splitting.cases.table import apply, generator, mse, stepped
+from tests.kit.compare import assert_same, outcome
+from tests.kit.training import fit
+from tests.splitting.cases.table import apply, mse, numbers, stepped
 
-BATCH, TOLERANCE = 16, 2e-6
+X, Y = numbers()
 
 
 def plain(model, x, y, factor=1.0):
@@ -90,24 +92,18 @@ def sums_in_python(path):
     return stepped(step), lambda: calls
 
 
-def fitted(build, path, scope):
+def fitted(build, path, strategy=None):
     keras.utils.set_random_seed(0)
-    make = generator()
-    x = make.normal(size=(42, 6)).astype("float32")
-    y = make.normal(size=(42, 1)).astype("float32")
-    with scope:
-        model, happened = build(path)
-        history = model.fit(x, y, BATCH, 2, 0, shuffle=False)
-    numbers = [*model.get_weights(), np.array(history.history["loss"])]
-    return numbers, happened()
+    model, happened = build(path)
+    trained = functools.partial(fit, epochs=2, x=X, y=Y)
+    return outcome(lambda: model, trained, strategy), happened()
 
 
 def check(build, folder, strategy):
-    wanted, seen = fitted(build, folder / "one", contextlib.nullcontext())
+    wanted, seen = fitted(build, folder / "one")
     found, also = fitted(build, folder / "towers", strategy)
     assert also == seen
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a, b, atol=TOLERANCE)
+    assert_same(found, wanted)
     assert "proven to be that of one device" in strategy.describe()
     return seen
 
@@ -146,8 +142,7 @@ def test_what_cannot_be_taken_out_is_told(tmp_path, logged):
 
     model = stepped(step)
     model.kept = model.add_weight(shape=(), trainable=False)
-    x, y = np.ones((8, 6), "float32"), np.ones((8, 1), "float32")
     with kt.TowerStrategy(towers=2):
-        model.fit(x, y, 8, verbose=0)
+        model.train_on_batch(X, Y)
     assert (tmp_path / "out").read_text().split() == ["written"] * 2
     assert logged("PrintV2 happens once for every tower")

@@ -21,53 +21,37 @@ def updated(model, x, y, noise):
     return logs
 
 
-def by_a_generator():
-    generator = np.random.default_rng(1)
-
-    def step(model, x, y):
-        noise = generator.normal(size=WIDTH).astype("float32")
-        return updated(model, x, y, noise)
-
-    return step
+GENERATOR = np.random.default_rng(1)
 
 
-def by_a_counter_in_a_branch():
+def by_a_generator(model, x, calls):
+    return GENERATOR.normal(size=WIDTH).astype("float32")
+
+
+def by_a_counter_in_a_branch(model, x, calls):
+    return tf.cond(
+        model.optimizer.iterations > 1,
+        lambda: tf.zeros([WIDTH]) + float(len(calls)),  # here
+        lambda: tf.zeros([WIDTH]),
+    )
+
+
+def by_other_operations(model, x, calls):
+    return tf.sin(x) if len(calls) % 2 else tf.cos(x)  # here
+
+
+def by_the_same(model, x, calls):
+    drawn = keras.random.normal(tf.shape(x), seed=model.seeds)
+    return np.random.normal(size=WIDTH).astype("float32") + 0 * drawn
+
+
+def fitted(noise):
     calls = []
 
     def step(model, x, y):
         calls.append(None)
-        number = float(len(calls))
-        noise = tf.cond(
-            model.optimizer.iterations > 1,
-            lambda: tf.zeros([WIDTH]) + number,  # here
-            lambda: tf.zeros([WIDTH]),
-        )
-        return updated(model, x, y, noise)
+        return updated(model, x, y, noise(model, x, calls))
 
-    return step
-
-
-def by_other_operations():
-    calls = []
-
-    def step(model, x, y):
-        calls.append(None)
-        noise = tf.sin(x) if len(calls) % 2 else tf.cos(x)  # here
-        return updated(model, x, y, noise)
-
-    return step
-
-
-def by_the_same():
-    def step(model, x, y):
-        noise = np.random.normal(size=WIDTH).astype("float32")
-        drawn = keras.random.normal(tf.shape(x), seed=model.seeds)
-        return updated(model, x, y, noise + 0 * drawn)
-
-    return step
-
-
-def fitted(step):
     strategy = kt.TowerStrategy(3)
     with strategy:
         model = stepped(step)
@@ -77,15 +61,15 @@ def fitted(step):
 
 
 @pytest.mark.parametrize(
-    "make", [by_a_generator, by_a_counter_in_a_branch, by_other_operations]
+    "noise", [by_a_generator, by_a_counter_in_a_branch, by_other_operations]
 )
-def test_another_trace_is_told(logged, make):
-    assert "differs from that of one device" in fitted(make())
+def test_another_trace_is_told(logged, noise):
+    assert "differs from that of one device" in fitted(noise)
     ((_, said),) = logged("on tower 1 than on tower 0")
     assert "# here" in said and "Draw with keras.random" in said
 
 
 def test_the_same_trace_is_not(logged):
-    fitted(by_the_same())
+    fitted(by_the_same)
     assert logged("every tower traces the step")
     assert not logged("on tower")

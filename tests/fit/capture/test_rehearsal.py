@@ -1,5 +1,7 @@
 """What is not proven is rehearsed on a few examples, and told if need be."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import settings
 from tests.fit.step.acts import Acts
+from tests.kit import training
 from tests.kit.compare import assert_exact
 
 RANDOM = np.random.default_rng(0)
@@ -43,9 +46,7 @@ def model_of(function, *layers, optimizer="adam", loss="mse", **compiled):
     return model
 
 
-def fit(model, x=X, batch_size=BATCH, **how):
-    how = {"shuffle": False, "verbose": 0, **how}
-    return model.fit(x, Y, batch_size=batch_size, **how)
+fit = functools.partial(training.fit, x=X, y=Y)
 
 
 def fitted(strategy, *layers, **options):
@@ -85,7 +86,7 @@ def test_what_fails_for_a_part_of_the_examples_is_told(logged):
     )
     model.compile("sgd", "mse")
     with kt.TowerStrategy(2):
-        fit(model, x, 12)
+        fit(model, x=x, batch_size=12)
     ((_, said),) = logged("step of")
     assert "may differ: it" in said
     assert "a part of them failed alone (InvalidArgumentError)" in said

@@ -1,5 +1,7 @@
 """The step is analysed before it runs, and what differs is told once."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,15 +9,16 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from tests.kit.compare import close
+from tests.fit.step.acts import Stepping
+from tests.kit import training
+from tests.kit.compare import assert_exact
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
 Dense = keras.layers.Dense
 
 
-def fit(model, x=X, y=Y):
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+fit = functools.partial(training.fit, x=X, y=Y, batch_size=8)
 
 
 def _largest(y_true, y_pred):
@@ -26,8 +29,8 @@ def _root_mean_square(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
 
 
-def _model(*layers, cls=keras.Sequential, loss="mse", metrics=None):
-    model = cls([keras.Input((4,)), *layers, Dense(1)])
+def _model(*layers, loss="mse", metrics=None):
+    model = keras.Sequential([keras.Input((4,)), *layers, Dense(1)])
     model.compile("sgd", loss, metrics=metrics)
     return model
 
@@ -86,7 +89,7 @@ def test_batch_norm_and_dropout_hide_no_other_difference(
     assert "0 KiB" in said
 
 
-class Penalized(keras.Sequential):
+class Penalized(Stepping):
     """Punishes slopes, with gradients of gradients."""
 
     def train_step(self, data):
@@ -99,23 +102,21 @@ class Penalized(keras.Sequential):
             loss = self.compute_loss(x, y, output)
             loss += tf.reduce_mean(tf.square(slope))
         weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.update(tape.gradient(loss, weights), weights)
         return self.compute_metrics(x, y, output)
 
 
 def test_gradients_of_gradients_through_own_statistics(logged):
-    def trained():
+    def make():
         keras.utils.set_random_seed(1)
-        norm = keras.layers.BatchNormalization()
-        model = _model(norm, Dense(5, "tanh"), cls=Penalized)
-        # Both towers have the statistics of the batch.
-        fit(model, np.tile(X[:4], (2, 1)), Y[:8])
-        return model.get_weights()
+        inner = _model(keras.layers.BatchNormalization(), Dense(5, "tanh"))
+        model = Penalized(*inner.inputs, *inner.outputs)
+        model.compile("sgd", "mse")
+        return model
 
-    one = trained()
-    with kt.TowerStrategy(2):
-        two = trained()
+    # Both towers have the statistics of the batch.
+    alike = np.tile(X[:4], (2, 1)), Y[:8]
+    act = functools.partial(fit, x=alike[0], y=alike[1])
+    assert_exact(make, act, kt.TowerStrategy(2))
     assert not logged("step of")
     assert not logged("traces the step")
-    for a, b in zip(one, two, strict=True):
-        close(a, b)

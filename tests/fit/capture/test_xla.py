@@ -10,10 +10,10 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts, Own, Twice, exchanged, shown
+from tests.fit.step.acts import Acts, Stepping, Twice, exchanged, shown
 from tests.kit.compare import assert_exact, assert_same, outcome
 from tests.kit.long import long_but, some_of
-from tests.kit.training import X, Y, adam, classifier, compiled, fit
+from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
 # Two batches of 16 rows.
 FEW = 32
@@ -64,9 +64,9 @@ def dense():
     return m.mlp(ShowsXla())
 
 
-def own_step_with_embedding(cls=Own):
+def own_step_with_embedding(cls=Stepping):
     inner = m.with_embedding()
-    return cls(inner.inputs, ShowsXla()(inner.outputs[0]))
+    return cls(*inner.inputs, *map(ShowsXla(), inner.outputs))
 
 
 class Noisy(keras.layers.Layer):
@@ -120,22 +120,22 @@ def test_the_same_as_one_device_with_xla(case, reasons):
 
 def on_two_towers(way, *layers, act=trained, **options):
     """A model with layers of some classes, of which the last one acts."""
-
-    def build():
-        # Initializers take a seed when they are made.
-        keras.utils.set_random_seed(1)
-        return m.mlp(*(layer() for layer in layers), Acts(way))
-
-    make = compiled(build, adam, **{"jit_compile": True, **options})
+    make = stacked(
+        lambda: [
+            Dense(7, "tanh"),
+            *(layer() for layer in layers),
+            Acts(way),
+            Dense(3),
+        ],
+        optimizer=adam,
+        **{"jit_compile": True, **options},
+    )
     return outcome(make, act, kt.TowerStrategy(2))
 
 
-def dropout():
-    return keras.layers.Dropout(0.4, seed=3)
-
-
-def norm():
-    return keras.layers.BatchNormalization(momentum=0.5)
+Dense = keras.layers.Dense
+dropout = functools.partial(keras.layers.Dropout, 0.4, seed=3)
+norm = functools.partial(keras.layers.BatchNormalization, momentum=0.5)
 
 
 def test_what_towers_write(reasons):
@@ -202,7 +202,7 @@ def test_without_xla_where_it_cannot(act, reason, reasons):
             ),
             (
                 lambda: kt.AsyncTowerStrategy(2),
-                *(Own, "AsyncTowerStrategy trains without XLA"),
+                *(Stepping, "AsyncTowerStrategy trains without XLA"),
             ),
         ]
     ),
@@ -253,12 +253,7 @@ def test_functions_of_the_model_are_not_left_with_what_xla_got(reasons):
     def act(model):
         return fit(model, validation_data=(X[:FEW], Y[:FEW]))
 
-    def build():
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input(X.shape[1:])
-        return keras.Sequential([inputs, WithFunction(), keras.layers.Dense(4)])
-
-    make = compiled(build, jit_compile=True)
+    make = stacked(lambda: [WithFunction(), Dense(4)], jit_compile=True)
     strategy = kt.TowerStrategy(2)
     assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
     assert "in a function of its own" in reasons()[0][1]

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit.data import batches
 from tests.exactness import models as m
-from tests.fit.step.written import sparse
+from tests.fit.step.acts import sparse
 from tests.kit.compare import assert_exact
 from tests.kit.training import X, Y
 

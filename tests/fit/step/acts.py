@@ -1,8 +1,5 @@
 """Layers and steps that do something besides, as those of users do."""
 
-from collections.abc import Callable
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -12,49 +9,78 @@ import keras_towers as kt
 class Acts(keras.layers.Layer):
     """Does what a function does."""
 
-    def __init__(self, act: Callable[[Any], Any] = tf.identity):
+    def __init__(self, act=tf.identity):
         super().__init__()
         self.act = act
 
-    def call(self, x: Any) -> Any:
+    def call(self, x):
         return self.act(x)
 
 
-def shown(x: Any) -> Any:
+def shown(x):
     tf.print(tf.shape(x), output_stream="file:///dev/null")
     return x
 
 
-def exchanged(x: Any) -> Any:
+def exchanged(x):
     return x + 0 * tf.reduce_mean(kt.gather(x))
 
 
-class Own(keras.Model):
-    """A step of the user's own, which applies its gradients in some way."""
+def sparse(y, p):
+    """Cross-entropy, the mean over the examples."""
+    losses = keras.losses.sparse_categorical_crossentropy(
+        y, p, from_logits=True
+    )
+    return tf.reduce_mean(losses)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        weights = self.trainable_weights
+
+# Keras makes this a base of a model that is given inputs and outputs, but not
+# where it inherits from another in two ways.
+_input = keras.Input((1,))
+Functional = type(keras.Model(_input, _input))
+
+
+class Stepping(Functional):
+    """Trains by hand, then does more; each subclass something else."""
+
+    def prepare(self):
+        """Make what the step writes."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        self.before(x)
         with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        self.way(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
+            p = self(x, training=True)
+            loss = self.loss_of(y, p)
+        variables = self.trainable_variables
+        self.update(tape.gradient(loss, variables), variables)
+        self.after(x, p)
+        return {"mine": loss}
 
-    def way(self, grads: list[Any], weights: list[Any]) -> None:
-        self.optimizer.apply(grads, weights)
+    def loss_of(self, y, p):
+        return sparse(y, p)
+
+    def update(self, grads, variables):
+        self.optimizer.apply(grads, variables)
+
+    def before(self, x):
+        """What is done before the forward pass."""
+
+    def after(self, x, p):
+        """What is done after the update."""
 
 
-class Both(Own):
+class Both(Stepping):
     """Updates two parts, whose gradients are known before."""
 
-    def way(self, grads: list[Any], weights: list[Any]) -> None:
-        super().way(grads[:2], weights[:2])
-        super().way(grads[2:], weights[2:])
+    def update(self, grads, variables):
+        super().update(grads[:2], variables[:2])
+        super().update(grads[2:], variables[2:])
 
 
-class Twice(Own):
+class Twice(Stepping):
     """Updates once more."""
 
-    def way(self, grads: list[Any], weights: list[Any]) -> None:
-        super().way(grads, weights)
-        super().way([w * 0.1 for w in weights], weights)
+    def update(self, grads, variables):
+        super().update(grads, variables)
+        super().update([w * 0.1 for w in variables], variables)

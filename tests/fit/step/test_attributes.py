@@ -6,10 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
-from tests.fit.step.written import Stepping
+from tests.fit.step import acts, written
 from tests.kit.compare import assert_exact
-from tests.kit.training import X, Y
+from tests.kit.training import X, Y, fit
 
 
 class Holder:
@@ -34,11 +33,10 @@ class Quantizer(keras.layers.Layer):
         return x + 0.1 * self.codes
 
 
-class Keeping(Stepping):
+class Keeping(acts.Stepping):
     """Keeps tensors in attributes over an update, in several ways."""
 
-    def __init__(self):
-        super().__init__(m.mlp(Quantizer()).layers)
+    def prepare(self):
         self.cache = {}
         self.holder = Holder()
         self.calls, self.seen = 0, np.zeros(2)
@@ -56,8 +54,7 @@ class Keeping(Stepping):
         with tf.GradientTape() as tape:
             again = self(self.features, training=True)
             self.holder.loss = tf.reduce_mean(again**2) + kept
-        grads = tape.gradient(self.holder(), variables)
-        self.optimizer.apply(grads, variables)
+        self.update(tape.gradient(self.holder(), variables), variables)
 
     def train_step(self, data):
         return {**super().train_step(data), "codes": self.codes}
@@ -77,19 +74,13 @@ class Counting(Keeping):
 
 @pytest.mark.parametrize("kind, eager", [(Keeping, False), (Counting, True)])
 def test_exact(kind, eager):
-    def make():
-        model = kind()
-        model.compile(keras.optimizers.SGD(0.02), run_eagerly=eager)
-        return model
-
     def trained(model):
         # The last step is one that keeps, on two towers.
-        history = model.fit(
-            X[:36], Y[:36], batch_size=12, shuffle=False, verbose=0
-        ).history
+        history = fit(model, 1, X[:36], Y[:36], 12)
         assert model.holder.trail == []
         return history, model.calls, model.seen.tolist()
 
+    make = written.made(kind, Quantizer, run_eagerly=eager)
     found = assert_exact(make, trained, kt.TowerStrategy(2), tolerance=5e-6)
     if eager:
         features = found.model.features

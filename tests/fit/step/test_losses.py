@@ -8,34 +8,19 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.step.acts import Stepping
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled
+from tests.kit.training import compiled, fit
 
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
-COUNT, BATCH = 29, 7
+COUNT = 29
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
 SENTENCES = m.SENTENCES[:COUNT].copy()
 SENTENCES[0:3] = 0  # of one tower's part nothing is left
-
-Dense = keras.layers.Dense
-
-
-def _weights():
-    """Of one tower, of two others, and of a whole batch they are zero."""
-    weights = m.WEIGHTS[:COUNT].copy()
-    weights[0:3] = weights[10:14] = weights[14:21] = 0
-    return weights
-
-
-def fitting(y=Y, weights=None, x=X, **kwargs):
-    arguments = {"batch_size": BATCH, "shuffle": False, **kwargs}
-    return lambda model: model.fit(
-        x, y, sample_weight=weights, verbose=0, **arguments
-    )
-
-
-def towers(number=3, **options):
-    return kt.TowerStrategy(number, **options)
+# Of one tower, of two others, and of a whole batch they are zero.
+WEIGHTS = m.WEIGHTS[:COUNT].copy()
+WEIGHTS[0:3] = WEIGHTS[10:14] = WEIGHTS[14:21] = 0
+trained = functools.partial(fit, x=X, y=Y, batch_size=7)
 
 
 class AddsLoss(keras.layers.Layer):
@@ -51,55 +36,53 @@ def a_function(y, p):
 REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
 
 
-def many_headed(inputs, *body):
-    """A head for each way to reduce a loss, and for one that is a function."""
-    # Initializers take a seed when they are made.
-    keras.utils.set_random_seed(1)
-    x = inputs
-    for layer in body:
-        x = layer()(x)
-    losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
-    losses["function"] = a_function
-    heads = {name: Dense(3, name=name)(x) for name in losses}
-    model = keras.Model(inputs, heads)
-    model.compile(
-        keras.optimizers.SGD(0.01),
-        losses,
-        weighted_metrics={"sum_over_batch_size": ["accuracy"]},
-    )
-    return model
-
-
 def for_each_head(values):
     return dict.fromkeys((*REDUCTIONS, "function"), values)
 
 
-@pytest.mark.core
-def test_reductions():
-    def act(model):
-        labels, weights = for_each_head(Y), for_each_head(_weights())
-        weighted = fitting(labels, weights)(model)
-        return weighted.history, fitting(labels)(model).history
+def assert_heads_exact(inputs, body, act, tolerance=2e-6):
+    """With a head for each way to reduce a loss, and for a function."""
 
     def make():
-        dense = functools.partial(Dense, 7, "tanh")
-        return many_headed(keras.Input((6,)), dense, AddsLoss)
+        # Initializers take a seed when they are made.
+        keras.utils.set_random_seed(1)
+        x = body(inputs)
+        losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
+        losses["function"] = a_function
+        heads = {name: keras.layers.Dense(3, name=name)(x) for name in losses}
+        model = keras.Model(inputs, heads)
+        weighted = {"sum_over_batch_size": ["accuracy"]}
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(optimizer, losses, weighted_metrics=weighted)
+        return model
 
     # Keras logs a metric of each loss in a graph only.
-    assert_exact(make, act, towers(), in_graph=True)
+    strategy = kt.TowerStrategy(3)
+    assert_exact(make, act, strategy, tolerance=tolerance, in_graph=True)
+
+
+@pytest.mark.core
+def test_reductions():
+    labels, weights = for_each_head(Y), for_each_head(WEIGHTS)
+
+    def act(model):
+        weighted = trained(model, y=labels, sample_weight=weights)
+        return weighted, trained(model, y=labels)
+
+    def body(inputs):
+        return AddsLoss()(keras.layers.Dense(7, "tanh")(inputs))
+
+    assert_heads_exact(keras.Input((6,)), body, act)
 
 
 def test_masks():
     labels = for_each_head(m.SENTENCE_LABELS[:COUNT])
 
-    def make():
-        embedding = functools.partial(
-            keras.layers.Embedding, 14, 5, mask_zero=True
-        )
-        return many_headed(keras.Input((4,), dtype="int32"), embedding)
+    def body(inputs):
+        return keras.layers.Embedding(14, 5, mask_zero=True)(inputs)
 
-    act = fitting(labels, x=SENTENCES)
-    assert_exact(make, act, towers(), tolerance=1e-5, in_graph=True)
+    act = functools.partial(trained, x=SENTENCES, y=labels)
+    assert_heads_exact(keras.Input((4,), dtype="int32"), body, act, 1e-5)
 
 
 def test_a_vector_of_losses():
@@ -108,67 +91,62 @@ def test_a_vector_of_losses():
         optimizer=lambda: keras.optimizers.SGD(0.001),
     )
     # Sums over the batch make large steps, which amplify what is rounded.
-    assert_exact(make, fitting(), towers(), tolerance=5e-5)
+    assert_exact(make, trained, kt.TowerStrategy(3), tolerance=5e-5)
 
 
-class Custom(keras.Sequential):
-    """A step of the user's own; subclasses say what its loss is."""
-
-    def train_step(self, data):
-        x, y = data
-        variables = self.trainable_variables
-        halves = variables[:2], variables[2:]
-        with tf.GradientTape(persistent=True) as tape:
-            values = a_function(y, self(x, training=True))
-            # Both before either is applied.
-            losses = [self.loss_of(values) for _ in halves]
-        for loss, some in zip(losses, halves, strict=True):
-            self.optimizer.apply(tape.gradient(loss, some), some)
-        # It is given one number a batch, without sample weights: the mean over
-        # batches, each of which counts once, as on one device.
-        self.tracker.update_state(self.logged(values))
-        return {"mean": self.tracker.result()}
-
-
-class Divided(Custom):
+def divided(model, losses):
     """As in TensorFlow's guide for custom training with a strategy."""
-
-    def loss_of(self, losses):
-        strategy = tf.distribute.get_strategy()
-        return tf.reduce_mean(losses) / strategy.num_replicas_in_sync
-
-    logged = loss_of
+    parts = tf.distribute.get_strategy().num_replicas_in_sync
+    return tf.reduce_mean(losses) / parts
 
 
-class Summed(Custom):
-    def loss_of(self, losses):
-        return tf.reduce_sum(losses)
-
-    logged = loss_of
+def summed(model, losses):
+    return tf.reduce_sum(losses)
 
 
-class Scaled(Custom):
-    def loss_of(self, losses):
-        return self.optimizer.scale_loss(tf.reduce_mean(losses))
+def scaled(model, losses):
+    return model.optimizer.scale_loss(tf.reduce_mean(losses))
 
-    def logged(self, losses):
-        # A scaled loss is the tower's own.
-        return tf.reduce_mean(losses)
+
+def mean(model, losses):
+    return tf.reduce_mean(losses)
 
 
 @pytest.mark.parametrize(
-    "cls, average", [(Divided, True), (Scaled, True), (Summed, False)]
+    "loss_of, logged, average",
+    [
+        (divided, divided, True),
+        # A scaled loss is the tower's own.
+        (scaled, mean, True),
+        (summed, summed, False),
+    ],
 )
-def test_custom_steps(cls, average):
+def test_custom_steps(loss_of, logged, average):
+    class Custom(Stepping):
+        def train_step(self, data):
+            x, y = data
+            variables = self.trainable_variables
+            halves = variables[:2], variables[2:]
+            with tf.GradientTape(persistent=True) as tape:
+                values = a_function(y, self(x, training=True))
+                # Both before either is applied.
+                losses = [loss_of(self, values) for _ in halves]
+            for loss, some in zip(losses, halves, strict=True):
+                self.update(tape.gradient(loss, some), some)
+            # It is given one number a batch, without sample weights: the mean
+            # over batches, each of which counts once, as on one device.
+            self.tracker.update_state(logged(self, values))
+            return {"mean": self.tracker.result()}
+
     def make():
-        keras.utils.set_random_seed(1)
-        model = cls([keras.Input((6,)), Dense(5, "tanh"), Dense(3)])
+        inner = m.mlp()
+        model = Custom(*inner.inputs, *inner.outputs)
         model.tracker = keras.metrics.Mean(name="mean")
         model.compile(keras.optimizers.SGD(0.01, 0.9))
         model.optimizer.build(model.trainable_variables)
         return model
 
-    assert_exact(make, fitting(), towers(average=average))
+    assert_exact(make, trained, kt.TowerStrategy(3, average=average))
 
 
 # Of which float32 would keep no sum.
@@ -178,11 +156,9 @@ EACH = 2**25 + 1
 class Examples(keras.metrics.Metric):
     """Counts examples in whole numbers, each as many."""
 
-    def __init__(self, name="examples"):
-        super().__init__(name=name, dtype="int32")
-        self.count = self.add_weight(
-            shape=(), initializer="zeros", dtype="int32", name="count"
-        )
+    def __init__(self):
+        super().__init__(name="examples", dtype="int32")
+        self.count = self.add_variable((), "zeros", dtype="int32")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.count.assign(self.count + EACH * tf.shape(y_true)[0])
@@ -195,9 +171,9 @@ def test_metrics():
     make = compiled(metrics=lambda: ["accuracy", Examples()])
 
     def act(model):
-        history = fitting(validation_data=(X, Y))(model).history
+        history = trained(model, validation_data=(X, Y))
         total = [EACH * COUNT]
         assert history.pop("examples") == history.pop("val_examples") == total
         return history
 
-    assert_exact(make, act, towers())
+    assert_exact(make, act, kt.TowerStrategy(3))

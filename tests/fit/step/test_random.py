@@ -21,31 +21,19 @@ INTEGERS = ("int32", "int64", "uint32", "uint64")
 random = tf.random
 
 
-@pytest.fixture(autouse=True)
-def warned():
-    """The warnings of a test."""
-    with told.heard() as heard:
-        yield lambda: {one.message for one in heard if one.about == "random"}
-
-
 def _data(tail, count=COUNT):
     size = count * int(np.prod(tail))
     return np.linspace(0.1, 3, size, dtype="float32").reshape(count, *tail)
 
 
 def drawn(draw, x, towers, random="global", eager=False):
-    """What a model draws for the rows of ``x``."""
+    """What a model draws for the rows of ``x``, and what is said of it."""
     inputs = keras.Input([None if size == 7 else size for size in x.shape[1:]])
     model = keras.Model(inputs, Acts(draw)(inputs))
     model.compile(run_eagerly=eager)
-    with kt.TowerStrategy(towers, random=random):
-        return model.predict(x, batch_size=len(x), verbose=0)
-
-
-def assert_rows(draw, x, **kwargs):
-    found = drawn(draw, x, towers=3, **kwargs)
-    for name, whole in draw(tf.constant(x)).items():
-        np.testing.assert_array_equal(found[name], whole, err_msg=name)
+    with told.heard() as heard, kt.TowerStrategy(towers, random=random):
+        found = model.predict(x, batch_size=len(x), verbose=0)
+    return found, {one.message for one in heard if one.about == "random"}
 
 
 def all_of(draws):
@@ -60,20 +48,14 @@ def _normal(shape):
     return random.stateless_normal(shape, SEED)
 
 
-OPERATIONS = {
-    "uniform": (random.stateless_uniform, FLOATS, {}),
-    "normal": (random.stateless_normal, FLOATS, {}),
-    "truncated": (random.stateless_truncated_normal, FLOATS[2:], {}),
-    "integers": (
-        *(random.stateless_uniform, INTEGERS[:2]),
-        {"minval": -9, "maxval": 1000},
-    ),
-    "all integers": (
-        *(random.stateless_uniform, INTEGERS),
-        {"minval": None, "maxval": None},
-    ),
-    "philox": (random.stateless_normal, ["float32"], {"alg": "philox"}),
-}
+OPERATIONS = [
+    (random.stateless_uniform, FLOATS, {}),
+    (random.stateless_normal, FLOATS, {}),
+    (random.stateless_truncated_normal, FLOATS[2:], {}),
+    (random.stateless_uniform, INTEGERS[:2], {"minval": -9, "maxval": 1000}),
+    (random.stateless_uniform, INTEGERS, {"minval": None, "maxval": None}),
+    (random.stateless_normal, ["float32"], {"alg": "philox"}),
+]
 
 
 def _of(op, dtype, options):
@@ -81,8 +63,8 @@ def _of(op, dtype, options):
 
 
 COUNTED = {
-    f"{name} {dtype}": _of(op, dtype, options)
-    for name, (op, dtypes, options) in OPERATIONS.items()
+    f"{op.__name__} {dtype} {options}": _of(op, dtype, options)
+    for op, dtypes, options in OPERATIONS
     for dtype in dtypes
 }
 COUNTED |= {
@@ -110,14 +92,86 @@ CUT = {
 }
 
 
-def test_rows_of_a_draw(warned):
-    assert_rows(all_of(COUNTED), _data((3, 5)))
-    assert not warned()
+def _many_layers(x):
+    """Each shape is made of several that led to the one before it."""
+    for _ in range(24):
+        x = tf.tensordot(x, tf.ones([3, 3]) / 3, 1)
+    return x
 
 
-def test_rows_of_a_draw_with_rejections(warned):
-    assert_rows(all_of(CUT), _data((3,)))
-    assert not warned()
+SHAPES = {
+    "first of the shape": lambda x: _normal([tf.shape(x)[0], 5]),
+    "sliced shape": lambda x: _normal(tf.concat([tf.shape(x)[:-1], [2]], 0)),
+    "in a conditional": lambda x: tf.cond(
+        tf.shape(x)[1] > 2, lambda: _dropped(x), lambda: x
+    ),
+}
+DROPPED = {
+    "twice": lambda x: _dropped(x)[:, :3],
+    "reshaped and back": lambda x: tf.reshape(
+        tf.reshape(x, [-1, 2]) + 1, [-1, 6]
+    ),
+    "flattened": lambda x: tf.reshape(
+        tf.reshape(x, [-1, 2, 3]), [tf.shape(x)[0], -1]
+    ),
+    "of many layers": lambda x: _many_layers(
+        tf.reshape(x, [tf.shape(x)[0], -1, 3])
+    ),
+    "groups of rows": lambda x: tf.reshape(x, [-1, 2]),
+    "after a loop": lambda x: tf.map_fn(lambda row: 2 * row, x),
+    "after a conditional": lambda x: tf.cond(
+        tf.reduce_sum(x) > 1e9, lambda: x, lambda: 2 * x
+    ),
+    "transposed twice": lambda x: tf.transpose(tf.transpose(x) + 1),
+    "range": lambda x: tf.cast(tf.range(tf.shape(x)[0]) > -1, tf.float32),
+    "interleaved": lambda x: tf.reshape(
+        tf.transpose(tf.stack([x, x + 1]), [1, 0, 2]), [-1, 6]
+    ),
+}
+SHAPES |= {
+    name: lambda x, of=of: _dropped(of(x)) for name, of in DROPPED.items()
+}
+
+
+def in_another_dimension(x):
+    turned = _dropped(tf.transpose(x, [1, 0, 2]))
+    return {"turned": tf.transpose(turned, [1, 0, 2])}
+
+
+def two_views(x):
+    """All examples of one view come before those of the other."""
+    views = _dropped(tf.concat([x, x + 1], 0))
+    return {"views": tf.stack(tf.unstack(tf.reshape(views, [2, -1, 6])), 1)}
+
+
+def the_same_on_all_towers(x):
+    """Also where its length is the number of a tower's rows by chance."""
+    # Seven steps of time, where a tower has seven examples.
+    shapes = (6, 6), (1, 6), (7, 2), [tf.shape(x)[1], 2]
+    sums = [tf.reduce_sum(_normal(shape)) for shape in shapes]
+    return {"sums": tf.zeros_like(x[:, 0, :1]) + sums}
+
+
+@pytest.mark.parametrize(
+    ("draw", "x", "eager"),
+    [
+        (all_of(COUNTED), _data((3, 5)), False),
+        # With rejections.
+        (all_of(CUT), _data((3,)), False),
+        (all_of(SHAPES), _data((6,)), False),
+        (in_another_dimension, _data((3, 5)), False),
+        (two_views, _data((6,)), False),
+        (the_same_on_all_towers, _data((7, 2), 21), False),
+        (all_of({"dropped": _dropped}), _data((6,)), True),
+    ],
+    ids=["counted", "cut", "shapes", "turned", "views", "same", "eager"],
+)
+def test_rows_of_a_draw(draw, x, eager):
+    found, said = drawn(draw, x, towers=3, eager=eager)
+    for name, whole in draw(tf.constant(x)).items():
+        np.testing.assert_array_equal(found[name], whole, err_msg=name)
+    counted = {"run_eagerly=True"} if eager else set()
+    assert {text.partition(":")[0] for text in said} == counted
 
 
 def on_a_tower(draw, piece, start, total):
@@ -154,93 +208,6 @@ def test_counts_beyond_32_bits():
     np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
 
-def _many_layers(x):
-    """Each shape is made of several that led to the one before it."""
-    for _ in range(24):
-        x = tf.tensordot(x, tf.ones([3, 3]) / 3, 1)
-    return x
-
-
-SHAPES = {
-    "first of the shape": lambda x: _normal([tf.shape(x)[0], 5]),
-    "sliced shape": lambda x: _normal(tf.concat([tf.shape(x)[:-1], [2]], 0)),
-    "in a conditional": lambda x: tf.cond(
-        tf.shape(x)[1] > 2, lambda: _dropped(x), lambda: x
-    ),
-}
-DROPPED = {
-    "after layers": lambda x: tf.nn.relu(x @ tf.ones([6, 3])) @ tf.ones([3, 6]),
-    "twice": lambda x: _dropped(x)[:, :3],
-    "reshaped and back": lambda x: tf.reshape(
-        tf.reshape(x, [-1, 2]) + 1, [-1, 6]
-    ),
-    "flattened": lambda x: tf.reshape(
-        tf.reshape(x, [-1, 2, 3]), [tf.shape(x)[0], -1]
-    ),
-    "of many layers": lambda x: _many_layers(
-        tf.reshape(x, [tf.shape(x)[0], -1, 3])
-    ),
-    "groups of rows": lambda x: tf.reshape(x, [-1, 2]),
-    "reduced": lambda x: tf.reduce_mean(x, 1),
-    "in einsum": lambda x: tf.einsum("bi,ij->bj", x, tf.ones([6, 4])),
-    "after a loop": lambda x: tf.map_fn(lambda row: 2 * row, x),
-    "after a conditional": lambda x: tf.cond(
-        tf.reduce_sum(x) > 1e9, lambda: x, lambda: 2 * x
-    ),
-    "gathered": lambda x: tf.gather(tf.ones([9, 4]), tf.cast(x[:, 0], "int32")),
-    "one column": lambda x: tf.expand_dims(x[:, 2], -1),
-    "repeated": lambda x: tf.tile(x[:, :3], [1, 2]),
-    "one hot": lambda x: tf.one_hot(tf.cast(x[:, 0], tf.int32), 3),
-    "transposed twice": lambda x: tf.transpose(tf.transpose(x) + 1),
-    "range": lambda x: tf.cast(tf.range(tf.shape(x)[0]) > -1, tf.float32),
-    "padded": lambda x: tf.pad(x, [[0, 0], [1, 2]]),
-    "interleaved": lambda x: tf.reshape(
-        tf.transpose(tf.stack([x, x + 1]), [1, 0, 2]), [-1, 6]
-    ),
-}
-SHAPES |= {
-    name: lambda x, of=of: _dropped(of(x)) for name, of in DROPPED.items()
-}
-
-
-def test_shapes_with_examples(warned):
-    assert_rows(all_of(SHAPES), _data((6,)))
-    assert not warned()
-
-
-def test_examples_in_another_dimension(warned):
-    def draw(x):
-        turned = _dropped(tf.transpose(x, [1, 0, 2]))
-        return {"turned": tf.transpose(turned, [1, 0, 2])}
-
-    assert_rows(draw, _data((3, 5)))
-    assert not warned()
-
-
-def test_two_views_of_a_batch(warned):
-    """All examples of one view come before those of the other."""
-
-    def draw(x):
-        views = _dropped(tf.concat([x, x + 1], 0))
-        return {"views": tf.stack(tf.unstack(tf.reshape(views, [2, -1, 6])), 1)}
-
-    assert_rows(draw, _data((6,)))
-    assert not warned()
-
-
-def test_what_is_the_same_on_all_towers(warned):
-    """Also where its length is the number of a tower's rows by chance."""
-
-    def draw(x):
-        # Seven steps of time, where a tower has seven examples.
-        shapes = (6, 6), (1, 6), (7, 2), [tf.shape(x)[1], 2]
-        sums = [tf.reduce_sum(_normal(shape)) for shape in shapes]
-        return {"sums": tf.zeros_like(x[:, 0, :1]) + sums}
-
-    assert_rows(draw, _data((7, 2), 21))
-    assert not warned()
-
-
 OWN_STREAM = {
     "masked": lambda x: _dropped(tf.boolean_mask(x, x[:, 0] > -1)),
     "half": lambda x: _dropped(x[: (tf.shape(x)[0] + 1) // 2]),
@@ -265,10 +232,10 @@ GENERATOR = random.Generator.from_seed(4)
 
 
 @pytest.mark.parametrize("name", [*OWN_STREAM, *AS_KERAS])
-def test_what_cannot_be_known_is_said(name, warned):
+def test_what_cannot_be_known_is_said(name):
     draw = {**OWN_STREAM, **AS_KERAS}[name]
-    one, other = np.split(drawn(draw, _data((6,), 12), towers=2), 2)
-    (message,) = warned()
+    found, (message,) = drawn(draw, _data((6,), 12), towers=2)
+    one, other = np.split(found, 2)
     wanted = "in a loop" if name == "in a loop" else "differs from one device"
     assert wanted in message
     if name in OWN_STREAM:
@@ -276,7 +243,7 @@ def test_what_cannot_be_known_is_said(name, warned):
         assert not np.array_equal(one, other)
 
 
-def test_misunderstood_rows_fail(warned):
+def test_misunderstood_rows_fail():
     """An operation without a rule, which does not keep the examples."""
 
     def draw(x):
@@ -289,14 +256,8 @@ def test_misunderstood_rows_fail(warned):
         on_a_tower(draw, _data((6,), 5), 0, COUNT)
 
 
-def test_eagerly_rows_are_counted(warned):
-    assert_rows(all_of({"dropped": _dropped}), _data((6,)), eager=True)
-    (message,) = {text.partition(":")[0] for text in warned()}
-    assert message == "run_eagerly=True"
-
-
 def test_towers_that_draw_for_themselves_draw_as_keras_does():
     x = _data((6,), 8)
     wanted = [_dropped(half) for half in np.split(x, 2)]
-    found = drawn(_dropped, x, towers=2, random="tower")
+    found, _ = drawn(_dropped, x, towers=2, random="tower")
     np.testing.assert_array_equal(found, np.concatenate(wanted))

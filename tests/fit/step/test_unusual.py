@@ -1,5 +1,8 @@
 """What few scripts do, and one device allows: equal, or told."""
 
+import functools
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -7,16 +10,15 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled
+from tests.kit.long import some_of
+from tests.kit.training import compiled, fit, stacked
 
 X, Y = m.FEATURES[:13], m.LABELS[:13]
 Dense = keras.layers.Dense
-
-
-def _decaying():
-    # It changes weights also where there is no gradient.
-    return keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=2)
+# The last batch has no example for one of two towers.
+trained = functools.partial(fit, x=X, y=Y, batch_size=6)
 
 
 def test_batches_without_examples():
@@ -31,9 +33,35 @@ def test_batches_without_examples():
         data = tf.data.Dataset.from_generator(batches, output_signature=spec)
         return model.fit(data, epochs=2, verbose=0).history
 
+    # It changes weights also where there is no gradient.
+    decaying = functools.partial(
+        keras.optimizers.AdamW, 0.01, use_ema=True, ema_overwrite_frequency=2
+    )
+    make, towers = compiled(optimizer=decaying), kt.TowerStrategy(3)
     # One device does without running eagerly, where its loss is no number.
-    make, towers = compiled(optimizer=_decaying), kt.TowerStrategy(3)
     assert_exact(make, act, towers, tolerance=1e-5, in_graph=True)
+
+
+def _method_of_another_object(model):
+    original = type(model).train_step
+    return types.MethodType(lambda self, data: original(model, data), object())
+
+
+FORMS = {
+    "partial": lambda m: functools.partial(type(m).train_step, m),
+    "method": _method_of_another_object,
+    "tf.function": lambda m: tf.function(m.train_step),
+}
+
+
+@pytest.mark.parametrize("form", some_of(FORMS, 3))
+def test_any_callable_is_exact(form):
+    def make():
+        model = compiled()()
+        model.train_step = FORMS[form](model)
+        return model
+
+    assert_exact(make, trained, kt.TowerStrategy(3))
 
 
 class AddsRows(keras.layers.Layer):
@@ -43,18 +71,8 @@ class AddsRows(keras.layers.Layer):
 
 
 def test_a_vector_given_to_add_loss(logged):
-    def build():
-        keras.utils.set_random_seed(1)
-        return keras.Sequential(
-            [keras.Input((6,)), Dense(4), AddsRows(), Dense(3)]
-        )
-
-    def act(model):
-        # Parts of different sizes, and one that borrows an example.
-        fit = model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
-        return fit.history
-
-    assert_exact(compiled(build), act, kt.TowerStrategy(2))
+    make = stacked(lambda: [Dense(4), AddsRows(), Dense(3)])
+    assert_exact(make, trained, kt.TowerStrategy(2))
     assert not logged("step of")
 
 
@@ -66,32 +84,17 @@ def test_compiled_anew_while_it_is_fitted(logged):
                 self.model.compile(m.momentum(), m.cross_entropy())
                 self.model.make_train_function()
 
-    def build():
-        model = m.mlp()
-        model.layers[0].trainable = False
-        return model
+    make = stacked(lambda: [Dense(7, "tanh", trainable=False), Dense(3)])
 
     def act(model):
-        # The last batch has no example for one of the towers.
-        return model.fit(
-            *(X, Y),
-            batch_size=6,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            callbacks=[Unfreeze()],
-        ).history
+        return trained(model, epochs=3, callbacks=[Unfreeze()])
 
-    assert_exact(compiled(build), act, kt.TowerStrategy(2))
+    assert_exact(make, act, kt.TowerStrategy(2))
     assert not logged("step of")
 
 
-class Bank(keras.layers.Layer):
+class Bank(Acts):
     """Keeps a row in a variable, by a method of TensorFlow's variables."""
-
-    def __init__(self, row_of):
-        super().__init__()
-        self.row_of = row_of
 
     def build(self, shape):
         self.rows = self.add_weight(
@@ -99,29 +102,18 @@ class Bank(keras.layers.Layer):
         )
 
     def call(self, inputs):
-        row = self.row_of(inputs)[tf.newaxis]
+        row = super().call(inputs)[tf.newaxis]
         self.rows.value.scatter_update(tf.IndexedSlices(row, [1]))
         return inputs + tf.reduce_mean(self.rows.value)
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_rows_of_a_variable(same, logged):
-    def row_of(inputs):
-        return tf.ones(inputs.shape[1:]) if same else tf.reduce_mean(inputs, 0)
-
-    def build():
-        keras.utils.set_random_seed(1)
-        return keras.Sequential([keras.Input((6,)), Bank(row_of), Dense(3)])
-
-    def act(model):
-        model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
-
-    if same:
-        assert_exact(compiled(build), act, kt.TowerStrategy(2))
-        assert not logged("step of")
-        return
+def test_rows_of_a_variable(logged):
+    same = stacked(lambda: [Bank(lambda x: tf.ones(x.shape[1:])), Dense(3)])
+    assert_exact(same, trained, kt.TowerStrategy(2))
+    assert not logged("step of")
+    model = stacked(lambda: [Bank(lambda x: tf.reduce_mean(x, 0)), Dense(3)])()
     with kt.TowerStrategy(2):
-        act(compiled(build)())
+        trained(model)
     (_, said), *_ = logged("step of")
     assert "writes rows of a variable that follow from the batch" in said
     assert "test_unusual.py" in said
@@ -131,7 +123,7 @@ def test_rows_of_a_variable_outside_of_the_towers():
     model = compiled()()
     rows = tf.IndexedSlices(tf.ones((1, 7)), [1])
     with kt.TowerStrategy(2):
-        model.fit(X, Y, verbose=0)
+        trained(model)
         wanted = model.get_weights()[0]
         model.weights[0].value.scatter_update(rows)
         (total, *_) = model.metrics[0].variables
@@ -148,7 +140,7 @@ def test_steps_that_overflow(logged):
     finally:
         keras.config.set_dtype_policy("float32")
     with kt.TowerStrategy(2, exact=True) as strategy:
-        model.fit(X[:12], Y[:12], batch_size=6, verbose=0)
+        trained(model, x=X[:12], y=Y[:12])
     ((_, said),) = logged("step of")
     assert "may differ: whether gradients overflow in float16" in said
     assert "mixed_bfloat16" in said
@@ -170,8 +162,8 @@ def test_a_step_of_the_users_own_outside_of_the_towers(wrap, fitted):
 
     with kt.TowerStrategy(2):
         if fitted:
-            model.fit(X, Y, verbose=0)
-        before = [np.array(w) for w in model.get_weights()]
+            trained(model)
+        before = model.get_weights()
         with pytest.raises(kt.TowerError, match=r"outside of the towers.*run"):
             step(X, Y)
     for now, then in zip(model.get_weights(), before, strict=True):

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.step import written
-from tests.fit.step.written import Stepping, made
+from tests.fit.step.acts import Stepping
 from tests.kit.training import X, Y
 
 
@@ -16,9 +16,7 @@ class Queueing(Stepping):
 
     def prepare(self):
         super().prepare()
-        self.queue = self.add_weight(
-            shape=(4, 6), initializer="zeros", trainable=False, name="queue"
-        )
+        self.queue = written.zeros(self, (4, 6), name="queue")
 
     def after(self, x, p):
         super().after(x, p)
@@ -32,6 +30,8 @@ class Alike(Queueing, written.ClippingSometimes, written.Writing):
 
 
 class Reporting(Stepping):
+    """Logs what is no mean over examples."""
+
     def prepare(self):
         self.mean = keras.metrics.Mean()
 
@@ -43,7 +43,7 @@ class Reporting(Stepping):
 
 
 def warnings(kind, logged):
-    model = made(kind)()
+    model = written.made(kind)()
     with kt.TowerStrategy(2):
         for _ in range(2):
             model.train_on_batch(X[:8], Y[:8])

@@ -1,5 +1,7 @@
 """Metrics that are no sums are updated from the global batch."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
+from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled
+from tests.kit.training import fit, stacked
 
 X, Y = m.FEATURES[:13], m.LABELS[:13]
 WEIGHTS = np.linspace(0, 2, len(X)).astype("float32")
@@ -32,32 +35,28 @@ class Largest(keras.metrics.Metric):
 
 
 class Deviation(keras.metrics.Metric):
-    """The standard deviation, of parts joined by their means."""
+    """The root of a mean, which parts join by their means."""
 
-    def __init__(self, name="deviation"):
-        super().__init__(name=name)
+    def __init__(self):
+        super().__init__(name="deviation")
         self.count = self.add_variable((), "zeros", name="count")
         self.mean = self.add_variable((), "zeros", name="mean")
-        self.squares = self.add_variable((), "zeros", name="squares")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         more = tf.cast(tf.size(y_pred), tf.float32)
-        mean = tf.reduce_mean(y_pred)
-        squares = tf.reduce_sum((y_pred - mean) ** 2)
-        count, apart = self.count + more, mean - self.mean
-        self.squares.assign_add(squares + apart**2 * self.count * more / count)
-        self.mean.assign_add(apart * more / count)
-        self.count.assign(count)
+        apart = tf.reduce_mean(y_pred**2) - self.mean
+        self.count.assign_add(more)
+        self.mean.assign_add(apart * more / self.count)
 
     def result(self):
-        return tf.sqrt(self.squares / self.count)
+        return tf.sqrt(self.mean)
 
 
 class Parts(keras.metrics.Metric):
     """A metric that consists of others, of which one is a sum."""
 
-    def __init__(self, name="parts"):
-        super().__init__(name=name)
+    def __init__(self):
+        super().__init__(name="parts")
         self.peaks = keras.metrics.Mean()
         self.hits = keras.metrics.SparseCategoricalAccuracy()
 
@@ -77,31 +76,24 @@ def spread_of_scores(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y_pred)))
 
 
-def _metrics():
-    return [spread_of_scores, Largest(), Deviation(), Parts(), "accuracy"]
-
-
 def no_sums(**options):
-    def make():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
-        heavy = [Largest("heavy")]
-        metrics = {"metrics": _metrics(), "weighted_metrics": heavy}
-        model.compile(m.momentum(), m.cross_entropy(), **metrics, **options)
-        return model
+    return stacked(
+        lambda: [keras.layers.Dense(3)],
+        metrics=lambda: [
+            *(spread_of_scores, Largest(), Deviation(), Parts(), "accuracy")
+        ],
+        weighted_metrics=[Largest("heavy")],
+        **options,
+    )
 
-    return make
 
-
-def fit(model, **how):
-    # The last batch has an example for one tower only.
-    how = {"batch_size": 6, "shuffle": False, "verbose": 0, **how}
-    return model.fit(X, Y, epochs=2, **how).history
+# The last batch has an example for one tower only.
+twice = functools.partial(fit, epochs=2, x=X, y=Y, batch_size=6)
 
 
 def trained(model):
     validation = X[:6], Y[:6]
-    history = fit(model, sample_weight=WEIGHTS, validation_data=validation)
+    history = twice(model, sample_weight=WEIGHTS, validation_data=validation)
     # Metrics go on from call to call.
     for _ in range(2):
         logs = model.train_on_batch(X[:6], Y[:6], return_dict=True)
@@ -114,12 +106,8 @@ def trained(model):
         (lambda: kt.TowerStrategy(3, exact=True), {}),
         # XLA compiles no step that gathers.
         (lambda: kt.TowerStrategy(2), {"jit_compile": True}),
-        pytest.param(
-            *(lambda: kt.ParameterServerTowerStrategy(2), {}),
-            marks=pytest.mark.long,
-        ),
     ],
-    ids=["towers", "xla", "one copy"],
+    ids=["towers", "xla"],
 )
 def test_metrics_that_are_no_sums(strategy, options, logged):
     strategy = strategy()
@@ -149,37 +137,17 @@ class Tracked(keras.Sequential):
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)
         self.deviation.update_state(y, scores)
-        return {
-            "loss": loss,
-            "largest": self.largest.result(),
-            "deviation": self.deviation.result(),
-        }
+        results = self.largest.result(), self.deviation.result()
+        return {"loss": loss, "largest": results[0], "deviation": results[1]}
+
+
+def stepping(cls):
+    return stacked(lambda: [keras.layers.Dense(3)], cls=cls, metrics=list)
 
 
 def test_in_a_step_of_the_users_own(logged):
-    def build():
-        keras.utils.set_random_seed(1)
-        return Tracked([keras.Input((6,)), keras.layers.Dense(3)])
-
-    assert_exact(compiled(build), fit, kt.TowerStrategy(2), tolerance=2e-5)
+    assert_exact(stepping(Tracked), twice, kt.TowerStrategy(2), tolerance=2e-5)
     assert not logged("step of")
-
-
-class Coupled(keras.layers.Layer):
-    def call(self, inputs):
-        return inputs / tf.reduce_max(tf.abs(inputs))
-
-
-def test_what_the_metric_is_not_the_cause_of(logged):
-    """Scores that differ already are no reason to gather them."""
-    model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(3), Coupled()]
-    )
-    model.compile("sgd", m.cross_entropy(), metrics=["accuracy", Largest()])
-    with kt.TowerStrategy(2):
-        fit(model)
-        assert not logged("no sum over examples")
-    assert logged("takes the largest value of the batch")
 
 
 class Scalars(Tracked):
@@ -191,12 +159,20 @@ class Scalars(Tracked):
 
 
 def test_a_metric_given_a_number_is_told(logged):
-    model = Scalars([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile("sgd", m.cross_entropy())
     with kt.TowerStrategy(2):
-        fit(model)
+        twice(stepping(Scalars)())
     said = " ".join(text for _, text in logged("step of"))
     assert "'largest/value'" in said
     assert "METRIC_BYTES" in said
     # The other one is gathered.
     assert "deviation" not in said
+
+
+def test_what_the_metric_is_not_the_cause_of(logged):
+    """Scores that differ already are no reason to gather them."""
+    coupled = Acts(lambda x: x / tf.reduce_max(tf.abs(x)))
+    layers = [keras.layers.Dense(3), coupled]
+    with kt.TowerStrategy(2):
+        twice(stacked(lambda: layers, metrics=lambda: [Largest()])())
+        assert not logged("no sum over examples")
+    assert logged("takes the largest value of the batch")

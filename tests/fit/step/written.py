@@ -1,50 +1,18 @@
 """Models whose own ``train_step`` writes state, as training scripts do."""
 
-from collections.abc import Callable
-from typing import Any
-
 import keras
 import tensorflow as tf
 
 from tests.exactness import models as m
+from tests.fit.step.acts import Stepping, sparse
+
+WIDTH = m.FEATURES.shape[1]
 
 
-def sparse(y: Any, p: Any) -> tf.Tensor:
-    """Cross-entropy, the mean over the examples."""
-    losses = keras.losses.sparse_categorical_crossentropy(
-        y, p, from_logits=True
-    )
-    return tf.reduce_mean(losses)
-
-
-class Stepping(keras.Sequential):
-    """Trains by hand, then does more; each subclass something else."""
-
-    def prepare(self) -> None:
-        """Make what the step writes."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data[:2]
-        self.before(x)
-        with tf.GradientTape() as tape:
-            p = self(x, training=True)
-            loss = self.loss_of(y, p)
-        variables = self.trainable_variables
-        self.update(tape.gradient(loss, variables), variables)
-        self.after(x, p)
-        return {"mine": loss}
-
-    def loss_of(self, y: Any, p: Any) -> tf.Tensor:
-        return sparse(y, p)
-
-    def update(self, grads: list[Any], variables: list[Any]) -> None:
-        self.optimizer.apply(grads, variables)
-
-    def before(self, x: Any) -> None:
-        """What is done before the forward pass."""
-
-    def after(self, x: Any, p: Any) -> None:
-        """What is done after the update."""
+def zeros(model, shape=(), **options):
+    """A variable of a model's, which no gradient changes."""
+    options = {"initializer": "zeros", "trainable": False, **options}
+    return model.add_weight(shape=shape, **options)
 
 
 class Writing(Stepping):
@@ -52,22 +20,16 @@ class Writing(Stepping):
 
     def prepare(self):
         super().prepare()
-        weights, width = self.trainable_variables, m.FEATURES.shape[1]
-        target = keras.models.clone_model(self)
-        target.build((None, width))
+        weights = self.trainable_variables
+        target = m.mlp()
         target.set_weights([v.numpy() for v in weights])
         # A target network, updated by hand, that no layer tracks.
         self.__dict__["target"] = target
-        self.shadow = [self.written(w.shape) for w in weights]
-        self.counted = self.written(dtype="int64")
-        self.seen = self.written(aggregation="sum")
-        self.first = self.written(aggregation="only_first_replica")
-        self.of_batches = self.written((width,))
-
-    def written(self, shape: Any = (), **options: Any) -> keras.Variable:
-        return self.add_weight(
-            shape=shape, initializer="zeros", trainable=False, **options
-        )
+        self.shadow = [zeros(self, w.shape) for w in weights]
+        self.counted = zeros(self, dtype="int64")
+        self.seen = zeros(self, aggregation="sum")
+        self.first = zeros(self, aggregation="only_first_replica")
+        self.of_batches = zeros(self, (WIDTH,))
 
     def before(self, x):
         for weight in self.trainable_variables:
@@ -97,9 +59,7 @@ class ClippingSometimes(Stepping):
 
     def prepare(self):
         super().prepare()
-        self.turns = self.add_weight(
-            shape=(), dtype="int32", initializer="zeros", trainable=False
-        )
+        self.turns = zeros(self, dtype="int32")
 
     def after(self, x, p):
         def clip():
@@ -118,9 +78,7 @@ class Native(Stepping):
     def prepare(self):
         super().prepare()
         self.steps = tf.Variable(0, trainable=False, name="steps")
-        self.mean = tf.Variable(
-            tf.zeros(m.FEATURES.shape[1]), trainable=False, name="mean"
-        )
+        self.mean = tf.Variable(tf.zeros(WIDTH), trainable=False, name="mean")
         self.table = tf.Variable(tf.zeros([3, 2]), trainable=False)
 
     def after(self, x, p):
@@ -161,13 +119,14 @@ class Looking(Stepping):
         return [self.steps.numpy()]
 
 
-def made(kind: type[Stepping], **kwargs: Any) -> Callable[[], Stepping]:
-    """Return a function that builds and compiles a model."""
+def made(kind, *middle, **options):
+    """A function that builds and compiles a model, the same every time."""
 
-    def make() -> Stepping:
-        model = kind(m.mlp().layers)
+    def make():
+        inner = m.mlp(*(layer() for layer in middle))
+        model = kind(*inner.inputs, *inner.outputs)
         model.prepare()
-        model.compile(keras.optimizers.SGD(0.02), **kwargs)
+        model.compile(keras.optimizers.SGD(0.02), **options)
         return model
 
     return make
