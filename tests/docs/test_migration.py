@@ -5,7 +5,6 @@ import inspect
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import keras
@@ -16,7 +15,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.docs import migration, rows
 from tests.docs.test_commands import COMMANDS, options_of
-from tests.kit.scripts import ROOT, inherited
+from tests.kit.scripts import ROOT, python
 from tests.kit.training import fit, linear
 from tests.launching.jobs import Launched
 
@@ -222,51 +221,43 @@ def run_job(folder, code, command):
 
 
 JOBS = [
-    ("HorovodStrategy()", "horovod"),
-    ("MultiWorkerTowerStrategy()", None),
-    ("BytePSStrategy()", "byteps"),
-    ("SyncReplicasStrategy(replicas_to_aggregate=2)", None),
+    ("HorovodStrategy()", "horovod.keras"),
+    ("BytePSStrategy()", "byteps.tensorflow.keras"),
+    ("MultiWorkerTowerStrategy()", ""),
+    ("SyncReplicasStrategy(replicas_to_aggregate=2)", ""),
 ]
 
 
 # Other jobs of each engine are in tests/processes.
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "needs"), JOBS)
-def test_scripts_of_several_processes(name, needs, tmp_path, monkeypatch):
-    if needs:
-        pytest.importorskip(f"{needs}.common")
-    models = run_job(tmp_path, SCRIPTS[name].after, SCRIPTS[name].command)
-    assert len(models) == 2
-    monkeypatch.chdir(tmp_path)
-    wanted = on_one_device(name)
-    for found in models:
-        assert_close(found, wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "module"),
+    ("name", "module", "drop_in"),
     [
-        ("HorovodStrategy()", "horovod.keras"),
-        ("BytePSStrategy()", "byteps.tensorflow.keras"),
+        *((name, module, False) for name, module in JOBS),
+        *((name, module, True) for name, module in JOBS if module),
     ],
 )
-def test_scripts_with_the_drop_in(name, module, tmp_path, monkeypatch):
-    """Ranks read every second row, and train as one device on all of them."""
-    engine = module.partition(".")[0]
-    pytest.importorskip(f"{engine}.common")
-    script = SCRIPTS[name]
-    ours = script.before.replace(
-        f"import {module} as", f"import keras_towers.{engine} as"
-    )
-    assert ours != script.before
-    code = "import tensorflow as tf\n" + ours
+def test_scripts_of_several_processes(
+    name, module, drop_in, tmp_path, monkeypatch
+):
+    """As they are migrated, and with nothing but the import changed.
+
+    There ranks read every second row, and train as one device on all of them.
+    """
+    engine, script = module.partition(".")[0], SCRIPTS[name]
+    if engine:
+        pytest.importorskip(f"{engine}.common")
+    code = script.after
+    if drop_in:
+        ours = f"import keras_towers.{engine} as"
+        code = script.before.replace(f"import {module} as", ours)
+        assert ours in code
+        code = "import tensorflow as tf\n" + code
     models = run_job(tmp_path, code, script.command)
+    assert len(models) == 2
     monkeypatch.chdir(tmp_path)
     wanted = on_one_device(name)
-    assert len(models) == 2
     for found in models:
         assert_close(found, wanted)
 
@@ -289,16 +280,11 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
 def test_horovodrun(tmp_path):
     pytest.importorskip("horovod.common")
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
-    script = SCRIPTS["HorovodStrategy()"].after
-    (tmp_path / "train.py").write_text(BEGIN + script + END)
-    done = subprocess.run(
-        [path, "-np", "2", sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**inherited(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    script, file = SCRIPTS["HorovodStrategy()"].after, tmp_path / "train.py"
+    there = f"import os\nos.chdir({str(tmp_path)!r})\n"
+    file.write_text(there + BEGIN + script + END)
+    ranks = "-np", "2", sys.executable, str(file)
+    done = python(path, *ranks, PYTHONPATH=str(ROOT), limit_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
     one, other = models_of(tmp_path)
     assert_close(one, other)
