@@ -15,9 +15,10 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.docs import migration, rows
 from tests.docs.test_commands import COMMANDS, options_of
-from tests.kit.scripts import ROOT, python
+from tests.kit.scripts import ROOT
 from tests.kit.training import fit, linear
 from tests.launching.jobs import Launched
+from tests.processes.by_hand import ByHand
 
 ROWS = migration.rows()
 SCRIPTS = migration.scripts()
@@ -280,11 +281,11 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
 def test_horovodrun(tmp_path):
     pytest.importorskip("horovod.common")
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
-    script, file = SCRIPTS["HorovodStrategy()"].after, tmp_path / "train.py"
-    there = f"import os\nos.chdir({str(tmp_path)!r})\n"
-    file.write_text(there + BEGIN + script + END)
-    ranks = "-np", "2", sys.executable, str(file)
-    done = python(path, *ranks, PYTHONPATH=str(ROOT), limit_s=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = SCRIPTS["HorovodStrategy()"].after
+    (tmp_path / "train.py").write_text(BEGIN + script + END)
+    with ByHand() as job:
+        command = path, "-np", 2, sys.executable, "train.py"
+        job.run(*command, folder=tmp_path, warm=False)
+        job.end()
     one, other = models_of(tmp_path)
     assert_close(one, other)
