@@ -159,10 +159,8 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
 
 
 def test_a_process_that_fails_is_told_of(monkeypatch):
-    def fail(command, timeout_s, environment, grace_s):
-        return Ended(None, "", "")
-
-    monkeypatch.setattr(subprocesses, "run", fail)
+    ended = Ended(None, "", "")
+    monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
     ((finding, output),) = self_test.run(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.value == "one process failed"

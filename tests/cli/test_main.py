@@ -54,7 +54,10 @@ def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
     ("words", "says"),
     [
         ("runn", "keras-towers: unknown command 'runn'; choose bench, doctor,"),
-        ("install mpi", "unknown command 'mpi'; choose horovod, byteps"),
+        (
+            "install m",
+            "-towers install: unknown command 'm'; choose horovod, b",
+        ),
         ("verify a:b --batches 3", "it is --steps now"),
     ],
 )

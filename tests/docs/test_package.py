@@ -120,17 +120,13 @@ def written(node):
     return "…"
 
 
-@pytest.fixture(scope="module")
-def strings():
-    return [
+def test_messages_that_are_explained_exist():
+    strings = [
         written(node)
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.Constant, ast.JoinedStr))
     ]
-
-
-def test_messages_that_are_explained_exist(strings):
     assert len(MESSAGES) > 30
     for message in MESSAGES:
         assert re.search(r"[a-z]{4}", message)
