@@ -152,6 +152,12 @@ def test_workers_of_a_server():
     assert "scaled by 1/1" in found
 
 
+def test_where_weights_are():
+    for where, said in (("cpu", "on the host"), ("gpu", "spread over the tow")):
+        strategy = kt.ParameterServerTowerStrategy(2, ps_device=where)
+        assert f"weights are {said}" in strategy.describe()
+
+
 def test_a_sum_of_losses_that_are_means_is_warned_of(caplog):
     with kt.TowerStrategy(2, average=False):
         fit(linear())
