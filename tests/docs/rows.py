@@ -22,7 +22,6 @@ KINDS = {
     "From tf.distribute": "MultiWorkerTowerStrategy",
     "From TensorFlow 1's SyncReplicasOptimizer": "SyncReplicasStrategy",
 }
-JOB = {"cluster": {"worker": ["localhost:1"]}}
 _jobs = itertools.count()
 
 
@@ -45,8 +44,9 @@ def place_of(kind):
     if kind.startswith(("Distributed", "SyncReplicas")):
         return served()
     if kind.startswith("MultiWorker"):
-        task = {**JOB, "task": {"type": "worker", "index": 0}}
-        return mock.patch.dict(os.environ, TF_CONFIG=json.dumps(task))
+        task = {"type": "worker", "index": 0}
+        job = {"cluster": {"worker": ["localhost:1"]}, "task": task}
+        return mock.patch.dict(os.environ, TF_CONFIG=json.dumps(job))
     if kind.startswith("Horovod"):
         pytest.importorskip("horovod")
     return contextlib.nullcontext()
@@ -56,7 +56,7 @@ def class_of(kind):
     """A class; a strategy of BytePS would make this process a worker."""
     if kind.startswith("BytePS"):
         return options.Options
-    return getattr(kt, kind, keras.optimizers.SGD)
+    return keras.optimizers.SGD if kind == "SGD" else getattr(kt, kind)
 
 
 def read(node):
@@ -81,6 +81,7 @@ def value_of(made, name):
 def assert_takes(row, kind, arguments, given):
     """A class takes options, and gives its objects these."""
     made = class_of(kind)
+    # Those of the strategy itself, of BytePS's, too.
     accepted = inspect.signature(getattr(kt, kind, made)).parameters
     values = [
         allowed(accepted[name]) if value is ... else [value]
@@ -111,7 +112,7 @@ def tried(row):
             (option,) = node.keywords
             last = option.arg
             takes = last in inspect.signature(getattr(kt, kind)).parameters
-            taker = kind if takes else "optimizer"
+            taker = kind if takes else "SGD"
             assert_takes(row, taker, [], {last: read(option.value)})
         elif "Strategy(" in text:
             kind = (path or root).rpartition(".")[2]
