@@ -1,7 +1,5 @@
 """Which device holds a variable."""
 
-import random
-
 import numpy as np
 import pytest
 
@@ -12,33 +10,6 @@ pytestmark = pytest.mark.core
 
 GPUS = ["/device:GPU:0", "/device:GPU:1", "/device:GPU:2"]
 CPU = "/device:CPU:0"
-SIZES = (1, 3, 17, 256)
-DTYPES = ("float32", "float16", "int64", "bool", "complex64")
-
-
-def some_variables(seed: int) -> list[tuple]:
-    draw = random.Random(seed)
-    shapes = [draw.choices(SIZES, k=draw.randint(0, 3)) for _ in range(60)]
-    return [
-        (f"v{index}", tuple(shape), draw.choice(DTYPES))
-        for index, shape in enumerate(shapes)
-    ]
-
-
-def test_loads_differ_by_at_most_the_largest_variable():
-    place = p.LeastLoadedPlacement(GPUS)
-    for seed in range(10):
-        place.clear()
-        largest = total = 0
-        for variable in some_variables(seed):
-            assert place(*variable) in GPUS
-            size = p.byte_size(*variable[1:])
-            largest, total = max(largest, size), total + size
-            loads = place.loads.values()
-            assert max(loads) - min(loads) <= largest
-            assert sum(loads) == total
-
-
 ON_CPU = {"small_device": CPU, "small_bytes": np.int64(100)}
 ON_FIRST = {"small_device": GPUS[0], "small_bytes": 100}
 

@@ -54,46 +54,35 @@ def doctor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("code", "facts", "said"),
     [
-        ({}, "0.28.1 for TensorFlow 2.21.0; built in: Gloo"),
-        ({}, "DataParallel trains on towers"),
-        ({}, "No problems found."),
-        ({"horovod": None}, "keras-towers install horovod"),
-        ({"byteps": None}, "keras-towers install byteps"),
-        ({"tensorflow": "2.99.0"}, "2.99.0 is untested"),
-        ({"keras": "3.2.0"}, "3.2.0 is untested"),
-        ({"distribution": False}, "instead of keras.distribution"),
-        ({"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
-        ({"packages": {"Keras": NIGHTLY}}, "3.15.1 (keras-nightly)"),
-        ({"packages": {"TensorFlow": TWO}}, UNINSTALL),
+        (0, {}, "0.28.1 for TensorFlow 2.21.0; built in: Gloo"),
+        (0, {}, "DataParallel trains on towers"),
+        (0, {}, "No problems found."),
+        (0, {"horovod": None}, "keras-towers install horovod"),
+        (0, {"byteps": None}, "keras-towers install byteps"),
+        (0, {"tensorflow": "2.99.0"}, "2.99.0 is untested"),
+        (0, {"keras": "3.2.0"}, "3.2.0 is untested"),
+        (0, {"distribution": False}, "instead of keras.distribution"),
+        (0, {"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
+        (0, {"packages": {"Keras": NIGHTLY}}, "3.15.1 (keras-nightly)"),
+        (0, {"packages": {"TensorFlow": TWO}}, UNINSTALL),
+        (1, {"error": "ImportError: no"}, "cpu]'"),
+        (1, {"keras_error": "ImportError: no"}, "--upgrade keras"),
+        (1, {"backend": "jax"}, SWITCH),
+        (1, {"backend": "torch", "keras_error": "no"}, SWITCH),
+        (1, {"compat_error": "X is gone"}, "X is gone"),
+        (1, {"horovod": BROKEN}, "no such symbol"),
+        (1, {"byteps": BROKEN}, "install byteps --rebuild"),
     ],
     ids=str,
 )
-def test_what_may_work(doctor, facts, said):
-    code, output = doctor(**facts)
-    assert code == 0, output
-    assert said in output
-
-
-@pytest.mark.parametrize(
-    ("facts", "said", "unsaid"),
-    [
-        ({"error": "ImportError: no"}, "cpu]'", ""),
-        ({"keras_error": "ImportError: no"}, "--upgrade keras", ""),
-        ({"backend": "jax"}, SWITCH, ""),
-        ({"backend": "torch", "keras_error": "no"}, SWITCH, "upgrade keras"),
-        ({"compat_error": "X is gone"}, "X is gone", ""),
-        ({"horovod": BROKEN}, "no such symbol", ""),
-        ({"byteps": BROKEN}, "install byteps --rebuild", ""),
-    ],
-    ids=str,
-)
-def test_what_cannot_work(doctor, facts, said, unsaid):
-    code, output = doctor(**facts)
-    assert code == 1
-    assert "What to do next" in output and said in output
-    assert not unsaid or unsaid not in output
+def test_what_is_found(doctor, code, facts, said):
+    found, output = doctor(**facts)
+    assert found == code and said in output, output
+    assert ("What to do next" in output) >= bool(code)
+    # Another Keras would not help where the backend is another.
+    assert not (said == SWITCH and "upgrade keras" in output)
 
 
 def test_json(doctor):
@@ -170,10 +159,8 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
 
 
 def test_a_process_that_fails_is_told_of(monkeypatch):
-    def fail(command, timeout_s, environment, grace_s):
-        return Ended(None, "", "")
-
-    monkeypatch.setattr(subprocesses, "run", fail)
+    ended = Ended(None, "", "")
+    monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
     ((finding, output),) = self_test.run(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.value == "one process failed"

@@ -96,9 +96,3 @@ def test_what_goes_wrong(monkeypatch, error, code, said):
     monkeypatch.setattr(build, "build", fail)
     found, output = invoke("horovod")
     assert found == code and said in output
-
-
-def test_an_unknown_engine():
-    code, output = invoke("mpi")
-    assert code == 2
-    assert "unknown command 'mpi'; choose horovod, byteps" in output

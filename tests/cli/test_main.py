@@ -26,7 +26,6 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
     "words",
     [
         "run -np 2 none.py",
-        "install none",
         "bench --towers none",
         "bench --json none/a.json",
         "verify none:f",
@@ -55,6 +54,10 @@ def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
     ("words", "says"),
     [
         ("runn", "keras-towers: unknown command 'runn'; choose bench, doctor,"),
+        (
+            "install m",
+            "-towers install: unknown command 'm'; choose horovod, b",
+        ),
         ("verify a:b --batches 3", "it is --steps now"),
     ],
 )

@@ -89,11 +89,9 @@ def _rows() -> dict[tuple[str, str], list[str]]:
     for line in PAGE.read_text().splitlines():
         if line.startswith("## keras."):
             namespace = line.removeprefix("## keras.")
-        if line.startswith("| `"):
-            name, *cells = line.strip("|").split("|")
-            if namespace:
-                key = namespace, name.strip(" `")
-                rows[key] = [cell.strip() for cell in cells]
+        if line.startswith("| `") and namespace:
+            name, *cells = map(str.strip, line.strip("|").split("|"))
+            rows[namespace, name.strip("`")] = cells
     return rows
 
 

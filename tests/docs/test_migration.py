@@ -1,10 +1,10 @@
 """Every row of the page on migration is so, and its scripts run."""
 
 import contextlib
+import inspect
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import keras
@@ -13,22 +13,48 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.docs import migration
-
-# Their checks register themselves.
-from tests.docs.migration import (  # noqa: F401
-    engines,
-    others,
-    tensorpack,
-    tf_distribute,
-)
-from tests.kit.long import some_of
-from tests.kit.scripts import ROOT, inherited
+from tests.docs import migration, rows
+from tests.docs.test_commands import COMMANDS, options_of
+from tests.kit.scripts import ROOT
+from tests.kit.training import fit, linear
 from tests.launching.jobs import Launched
+from tests.processes.by_hand import ByHand
 
-long = pytest.mark.long
-ROWS = {(row.section, row.there): row for row in migration.rows()}
+ROWS = migration.rows()
 SCRIPTS = migration.scripts()
+HOROVOD = "From Horovod"
+REPLICAS = "From TensorFlow 1's SyncReplicasOptimizer"
+JAX = "From keras.distribution on JAX"
+# Of rows that show no code to try: where what they say is tested, by section
+# and by a part of the first cell.
+ELSEWHERE = {
+    ("From tf.distribute", "`with strategy.scope"): "fit/weights",
+    ("From tf.distribute", "`strategy.run`"): "compatibility",
+    ("From tf.distribute", "num_replicas_in_sync"): "fit/step",
+    ("From tf.distribute", "`drop_remainder"): "exactness",
+    ("From tf.distribute", '`"chief"`'): "meeting/test_tf_config.py",
+    ("From tf.distribute", '`"worker"`'): "meeting/test_tf_config.py",
+    ("From tf.distribute", '`"ps"`'): "processes/served.py",
+    ("From tf.distribute", '`"evaluator"`'): "strategies/test_multi_worker.py",
+    (HOROVOD, "`DistributedOptimizer`"): "processes/training.py",
+    (HOROVOD, "`LearningRateWarmup"): "horovod/callbacks.py",
+    (HOROVOD, "STALL_CHECK"): "docs/test_migration.py",
+    ("From BytePS", "`import"): "byteps",
+    ("From BytePS", "`DMLC_ROLE`"): "meeting/test_dmlc.py",
+    ("From tensorpack", "InputTrainer()`"): "exactness",
+    ("From tensorpack", "`SimpleTrainer()`"): "exactness",
+    ("From tensorpack", "`steps_per_epoch`"): "strategies/test_noop.py",
+    (REPLICAS, "`opt`"): "exactness/test_contract.py",
+    (REPLICAS, "`replicas_to_aggregate`"): "docs/test_migration.py",
+    (REPLICAS, "`total_num_replicas`"): "docs/test_migration.py",
+    (REPLICAS, "`compute_gradients`"): "strategies/test_sync_replicas.py",
+    (REPLICAS, "`global_step`"): "strategies/test_sync_replicas.py",
+    (JAX, ""): "strategies/test_keras_distribution.py",
+    (JAX, "auto_shard"): "processes/distribution.py",
+    ("From Accelerate", "`gradient_accumulation"): "exactness",
+    ("From Accelerate", "`even_batches"): "exactness",
+}
+
 
 # What the scripts start with; n is the number of processes.
 BEGIN = """
@@ -64,24 +90,89 @@ def no_distribution():
     keras.distribution.set_distribution(None)
 
 
-def test_every_row_has_a_check():
-    assert migration.CHECKS.keys() == ROWS.keys()
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.there)
+def test_rows(row):
+    """Commands are followed in ``test_commands.py``."""
+    is_command = any(code.startswith("keras-towers ") for code in row.code)
+    shown = [
+        path
+        for (section, part), path in ELSEWHERE.items()
+        if section == row.section and part in row.there
+    ]
+    assert rows.tried(row) or is_command or shown or "none" in row.here
+    for path in shown:
+        assert (ROOT / "tests" / path).exists()
+
+
+def of(section, part):
+    """The row of a section with this in its first cell."""
+    (found,) = [r for r in ROWS if r.section == section and part in r.there]
+    return found
 
 
 @pytest.mark.parametrize(
-    "key",
-    some_of(
-        pytest.param(key, marks=[long] * (key in migration.LONG), id=key[1])
-        for key in ROWS
-    ),
+    "name", ["`MirroredStrategy(devices)", "`MirroredStrategy()", "`OneDevice"]
 )
-def test_rows(key):
-    migration.CHECKS[key](ROWS[key])
+def test_devices_are_those_of_tensorflow(name):
+    row, names = of("From tf.distribute", name), {"devices": rows.DEVICES}
+    stock = eval(row.there.strip("`"), vars(tf.distribute), names)
+    ours = eval(f"kt.{row.code[0]}", {"kt": kt}, names)
+    found, wanted = (
+        [tf.DeviceSpec.from_string(d).device_index for d in devices]
+        for devices in (
+            ours.extended.worker_devices,
+            stock.extended.worker_devices,
+        )
+    )
+    assert found == wanted
+
+
+def test_arguments_of_sync_replicas():
+    """Those that are not there have no column beside them."""
+    stock = tf.compat.v1.train.SyncReplicasOptimizer
+    ours = inspect.signature(kt.SyncReplicasStrategy).parameters
+    for name in list(inspect.signature(stock.__init__).parameters)[1:]:
+        is_here = name in of(REPLICAS, f"`{name}`").code
+        assert is_here == (name in ours)
+    strategy = kt.SyncReplicasStrategy(total_num_replicas=3)
+    assert strategy.replicas_to_aggregate == strategy.total_num_replicas == 3
+    with rows.served():
+        assert kt.SyncReplicasStrategy().batches == "split"
+        with pytest.raises(kt.TowerError, match="total_num_replicas=2"):
+            kt.SyncReplicasStrategy(total_num_replicas=2)
+
+
+def test_workers_of_a_server():
+    for sync, said in ((True, "all workers finish"), (False, "no worker wait")):
+        with rows.served():
+            found = kt.DistributedParameterServerStrategy(sync=sync).describe()
+        assert said in found and "scaled by 1/1" in found
+    with rows.served():
+        found = kt.DistributedReplicatedStrategy().describe()
+    assert "scaled by 1/1" in found
+
+
+def test_where_weights_are():
+    for where, said in (("cpu", "on the host"), ("gpu", "spread over the tow")):
+        strategy = kt.ParameterServerTowerStrategy(2, ps_device=where)
+        assert f"weights are {said}" in strategy.describe()
+
+
+def test_a_sum_of_losses_that_are_means_is_warned_of(caplog):
+    with kt.TowerStrategy(2, average=False):
+        fit(linear())
+    assert "mean over the examples, not their sum" in caplog.text
+
+
+def test_warnings_of_stalls():
+    row = of(HOROVOD, "STALL_CHECK")
+    option = options_of(COMMANDS.commands["run"])[row.code[0]]
+    assert option.envvar == row.there.strip("`")
 
 
 def run_here(code, **names):
     """Run a script in this process; the weights of its model."""
-    namespace = {"tf": tf, "kt": kt, "devices": migration.DEVICES, **names}
+    namespace = {"tf": tf, "kt": kt, "devices": rows.DEVICES, **names}
     exec(BEGIN + code, namespace)
     return namespace["model"].get_weights()
 
@@ -137,51 +228,43 @@ def run_job(folder, code, command):
 
 
 JOBS = [
-    ("HorovodStrategy()", "horovod"),
-    ("MultiWorkerTowerStrategy()", None),
-    ("BytePSStrategy()", "byteps"),
-    ("SyncReplicasStrategy(replicas_to_aggregate=2)", None),
+    ("HorovodStrategy()", "horovod.keras"),
+    ("BytePSStrategy()", "byteps.tensorflow.keras"),
+    ("MultiWorkerTowerStrategy()", ""),
+    ("SyncReplicasStrategy(replicas_to_aggregate=2)", ""),
 ]
 
 
 # Other jobs of each engine are in tests/processes.
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "needs"), JOBS)
-def test_scripts_of_several_processes(name, needs, tmp_path, monkeypatch):
-    if needs:
-        pytest.importorskip(f"{needs}.common")
-    models = run_job(tmp_path, SCRIPTS[name].after, SCRIPTS[name].command)
-    assert len(models) == 2
-    monkeypatch.chdir(tmp_path)
-    wanted = on_one_device(name)
-    for found in models:
-        assert_close(found, wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "module"),
+    ("name", "module", "drop_in"),
     [
-        ("HorovodStrategy()", "horovod.keras"),
-        ("BytePSStrategy()", "byteps.tensorflow.keras"),
+        *((name, module, False) for name, module in JOBS),
+        *((name, module, True) for name, module in JOBS if module),
     ],
 )
-def test_scripts_with_the_drop_in(name, module, tmp_path, monkeypatch):
-    """Ranks read every second row, and train as one device on all of them."""
-    engine = module.partition(".")[0]
-    pytest.importorskip(f"{engine}.common")
-    script = SCRIPTS[name]
-    ours = script.before.replace(
-        f"import {module} as", f"import keras_towers.{engine} as"
-    )
-    assert ours != script.before
-    code = "import tensorflow as tf\n" + ours
+def test_scripts_of_several_processes(
+    name, module, drop_in, tmp_path, monkeypatch
+):
+    """As they are migrated, and with nothing but the import changed.
+
+    There ranks read every second row, and train as one device on all of them.
+    """
+    engine, script = module.partition(".")[0], SCRIPTS[name]
+    if engine:
+        pytest.importorskip(f"{engine}.common")
+    code = script.after
+    if drop_in:
+        ours = f"import keras_towers.{engine} as"
+        code = script.before.replace(f"import {module} as", ours)
+        assert ours in code
+        code = "import tensorflow as tf\n" + code
     models = run_job(tmp_path, code, script.command)
+    assert len(models) == 2
     monkeypatch.chdir(tmp_path)
     wanted = on_one_device(name)
-    assert len(models) == 2
     for found in models:
         assert_close(found, wanted)
 
@@ -206,14 +289,9 @@ def test_horovodrun(tmp_path):
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
     script = SCRIPTS["HorovodStrategy()"].after
     (tmp_path / "train.py").write_text(BEGIN + script + END)
-    done = subprocess.run(
-        [path, "-np", "2", sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**inherited(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with ByHand() as job:
+        command = path, "-np", 2, sys.executable, "train.py"
+        job.run(*command, folder=tmp_path, warm=False)
+        job.end()
     one, other = models_of(tmp_path)
     assert_close(one, other)

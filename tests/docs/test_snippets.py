@@ -23,6 +23,7 @@ EXAMPLES = 200
 
 
 def runs_here(block):
+    assert not block.note or block.needs or block.not_run, block
     there = not block.needs or importlib.util.find_spec(block.needs)
     return there and not block.not_run
 
@@ -67,9 +68,3 @@ def test_python_runs(page, namespace):
     for block in WITH_PYTHON[page]:
         if block.code != FIRST.code and runs_here(block):
             run(block, page, namespace)
-
-
-@pytest.mark.parametrize("page", WITH_PYTHON)
-def test_what_does_not_run_says_why(page):
-    for block in WITH_PYTHON[page]:
-        assert bool(block.note) == bool(block.needs or block.not_run), block

@@ -183,11 +183,12 @@ def test_kubernetes(tmp_path):
     assert text in (ROOT / "docs/clusters.md").read_text()
     parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
     assert parts.keys() == {"Secret", "Service", "Job"}
-    name = parts["Job"]["metadata"]["name"]
-    spec = parts["Job"]["spec"]
+    secret, service, job = (
+        parts[kind] for kind in ("Secret", "Service", "Job")
+    )
+    name, spec = job["metadata"]["name"], job["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    service = parts["Service"]
     # What gives pod 0 its name before it is ready.
     assert service["spec"] == {
         "clusterIP": "None",
@@ -199,13 +200,12 @@ def test_kubernetes(tmp_path):
     assert spec["completions"] == spec["parallelism"]
     variables = {}
     for variable in container["env"]:
-        if "value" in variable:
-            variables[variable["name"]] = variable["value"]
-        else:
+        value = variable.get("value")
+        if value is None:
             key = variable["valueFrom"]["secretKeyRef"]
-            secret = parts["Secret"]
             assert key["name"] == secret["metadata"]["name"]
-            variables[variable["name"]] = secret["stringData"][key["key"]]
+            value = secret["stringData"][key["key"]]
+        variables[variable["name"]] = value
     assert int(variables["KERAS_TOWERS_SIZE"]) == spec["completions"]
     host, port = variables["KERAS_TOWERS_RENDEZVOUS"].split(":")
     assert host == f"{name}-0.{pod['subdomain']}" and int(port)
@@ -216,12 +216,12 @@ def test_kubernetes(tmp_path):
     script.write_text(BEGIN + PLAIN + END)
     program, *arguments = container["command"]
     assert program == "keras-towers" and arguments.pop() == "/app/train.py"
-    with ByHand() as job:
+    with ByHand() as pods:
         for index in range(2):
             variables["JOB_COMPLETION_INDEX"] = str(index)
             command = sys.executable, "-m", "keras_towers", *arguments, script
-            job.run(*command, folder=tmp_path, **variables)
-        job.end()
+            pods.run(*command, folder=tmp_path, **variables)
+        pods.end()
     one, other = weights_of(tmp_path)
     assert one == other
 
