@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, losses
 
-from keras_towers.bench.models import (
-    MODELS,
-    Stored,
-    Workload,
-    random_examples,
-)
+from keras_towers.bench.models import MODELS, Stored, Workload, random_examples
 from keras_towers.errors import TowerError
 from tests.kit.long import long_but
 
@@ -23,9 +18,8 @@ def stored(monkeypatch, tmp_path):
     """What a function of a module ``mine`` returns, to be stored."""
 
     def make(function):
-        module = types.SimpleNamespace(
-            **{"build": function} if function else {}
-        )
+        given = {"build": function} if function else {}
+        module = types.SimpleNamespace(**given)
         monkeypatch.setitem(sys.modules, "mine", module)
         return Stored("mine:build", tmp_path)
 
@@ -153,13 +147,8 @@ def test_data_is_loaded_once_and_shared_by_the_ranks(tmp_path):
         return np.arange(examples), -np.arange(examples)
 
     model = types.SimpleNamespace(data=data)
-    works = [
-        Workload(model, tmp_path, rank, 2, [], batch=4, steps=3)
-        for rank in (0, 1)
-    ]
-    for work, wanted in zip(
-        works, ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]), strict=True
-    ):
+    for rank, wanted in enumerate(([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11])):
+        work = Workload(model, tmp_path, rank, 2, [], batch=4, steps=3)
         assert work.data[0] is work.data[0]
         x, y = work.part()
         assert x.tolist() == (-y).tolist() == wanted

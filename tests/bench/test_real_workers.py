@@ -124,16 +124,9 @@ def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
     # An odd number, to know this test's workers from any other.
     steps = str(20_000 + os.getpid() % 1000)
     worker = ("keras_towers.bench.worker", f'"steps": {steps}')
-    options = [
-        "--models",
-        "small",
-        "--strategies",
-        "compute",
-        "--processes",
-        "2",
-    ]
+    options = "--models small --strategies compute --processes 2 --steps"
     process = subprocess.Popen(
-        [*BENCH, *options, "--steps", steps, "--json", str(path)],
+        [*BENCH, *options.split(), steps, "--json", str(path)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **warm.environment()},

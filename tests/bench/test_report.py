@@ -83,9 +83,7 @@ def test_columns(name):
 
 
 def shown(samples):
-    rows = {
-        cell.row: find(ROWS, cell.row) for cell in (s.cell for s in samples)
-    }
+    rows = {s.cell.row: find(ROWS, s.cell.row) for s in samples}
     titles, skipped = {"large": "large, a model"}, {"byteps": "run `[x]`"}
     console = Console(file=io.StringIO(), width=80)
     comparison = Comparison(
@@ -96,22 +94,11 @@ def shown(samples):
 
 
 def test_table():
-    text = shown(
-        samples_of({"plain": [[10.0], [20.0]]})
-        + [
-            sample
-            for towers in (2, 4)
-            for sample in samples_of(
-                {
-                    "stock-default": [[20.0], [30.0]],
-                    "tower": [[5.0], [10.0]],
-                    "tower:mode=cpu": [[5.0], [10.0]],
-                },
-                towers,
-                choice="cpu",
-            )
-        ]
-    )
+    fast, slow = [[5.0], [10.0]], [[20.0], [30.0]]
+    rows = {"stock-default": slow, "tower": fast, "tower:mode=cpu": fast}
+    of_towers = [samples_of(rows, towers, choice="cpu") for towers in (2, 4)]
+    plain = samples_of({"plain": [[10.0], [20.0]]})
+    text = shown(sum(of_towers, plain))
     assert "large, a model" in text
     assert re.search(
         r" 1 +plain +15\.00 +1\.00 +– +1\.5 s +0\.10 s +10 MB", text
@@ -129,15 +116,8 @@ def test_table():
 
 
 def test_table_of_processes():
-    text = shown(
-        samples_of(
-            {
-                "compute": [[10.0]],
-                "horovod": [[12.0]],
-                "multi-worker": ["exit code 1"],
-            }
-        )
-    )
+    rows = {"compute": [[10.0]], "horovod": [[12.0]]}
+    text = shown(samples_of({**rows, "multi-worker": ["exit code 1"]}))
     assert re.search(r" 2 +compute +10\.00 +– ", text)
     assert re.search(r" horovod +12\.00 +2\.00 ", text)
     assert re.search(r" multi-worker failed +– +– +– ", text)

@@ -31,12 +31,9 @@ def test_rows_alternate_inside_every_repeat():
     names = ["plain", "tower", "horovod"]
     numbers = {Runs.ONE: [1], Runs.DEVICES: [1, 4], Runs.RANKS: [2]}
     rows = {name: ROWS[name] for name in names}
+    order = ("plain", 1), ("tower", 1), ("horovod", 2), ("tower", 4)
     assert runner.plan(rows, ["small"], numbers, 2) == [
-        Cell("small", row, count, repeat)
-        for repeat in (0, 1)
-        for row, count in zip(
-            ("plain", "tower", "horovod", "tower"), (1, 1, 2, 4), strict=True
-        )
+        Cell("small", *row, repeat) for repeat in (0, 1) for row in order
     ]
 
 

@@ -108,15 +108,11 @@ def test_each_step_has_its_own_loss(tmp_path):
     assert not second.losses
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype", "found"),
-    [
-        (2.0, "float32", [2.0]),
-        (np.zeros(3), "bfloat16", [0.0] * 3),
-        (np.ones((4, 300)), "float32", [1] * 1000),
-    ],
-)
-def test_ranks_agree_on_weights_of_any_shape(values, dtype, found):
-    last = keras.Variable(values, dtype=dtype)
-    model = types.SimpleNamespace(trainable_variables=[None, last])
-    assert last_weights(model) == found
+def test_ranks_agree_on_weights_of_any_shape():
+    for last, found in (
+        (keras.Variable(2.0), [2.0]),
+        (keras.Variable(np.zeros(3), dtype="bfloat16"), [0.0] * 3),
+        (keras.Variable(np.ones((4, 300))), [1] * 1000),
+    ):
+        model = types.SimpleNamespace(trainable_variables=[None, last])
+        assert last_weights(model) == found

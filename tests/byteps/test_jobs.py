@@ -38,7 +38,7 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
         + ("-m", "tests.processes.faults", "sleep", "BytePSStrategy"),
         warm=True,
     )
-    job.wait_for_text(tmp_path / "rank.1.txt", "here it comes", LIMIT_S)
+    job.wait_for(tmp_path / "rank.1.txt", "here it comes", limit_s=LIMIT_S)
     family = job.family()
     roles = {role(process): process for process in family}
     assert {"scheduler", "server", "worker"} <= roles.keys()

@@ -8,6 +8,16 @@ import sys
 import threading
 import time
 
+import pytest
+
+from tests.cluster.lab import why_not
+
+_REASON = why_not(ssh=True)
+NEEDS_HOSTS = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.skipif(_REASON is not None, reason=str(_REASON)),
+]
 # Whoever is lost is named within this, by everybody.
 NOTICED_S = 60
 START_S = 240

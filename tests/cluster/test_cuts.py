@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.cluster.jobs import (
+    NEEDS_HOSTS,
     NOTICED_S,
     STEPS,
     is_empty,
@@ -12,14 +13,9 @@ from tests.cluster.jobs import (
     met,
     tasks,
 )
-from tests.cluster.lab import Lab, why_not
+from tests.cluster.lab import Lab
 
-REASON = why_not(ssh=True)
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = NEEDS_HOSTS
 AGAIN = 75
 HOROVOD = "HorovodStrategy"
 SERVED = ("ps", "worker", "worker")

@@ -2,16 +2,11 @@
 
 import pytest
 
-from tests.cluster.jobs import NOTICED_S, STEPS, launched
-from tests.cluster.lab import Lab, why_not
+from tests.cluster.jobs import NEEDS_HOSTS, NOTICED_S, STEPS, launched
+from tests.cluster.lab import Lab
 from tests.processes import started
 
-REASON = why_not(ssh=True)
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = NEEDS_HOSTS
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_training_goes_on_from_the_last_commit(tmp_path):
         warm=True,
     )
     # In the second epoch, behind its first commit.
-    job.wait_for(tmp_path / "steps", lines=STEPS + EVERY + 2)
+    job.wait_for(tmp_path / "steps", times=STEPS + EVERY + 2)
     os.kill(int(next((tmp_path / "workers").iterdir()).name), signal.SIGKILL)
     done = job.finish(120)
     assert done.code == 0, done.out + done.err

@@ -26,7 +26,6 @@ class Done:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def last(self) -> str:
@@ -52,7 +51,6 @@ class Launched:
         warm: bool = False,
         **variables,
     ):
-        self._begun = time.monotonic()
         # Horovod looks for work each millisecond, all the time.
         outer = {"HOROVOD_CYCLE_TIME": "5"}
         self.process = subprocess.Popen(
@@ -65,20 +63,13 @@ class Launched:
             start_new_session=True,
         )
 
-    def wait_for(self, path: Path, lines: int = 1, limit_s: float = 60) -> str:
-        """Wait until a file has so many lines."""
-        self._wait(path, lambda text: text.count("\n") >= lines, limit_s)
-        return path.read_text()
+    def wait_for(
+        self, path: Path, text: str = "\n", times: int = 1, limit_s: float = 60
+    ) -> str:
+        """Wait until a file has some text in it so often; return all of it."""
 
-    def wait_for_text(self, path: Path, text: str, limit_s: float) -> None:
-        """Wait until a file has some text in it."""
-        self._wait(path, lambda found: text in found, limit_s)
-
-    def _wait(
-        self, path: Path, enough: Callable[[str], bool], limit_s: float
-    ) -> None:
         def written() -> bool:
-            return path.exists() and enough(path.read_text())
+            return path.exists() and path.read_text().count(text) >= times
 
         wait_until(
             lambda: written() or self.process.poll() is not None, limit_s
@@ -87,6 +78,7 @@ class Launched:
         if not written():
             done = self.finish(1)
             raise AssertionError(f"never happened: {done.out}\n{done.err}")
+        return path.read_text()
 
     def family(self) -> list[psutil.Process]:
         """All processes below the launcher."""
@@ -105,12 +97,7 @@ class Launched:
                     process.kill()
             out, err = self.process.communicate(timeout=20)
             err += b"\nTHE LAUNCHER DID NOT END\n"
-        return Done(
-            self.process.returncode,
-            out.decode(),
-            err.decode(),
-            time.monotonic() - self._begun,
-        )
+        return Done(self.process.returncode, out.decode(), err.decode())
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

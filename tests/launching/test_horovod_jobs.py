@@ -23,7 +23,7 @@ for step in range(10_000):
 @pytest.mark.slow
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
     job = launch("-np 2", JOB, warm=True)
-    ready = job.wait_for(tmp_path / "ready", lines=2, limit_s=120)
+    ready = job.wait_for(tmp_path / "ready", times=2, limit_s=120)
     pids = dict(line.split() for line in ready.splitlines())
     ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
     family = [*job.family(), *ranks]
@@ -87,9 +87,9 @@ def test_hosts_that_go_and_come(launch, tmp_path):
     executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
     job = launch(options, GROWS, warm=True)
-    job.wait_for_text(sizes, "3\n", limit_s=120)
+    job.wait_for(sizes, "3\n", limit_s=120)
     hosts.write_text("127.0.0.1:2\n")
-    job.wait_for_text(sizes, "2\n", limit_s=60)
+    job.wait_for(sizes, "2\n")
     hosts.write_text("127.0.0.1:2\n127.0.0.3:1\n")
     done = job.finish(120)
     assert done.code == 0, done.out + done.err

@@ -97,16 +97,6 @@ def test_what_tensorflow_tells_of_itself_is_shown_once_in_a_job(stream):
             tagger.feed(line[9:])
         tagger.feed(news % index)
         assert tagger.tail.count(header) == 2
-    lines = stream.getvalue().splitlines(keepends=True)
-    assert b"".join(lines) == (
-        header
-        + told % (0, 0)
-        + other
-        + news % 0
-        + news % 1
-        + header
-        + told % (2, 2)
-        + header
-        + other
-        + news % 2
-    )
+    first, last = ([header, told % (n, n)] for n in (0, 2))
+    wanted = [*first, other, news % 0, news % 1, *last, header, other, news % 2]
+    assert stream.getvalue() == b"".join(wanted)

@@ -111,7 +111,7 @@ def test_no_end_of_the_launcher_leaves_anything(
     launch, tmp_path, number, words, code
 ):
     job = launch("-np 2", FAMILY, *words)
-    job.wait_for(tmp_path / "ready", lines=2)
+    job.wait_for(tmp_path / "ready", times=2)
     family = job.family()
     # An agent, a rank, and four below it, twice.
     assert len(family) >= 10

@@ -145,7 +145,7 @@ with kt.SyncReplicasStrategy(towers=2):
 @pytest.mark.long
 def test_ctrl_c_ends_all_tasks(launch, tmp_path):
     job = launch("--ps 1 --workers 2 --towers 2", FITS, warm=True)
-    job.wait_for(tmp_path / "ready", 2, limit_s=120)
+    job.wait_for(tmp_path / "ready", times=2, limit_s=120)
     family = job.family()
     assert len(family) >= 3
     # What a terminal does.

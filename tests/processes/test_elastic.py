@@ -106,7 +106,7 @@ def two_are_killed(folder, seed, epochs=6):
         *("stay", "slow"),
         warm=False,
     )
-    job.wait_for(folder / "steps", lines=chance.randint(1, 5 * epochs))
+    job.wait_for(folder / "steps", times=chance.randint(1, 5 * epochs))
     kill_one(folder, chance)
     time.sleep(chance.uniform(0, 10))
     kill_one(folder, chance)
@@ -166,7 +166,7 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
         http_proxy="http://127.0.0.1:9",
     )
     try:
-        job.wait_for(tmp_path / "begun", lines=2)
+        job.wait_for(tmp_path / "begun", times=2)
         launcher = psutil.Process(job.process.pid)
         family = [launcher, *job.family()]
         everything = [a for process in family for a in listening(process)]
