@@ -25,9 +25,11 @@ GROWTH = 1.5
 SLACK_S = 5.0
 # Shorter ones are not listed by name.
 LISTED_S = 2.0
+_PROBE = "cpu_probe"
+_TAKEN = "cpu_seconds"
 
 
-def cpu_seconds():
+def cpu_seconds() -> float:
     """Processor time of this process and of those that it started."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     others = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -35,35 +37,43 @@ def cpu_seconds():
     return known + warm.cpu_seconds()
 
 
-def probe_seconds():
+def probe_seconds() -> float:
     """Processor time of some Python; a measure of this processor's speed."""
     begun = time.thread_time()
     sum(index % 7 for index in range(40_000))
     return time.thread_time() - begun
 
 
-def long_before(nodeid):
+def long_before(nodeid: str) -> float:
     """What a test took when the file was written; 0 where that was little."""
-    return _recorded().get("tests_s", {}).get(nodeid.partition("[")[0], 0)
+    return _recorded()["tests_s"].get(nodeid.partition("[")[0], 0)
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
 
 
 @functools.cache
-def _recorded():
-    return json.loads(FILE.read_text()) if FILE.exists() else {}
+def _recorded() -> dict:
+    if not FILE.exists():
+        return {"tests_s": {}}
+    return json.loads(FILE.read_text())
 
 
 class Durations:
-    """Measures tests, and compares them with the file or writes it.
+    """Measures tests, and compares them with a file or writes it.
 
     Args:
         action: "check", "write", or None to do neither.
+        file: the file.
     """
 
-    def __init__(self, action):
+    def __init__(self, action: str | None, file: pathlib.Path = FILE):
         self._action = action
+        self._file = file
         self._before = cpu_seconds()
-        self._taken = collections.Counter()
-        self._probes = []
+        self.taken: dict[str, float] = collections.defaultdict(float)
+        self.probes: list[float] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self):
@@ -76,18 +86,18 @@ class Durations:
         """Note what a part of a test took."""
         report = yield
         now = cpu_seconds()
-        report.cpu_seconds = now - self._before
+        setattr(report, _TAKEN, now - self._before)
         if call.when == "teardown":
-            report.cpu_probe = probe_seconds()
+            setattr(report, _PROBE, probe_seconds())
         self._before = cpu_seconds()
         return report
 
     def pytest_runtest_logreport(self, report):
         """Add up, on the process that sees all tests."""
         name = report.nodeid.partition("[")[0]
-        self._taken[name] += getattr(report, "cpu_seconds", 0)
-        if hasattr(report, "cpu_probe"):
-            self._probes.append(report.cpu_probe)
+        self.taken[name] += getattr(report, _TAKEN, 0)
+        if hasattr(report, _PROBE):
+            self.probes.append(getattr(report, _PROBE))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session):
@@ -95,10 +105,10 @@ class Durations:
         too_long = []
         if not hasattr(session.config, "workerinput"):
             if self._action == "write":
-                found = json.dumps(self._found(), indent=1)
-                FILE.write_text(found + "\n")
+                found = json.dumps(self.found(), indent=1)
+                self._file.write_text(found + "\n")
             elif self._action == "check":
-                too_long = self._too_long(_recorded())
+                too_long = self.too_long()
         if too_long and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         result = yield
@@ -107,42 +117,52 @@ class Durations:
             print("\nTests that take too long:", *too_long, sep="\n")
         return result
 
-    def _found(self):
+    def found(self) -> dict:
         """What the file is to say."""
-        taken, files = (
-            {name: round(seconds, 1) for name, seconds in sorted(of.items())}
-            for of in (self._taken, self._files())
-        )
+        listed = {
+            name: round(seconds, 1)
+            for name, seconds in sorted(self.taken.items())
+            if seconds >= LISTED_S
+        }
         return {
             "about": "processor seconds of `make test`; `make durations`",
-            "probe_ms": round(1e3 * statistics.median(self._probes), 3),
-            "sum_s": round(self._taken.total()),
-            "files_s": files,
-            "tests_s": {n: s for n, s in taken.items() if s >= LISTED_S},
+            "probe_ms": round(1e3 * statistics.median(self.probes), 3),
+            "sum_s": round(sum(self.taken.values())),
+            "files_s": {
+                file: round(seconds, 1)
+                for file, seconds in sorted(self._files().items())
+            },
+            "tests_s": listed,
         }
 
-    def _files(self):
-        files = collections.Counter()
-        for name, seconds in self._taken.items():
-            files[name.partition("::")[0]] += seconds
+    def _files(self) -> dict[str, float]:
+        files: dict[str, float] = collections.defaultdict(float)
+        for name, seconds in self.taken.items():
+            files[_file(name)] += seconds
         return files
 
-    def _too_long(self, before):
+    def too_long(self) -> list[str]:
         """A line for each test, and for the sum, that has grown too much.
 
         What the tests of a file share is made by one of them, not always by
         the same: where one has grown, its file has to have grown, too.
         """
-        slower = 1e3 * statistics.median(self._probes) / before["probe_ms"]
+        file = json.loads(self._file.read_text())
+        slower = 1e3 * statistics.median(self.probes) / file["probe_ms"]
         slower = max(1.0, slower)
-        allowed, files, found = GROWTH * slower, self._files(), []
-        for name, seconds in self._taken.items():
-            file = name.partition("::")[0]
-            least = slower * before["files_s"].get(file, 0) + SLACK_S
-            limit = allowed * before["tests_s"].get(name, LISTED_S) + SLACK_S
-            if seconds > limit and files[file] > least:
+        allowed = GROWTH * slower
+        grown = {
+            name
+            for name, seconds in self._files().items()
+            if seconds > slower * file["files_s"].get(name, 0) + SLACK_S
+        }
+        found = []
+        for name, seconds in self.taken.items():
+            before = file["tests_s"].get(name, LISTED_S)
+            limit = allowed * before + SLACK_S
+            if seconds > limit and _file(name) in grown:
                 found.append(f"{name}: {seconds:.1f} s, more than {limit:.1f}")
-        total, limit = self._taken.total(), allowed * before["sum_s"]
+        total, limit = sum(self.taken.values()), allowed * file["sum_s"]
         if total > limit:
             found.append(f"all together: {total:.0f} s, more than {limit:.0f}")
         if found:

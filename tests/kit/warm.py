@@ -36,7 +36,7 @@ _LEAN = pathlib.Path(__file__).with_name("lean")
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-def environment(warm=True):
+def environment(warm: bool = True) -> dict[str, str]:
     """The variables with which processes begin with TensorFlow imported."""
     if not warm or os.environ.get(SWITCH) == "0":
         return {}
@@ -44,15 +44,19 @@ def environment(warm=True):
 
     left, known = map(read_at_import, (dict(os.environ), _ENVIRONMENT))
     assert left == known, f"a test has left {left} in place of {known}"
-    if not servers or servers[-1].ended():
-        for ended in servers[-1:]:
-            # An error in the test that met it; the next ones have a new server.
-            warnings.warn(f"{__file__} has ended: {ended.said()}", stacklevel=2)
+    before = servers[-1] if servers else None
+    if before is None or before.ended():
         servers.append(Server())
+    if before is not None and before is not servers[-1]:
+        # An error in the test that met it; the next ones have the new server.
+        warnings.warn(
+            f"The server of tests/kit/warm.py has ended: {before.said()}",
+            stacklevel=2,
+        )
     return {VARIABLE: servers[-1].path}
 
 
-def cpu_seconds():
+def cpu_seconds() -> float:
     """What the servers and all processes that they forked have taken so far."""
     return sum(server.cpu_seconds() for server in servers)
 
@@ -60,7 +64,7 @@ def cpu_seconds():
 class Server:
     """A process of ``main``, and what it took."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="keras-towers-warm-")
         self.path = os.path.join(self._folder.name, "socket")
         self._said = os.path.join(self._folder.name, "said")
@@ -85,36 +89,39 @@ class Server:
             )
         atexit.register(self._end)
 
-    def ended(self):
+    def ended(self) -> bool:
         """Whether it has ended, unasked."""
         # Not ``poll()``, which would reap it: what it took could not be read.
         return self._stat()[0] == "Z"
 
-    def said(self):
+    def said(self) -> str:
         """What it has printed: why it did not fork, or why it ended."""
         with open(self._said) as file:
             return file.read()
 
-    def cpu_seconds(self):
+    def kill(self) -> None:
+        self._process.kill()
+
+    def cpu_seconds(self) -> float:
         ticks = [int(field) for field in self._stat()[11:15]]
         return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
-    def _stat(self):
+    def _stat(self) -> list[str]:
         # Not by pathlib: a test may have replaced what that reads.
         with open(f"/proc/{self._process.pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
 
-    def _end(self):
-        self._process.kill()
+    def _end(self) -> None:
+        self.kill()
         self._process.wait()
         self._folder.cleanup()
 
 
 # The last one is asked; those before it have ended.
-servers = []
+servers: list[Server] = []
 
 
-def main():
+def main() -> None:
     """Serve until stdin closes; in a child, run what it is to run."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     # Not as tests.kit.lean: it is a module of every process that tests start.
@@ -164,7 +171,7 @@ def main():
                 asking.close()
 
 
-def _can_become(order, known):
+def _can_become(order: dict, known: dict[str, str]) -> bool:
     asked = order["read_at_import"]
     if asked != known:
         # Into the file that is read where forks were expected.
@@ -172,7 +179,7 @@ def _can_become(order, known):
     return asked == known
 
 
-def _order(asking):
+def _order(asking: socket.socket) -> tuple[dict | None, list[int]]:
     try:
         _, descriptors, _, _ = socket.recv_fds(asking, 1, 4)
         file = asking.makefile("rb")
@@ -182,14 +189,14 @@ def _order(asking):
         return None, []
 
 
-def _answer(asking, number):
+def _answer(asking: socket.socket, number: int) -> None:
     try:
         asking.sendall(number.to_bytes(8, signed=True))
     except OSError:  # It was killed meanwhile; its child is, too.
         return
 
 
-def _become(order, descriptors):
+def _become(order: dict, descriptors: list[int]) -> None:
     """Make this process what one with this command would be; run it."""
     os.setsid()
     *streams, life = descriptors
@@ -240,7 +247,7 @@ def _become(order, descriptors):
         exec(compile(source, kind, "exec"), vars(main))
 
 
-def _without_these_frames(kind, error, trace):
+def _without_these_frames(kind, error, trace) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
