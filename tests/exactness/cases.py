@@ -91,14 +91,17 @@ def _subclassed(cls):
     return build
 
 
-def _in_float16():
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    keras.utils.set_random_seed(6)
-    try:
-        return m.mlp(layers.Dense(6, "tanh"))
-    finally:
-        keras.config.set_dtype_policy(before)
+def _mixed(policy):
+    def build():
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        keras.utils.set_random_seed(6)
+        try:
+            return m.mlp(layers.Dense(6, "tanh"))
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    return build
 
 
 def _sync_batch_norm():
@@ -169,7 +172,8 @@ CASES = {
         metrics=list,
     ),
     # float16 rounds each tower's part of a gradient: 11 bits, not 24.
-    "mixed-float16": case(build=_in_float16, tolerance=2e-3),
+    "mixed-float16": case(build=_mixed("mixed_float16"), tolerance=2e-3),
+    "mixed-bfloat16": case(build=_mixed("mixed_bfloat16"), tolerance=2e-2),
     "embedding-clipped": case(
         fit(m.TOKENS, m.LABELS),
         build=m.with_embedding,

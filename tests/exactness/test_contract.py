@@ -10,15 +10,16 @@ import functools
 import random
 
 import keras
+import numpy as np
 import pytest
 
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
-from tests.kit.compare import assert_exact
+from tests.kit.compare import assert_exact, assert_towers_equal, same_model
 from tests.kit.long import SEED
-from tests.kit.training import compiled, fit
+from tests.kit.training import classifier, compiled, fit
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
 WAYS = {
@@ -48,6 +49,7 @@ NOT_OF_REPLICAS = (
 # What a harder case has, too: of rows, accumulation, clipping, half precision,
 # uneven batches, optimizers and steps of one's own; or another file.
 REPEATED = (
+    "mixed-bfloat16",
     *("uneven", "accumulation-clipped", "lazy", "own-train-step", "eager"),
     *("steps-per-execution", "loss-scale-overflow"),
 )
@@ -129,3 +131,19 @@ def test_training_ends_at_a_loss_that_is_no_number():
         kt.TowerStrategy(2),
     )
     assert found.model.optimizer.iterations.numpy() == 2
+
+
+def test_what_differs_is_caught():
+    model, wanted, strategy = classifier(), classifier(), kt.TowerStrategy(2)
+    same_model(model, wanted)
+    kernel = model.trainable_variables[0]
+    with strategy:
+        strategy.adopt(model)
+        assert_towers_equal(model)
+        component = kernel._value.values[1]
+        component.assign(component + np.float32(1e-7))
+        with pytest.raises(AssertionError, match="tower 1"):
+            assert_towers_equal(model)
+    kernel.assign(kernel + 1e-5 * keras.ops.eye(*kernel.shape))
+    with pytest.raises(AssertionError, match="kernel"):
+        same_model(model, wanted)
