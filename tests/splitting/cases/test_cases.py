@@ -60,7 +60,7 @@ KEPT = (
     "sum_in_a_mean",
     "views_interleaved",
 )
-DRAWN = 7
+DRAWN = 20
 
 
 def _all():
