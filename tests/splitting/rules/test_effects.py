@@ -44,16 +44,11 @@ CASES = [
     ),
     *cases("ab -> -", "OptionalHasValue", {"optional": _optional}),
 ]
-COVERED = [
-    "StatelessRandomGetAlg",
-    "StatelessRandomGetKeyCounterAlg",
-    "RandomShuffle",
-    "StatelessShuffle",
-    "RandomIndexShuffle",
-    "OptionalFromValue",
-    "OptionalNone",
-    "CTCLossV2",
-]
+COVERED = (
+    "StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg RandomShuffle "
+    "StatelessShuffle RandomIndexShuffle OptionalFromValue OptionalNone "
+    "CTCLossV2"
+).split()
 
 
 def _drawn(shape):
