@@ -44,11 +44,11 @@ CASES = [
     ),
     *cases("ab -> -", "OptionalHasValue", {"optional": _optional}),
 ]
-COVERED = (
-    "StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg RandomShuffle "
-    "StatelessShuffle RandomIndexShuffle OptionalFromValue OptionalNone "
-    "CTCLossV2"
-).split()
+COVERED = [
+    *("StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"),
+    *("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle"),
+    *("OptionalFromValue", "OptionalNone", "CTCLossV2"),
+]
 
 
 def _drawn(shape):
