@@ -45,14 +45,9 @@ CASES = [
     *cases("ab -> -", "OptionalHasValue", {"optional": _optional}),
 ]
 COVERED = [
-    "StatelessRandomGetAlg",
-    "StatelessRandomGetKeyCounterAlg",
-    "RandomShuffle",
-    "StatelessShuffle",
-    "RandomIndexShuffle",
-    "OptionalFromValue",
-    "OptionalNone",
-    "CTCLossV2",
+    *("StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"),
+    *("RandomShuffle", "StatelessShuffle", "RandomIndexShuffle"),
+    *("OptionalFromValue", "OptionalNone", "CTCLossV2"),
 ]
 
 
