@@ -95,8 +95,9 @@ def _scaled_by_id(x):
 )
 def test_traces_of_all_towers_where_they_may_differ(act, reason, reasons):
     layer, traces = traced(act)
+    model = classifier(layer)
     with kt.TowerStrategy(2):
-        fit(classifier(layer), x=X[:16], y=Y[:16])
+        fit(model, x=X[:16], y=Y[:16])
     (why,) = reasons()
     assert why.startswith(reason)
     assert len(traces) >= 2
@@ -111,8 +112,9 @@ def test_a_first_write(reasons):
         return x
 
     layer, traces = traced(act)
+    model = classifier(layer)
     with kt.TowerStrategy(3):
-        fit(classifier(layer))
+        fit(model)
     assert reasons() == ["writes a variable that the towers had in common"]
     assert len(traces) == 5
 
