@@ -57,7 +57,7 @@ def cases():
             yield pytest.param(name, make, options, id=f"{name}-{on}")
 
 
-@pytest.mark.parametrize(("name", "make", "options"), cases())
+@pytest.mark.parametrize(("name", "make", "options"), [*cases()])
 def test_case(name, make, options):
     assert_contract(name, strategy(make, **options))
 

@@ -134,7 +134,8 @@ def _whole(x, trained=None, **builds):
 def _following():
     """Recipes that follow from the class."""
     found = {}
-    for cls, (name, *_) in public("layers").items():
+    for cls, names in public("layers").items():
+        name = cls.__name__ if cls.__name__ in names else names[0]
         arguments = taken(cls, GIVEN) | MORE.get(name, {})
         try:
             inspect.signature(cls.__init__).bind(None, **arguments)
