@@ -87,6 +87,8 @@ _OF_EPOCHS = {"validation": 0.2, "ends of epochs": 0.1}
 _LONG_S = 0.1
 # How much longer than the others a slow tower computes.
 _SLOW = 1.25
+# On a busy machine a tower may seem to compute in no time at all.
+_TICK_S = 1e-6
 # Seconds that TensorFlow takes at most to start a step whose batch is there.
 _START_S = 3e-3
 # A model is traced for whole batches and, once more, for any other size.
@@ -179,7 +181,8 @@ def _wait(measured: Measured, said: str) -> str:
         return ""
     said = f"towers wait for one another for {said}"
     slow = int(np.argmax(compute))
-    times = compute[slow] / np.median(np.delete(compute, slow))
+    others = max(float(np.median(np.delete(compute, slow))), _TICK_S)
+    times = compute[slow] / others
     if times >= _SLOW:
         return (
             f"{said}: {measured.names[slow]} computes {times:.1f} times as "

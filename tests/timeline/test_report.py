@@ -17,6 +17,8 @@ from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
 EVEN, SLOW = np.full(4, 0.08), np.array([0.08, 0.08, 0.16, 0.08])
+# The clock saw nothing of three towers.
+NONE = np.array([0.0, 0.0, 0.08, 0.0])
 PHASES = {"input": 0.001, "compute": 0.08, "wait": 0.002, "reduction": 0.008}
 PHASES |= {"update": 0.006, "rest": 0.002, "callbacks": 0.001}
 GOOD = Measured(
@@ -95,6 +97,7 @@ CASES = [
     (of_epochs(ends=1.0), "callbacks take 50% of the time of epochs at their"),
     (changed({"callbacks": 0.05}), "verbose=2"),
     (of_wait(of_towers={"compute": SLOW}), "tower 2 computes 2.0 times"),
+    (of_wait(of_towers={"compute": NONE}), "tower 2 computes 80000.0 times"),
     (of_wait(), "now for one, now for another"),
     (changed({"reduction": 0.1}), "(packer=True)"),
     (of_ranks(), 'HorovodStrategy(compression="bf16")'),
