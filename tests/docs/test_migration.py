@@ -104,6 +104,12 @@ def test_rows(row):
         assert (ROOT / "tests" / path).exists()
 
 
+def test_every_row_that_is_shown_elsewhere_is_on_the_page():
+    found = [(row.section, row.there) for row in ROWS]
+    for section, part in ELSEWHERE:
+        assert any(section == s and part in there for s, there in found), part
+
+
 def of(section, part):
     """The row of a section with this in its first cell."""
     (found,) = [r for r in ROWS if r.section == section and part in r.there]
