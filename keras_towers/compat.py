@@ -214,6 +214,11 @@ def add_functions(graph: Any, other: Any) -> None:
         graph._add_function_recursive(function)
 
 
+def add_function(graph: Any, function: Any) -> None:
+    """Add a function, and those that it calls, to a graph."""
+    graph._add_function_recursive(function)
+
+
 get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.splitting.folding import LARGEST
+from keras_towers.partition import folding
+from keras_towers.partition.folding import LARGEST
+from keras_towers.partition.sizes import Size, grows
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import Size, grows
 from keras_towers.splitting.values import (
     Kind,
     Value,
@@ -22,6 +23,16 @@ from keras_towers.splitting.values import (
 )
 
 _HANDLES = (tf.resource, tf.variant)
+
+
+def folded(node: Node, given: Sequence[Value]) -> list[Value] | None:
+    """Return the outputs of an operation on known inputs, or None."""
+    results = folding.folded(node, [value.known for value in given])
+    if results is None:
+        return None
+    # What is not known of it is not known of any tower, and the same.
+    alike = all(v.is_same and not v.grows for v in given)
+    return [of_known(entries, alike) for entries in results]
 
 
 def constant(operation: Any) -> Value:

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.sizes import EXAMPLES, examples_in, named
 from keras_towers.splitting.interpreter import Interpreter, in_order
-from keras_towers.splitting.sizes import EXAMPLES, examples_in, named
 from keras_towers.splitting.values import (
     Kind,
     Value,

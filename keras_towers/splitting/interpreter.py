@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers import compat
+from keras_towers.partition.sizes import Size, own
 from keras_towers.splitting import (
     control_flow,
     marks,
@@ -14,11 +15,14 @@ from keras_towers.splitting import (
     sparse,
     variables,
 )
-from keras_towers.splitting.completing import clamped, completed, constant
-from keras_towers.splitting.folding import folded
+from keras_towers.splitting.completing import (
+    clamped,
+    completed,
+    constant,
+    folded,
+)
 from keras_towers.splitting.nodes import Layouts, Node
 from keras_towers.splitting.rules import RULES, SIZES, effects
-from keras_towers.splitting.sizes import Size, own
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

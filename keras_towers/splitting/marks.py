@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from keras_towers.partition.sizes import EXAMPLES, symbol
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import EXAMPLES, symbol
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

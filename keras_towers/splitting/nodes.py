@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
+from keras_towers.partition import node
 from keras_towers.splitting.values import DoesNotSplit, Rows
 
 
@@ -39,7 +39,7 @@ class Layouts:
         return rows.in_order(*order)
 
 
-class Node:
+class Node(node.Node):
     """One operation of a traced graph.
 
     Args:
@@ -48,51 +48,8 @@ class Node:
     """
 
     def __init__(self, operation: Any, layouts: Layouts):
-        self.operation = operation
+        super().__init__(operation)
         self.layouts = layouts
-        self.type: str = operation.type
-        self._inputs = list(operation.inputs)
-        self._outputs = operation.outputs
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of inputs."""
-        return len(self._inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs."""
-        return len(self._outputs)
-
-    def attr(self, name: str) -> Any:
-        """Return an attribute."""
-        return self.operation.get_attr(name)
-
-    def dtype(self, index: int) -> Any:
-        """Return the dtype of an input."""
-        return self._inputs[index].dtype
-
-    def output_dtype(self, index: int) -> Any:
-        """Return the dtype of an output."""
-        return self._outputs[index].dtype
-
-    def rank(self, index: int) -> int | None:
-        """Return the rank of an input, or None."""
-        return self._inputs[index].shape.rank
-
-    def output_rank(self, index: int = 0) -> int | None:
-        """Return the rank of an output, or None."""
-        return self._outputs[index].shape.rank
-
-    def static_shape(self, index: int = 0) -> tuple[int | None, ...] | None:
-        """Return what the trace knows of the shape of an output."""
-        shape = self._outputs[index].shape
-        return None if shape.rank is None else tuple(shape.as_list())
-
-    @functools.cached_property
-    def is_stateful(self) -> bool:
-        """Whether it may have an effect, or draw random numbers."""
-        return self.operation.op_def.is_stateful
 
     @property
     def is_equal_to_itself(self) -> bool:

@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_towers.partition.sizes import EXAMPLES
 from keras_towers.splitting.completing import constant
 from keras_towers.splitting.joining import joined
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import added
-from keras_towers.splitting.sizes import EXAMPLES
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

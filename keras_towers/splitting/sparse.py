@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from keras_towers.splitting.sizes import (
+from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
     Size,

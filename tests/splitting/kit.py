@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.partition.sizes import ONE_MORE, UNKNOWN, Size, is_summed
 from keras_towers.splitting.interpreter import Interpreter
 from keras_towers.splitting.places import of_ragged
-from keras_towers.splitting.sizes import ONE_MORE, UNKNOWN, Size, is_summed
 from keras_towers.splitting.values import Kind, Rows, Value
 from tests.splitting.kit_numbers import check_parts, made
 

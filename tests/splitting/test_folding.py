@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.splitting import folding
+from keras_towers.partition import folding
 from tests.splitting.kit import check, rows, traced
 
 _N = rows(-1, 3)

@@ -7,7 +7,7 @@ import operator
 
 import pytest
 
-from keras_towers.splitting.sizes import (
+from keras_towers.partition.sizes import (
     EXAMPLES,
     UNKNOWN,
     Size,

@@ -27,7 +27,7 @@ from keras_towers.fit.step.unmatched import (
     unmatched,
     warn,
 )
-from keras_towers.splitting.sizes import Size, degree_of, examples_in
+from keras_towers.partition.sizes import Size, degree_of, examples_in
 from keras_towers.splitting.values import Value
 
 Dimension: TypeAlias = "int | str | tuple[int, ...] | None"

@@ -18,8 +18,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import told
 from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.partition.sizes import degree_of
 from keras_towers.splitting.growing import Growing
-from keras_towers.splitting.sizes import degree_of
 from keras_towers.splitting.values import Value
 
 # What was gathered in a step, by the tower's replica context.

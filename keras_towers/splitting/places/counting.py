@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+    units_in,
+)
 from keras_towers.splitting.places.meanings import (
     Below,
     Columns,
@@ -21,10 +25,6 @@ from keras_towers.splitting.rounds import source
 from keras_towers.splitting.rules.common import (
     aligned,
     rank_of,
-)
-from keras_towers.splitting.sizes import (
-    EXAMPLES,
-    units_in,
 )
 from keras_towers.splitting.values import (
     Kind,

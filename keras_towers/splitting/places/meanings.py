@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.rounds import source
-from keras_towers.splitting.sizes import (
+from keras_towers.partition.sizes import (
     ONE_MORE,
     Size,
     named,
     own,
 )
+from keras_towers.splitting.nodes import Node
+from keras_towers.splitting.rounds import source
 from keras_towers.splitting.values import (
     Rows,
     Value,

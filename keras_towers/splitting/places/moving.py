@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_towers.partition.slices import spans
 from keras_towers.splitting.completing import completed
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.places.meanings import (
@@ -21,7 +22,6 @@ from keras_towers.splitting.places.meanings import (
     reshaped,
     stand_in,
 )
-from keras_towers.splitting.slices import spans
 from keras_towers.splitting.values import Kind, Value, examples
 
 if TYPE_CHECKING:
@@ -136,7 +136,10 @@ def _of_columns(
         return [numbered(Columns(rows, columns.items), shape)]
     if step.node.type != "StridedSlice" or shape is None or len(shape) != 2:
         return None
-    first, last = spans(step.node, shape, *(end.known for end in ends))[:2]
+    taken = spans(step.node, shape, *(end.known for end in ends))
+    if taken is None:
+        return None
+    first, last = taken[:2]
     whole = first.axis == 0 and first.size is None and not first.dropped
     if not whole or last.axis != 1 or not last.dropped:
         return None

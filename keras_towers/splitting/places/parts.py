@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+)
 from keras_towers.splitting.places.meanings import (
     Below,
     Columns,
@@ -23,9 +26,6 @@ from keras_towers.splitting.places.picks import has_rows, shape_of_picked
 from keras_towers.splitting.rounds import source
 from keras_towers.splitting.rules.common import (
     one_order,
-)
-from keras_towers.splitting.sizes import (
-    EXAMPLES,
 )
 from keras_towers.splitting.values import (
     DoesNotSplit,

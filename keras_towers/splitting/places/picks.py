@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+)
 from keras_towers.splitting.places.meanings import (
     Columns,
     Place,
@@ -15,9 +18,6 @@ from keras_towers.splitting.places.meanings import (
 from keras_towers.splitting.rules.common import (
     aligned,
     free,
-)
-from keras_towers.splitting.sizes import (
-    EXAMPLES,
 )
 from keras_towers.splitting.values import (
     Kind,

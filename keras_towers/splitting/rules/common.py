@@ -8,8 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import (
+from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
     broadcast,
@@ -17,6 +16,7 @@ from keras_towers.splitting.sizes import (
     times_in,
     units_in,
 )
+from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.values import (
     Degree,
     DoesNotSplit,

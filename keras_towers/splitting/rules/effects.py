@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from keras_towers.partition.sizes import UNKNOWN, examples_in, grows
 from keras_towers.splitting.joining import nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import refuse_others, rule
-from keras_towers.splitting.sizes import UNKNOWN, examples_in, grows
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from keras_towers.partition.sizes import UNKNOWN, Size
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
@@ -16,7 +17,6 @@ from keras_towers.splitting.rules.common import (
     rule,
     shapes_together,
 )
-from keras_towers.splitting.sizes import UNKNOWN, Size
 from keras_towers.splitting.values import (
     Degree,
     DoesNotSplit,

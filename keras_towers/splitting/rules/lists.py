@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.partition.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.joining import joined, nothing
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import inserted, rows_of, rule
-from keras_towers.splitting.sizes import EXAMPLES, UNKNOWN
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

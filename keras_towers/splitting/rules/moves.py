@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_towers.partition.sizes import UNKNOWN, Size, degree_of, units_in
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     added,
@@ -25,7 +26,6 @@ from keras_towers.splitting.rules.common import (
     rule,
     shape_of,
 )
-from keras_towers.splitting.sizes import UNKNOWN, Size, degree_of, units_in
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from keras_towers.partition.sizes import UNKNOWN, degree_of, grows, times_in
+from keras_towers.partition.slices import Span, spans
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     fixed,
@@ -16,8 +18,6 @@ from keras_towers.splitting.rules.common import (
     shape_of,
     spread,
 )
-from keras_towers.splitting.sizes import UNKNOWN, degree_of, grows, times_in
-from keras_towers.splitting.slices import Span, spans
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,
@@ -70,7 +70,7 @@ def _split_into(
 @rule("StridedSlice", sizes=(1, 2, 3))
 def _strided(node: Node, value: Value, *ends: Value) -> Value:
     shape = shape_of(node, 0, value)
-    taken = spans(node, shape, *map(_entries_of, ends))
+    taken = _spans(node, shape, ends)
     _check_ends(value, taken, ends)
     return _taken(node, value, shape, taken)
 
@@ -90,6 +90,13 @@ def _slice(node: Node, value: Value, *ends: Value) -> Value:
         taken.append(Span(axis) if all_of_it else Span(axis, first, count))
     _check_ends(value, taken, ends)
     return _taken(node, value, shape, taken)
+
+
+def _spans(node: Node, shape: Shape, ends: Sequence[Value]) -> list[Span]:
+    taken = spans(node, shape, *map(_entries_of, ends))
+    if taken is None:
+        raise DoesNotSplit("takes a slice whose ends follow from the data")
+    return taken
 
 
 def _entries_of(end: Value) -> Any:
@@ -173,7 +180,7 @@ def _strided_gradient(node: Node, target: Value, *values: Value) -> Value:
             "takes a slice of a tensor whose shape follows from the data"
         )
     shape = tuple(target.known)
-    taken = spans(node, shape, *map(_entries_of, ends))
+    taken = _spans(node, shape, ends)
     _check_ends(value, taken, ends)
     if value.axis is None:
         return _zeros_around(node, value, shape)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from keras_towers.partition.sizes import UNKNOWN, Size, units_in
 from keras_towers.splitting.nodes import Node
 from keras_towers.splitting.rules.common import (
     inserted,
@@ -18,7 +19,6 @@ from keras_towers.splitting.rules.common import (
     shape_of,
     spread,
 )
-from keras_towers.splitting.sizes import UNKNOWN, Size, units_in
 from keras_towers.splitting.values import (
     DoesNotSplit,
     Kind,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
-from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, Size, broadcast, compared
-from keras_towers.splitting.slices import index_of
-from keras_towers.splitting.values import Value, of_known
+from keras_towers.partition.node import Node
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
+from keras_towers.partition.slices import index_of
 
 # Of more entries it is not worth it.
 LARGEST = 512
@@ -19,13 +20,17 @@ LARGEST = 512
 Fold: TypeAlias = Callable[..., Any]
 
 
-def folded(node: Node, values: Sequence[Value]) -> list[Value] | None:
-    """Return the outputs of an operation on known inputs, or None.
+def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
+    """Return the entries of an operation's outputs, of known ones; or None.
 
     Computed are integers and truths, and what is made of integers.
+
+    Args:
+        node: the operation.
+        inputs: the entries of its N inputs; None: they are not known.
     """
     fold = _FOLDS.get(node.type)
-    if fold is None or any(v.known is None for v in values):
+    if fold is None or any(entries is None for entries in inputs):
         return None
     if not all(
         node.dtype(k).is_integer or node.dtype(k).is_bool
@@ -33,15 +38,30 @@ def folded(node: Node, values: Sequence[Value]) -> list[Value] | None:
     ):
         return None
     try:
-        result = fold(node, *(value.known for value in values))
+        result = fold(node, *inputs)
     except (ValueError, LookupError, TypeError):
         return None
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
         return None
-    # What is not known of it is not known of any tower, and the same.
-    alike = all(v.is_same and not v.grows for v in values)
-    return [of_known(entries, alike) for entries in results]
+    return [np.asarray(entries, dtype=object) for entries in results]
+
+
+def constant(operation: Any) -> Any:
+    """Return the entries of a constant, if they are few numbers; or None.
+
+    They are an array of objects.
+    """
+    proto = operation.get_attr("value")
+    shape = tuple(dimension.size for dimension in proto.tensor_shape.dim)
+    size = math.prod(shape)
+    dtype = tf.as_dtype(proto.dtype)
+    if dtype in (tf.resource, tf.variant, tf.string) or size > LARGEST:
+        return None
+    if not (dtype.is_integer or dtype.is_bool or size == 1):
+        return None
+    entries = tf.make_ndarray(proto).tolist()
+    return np.array(entries, dtype=object).reshape(shape)
 
 
 def _elementwise(function: Callable[..., Any]) -> Fold:

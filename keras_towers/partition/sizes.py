@@ -132,6 +132,12 @@ def symbol(name: str) -> Size:
     return Size(1, ((name, 1),))
 
 
+def name_of(size: Size) -> str:
+    """Return the name of a symbol."""
+    ((name, _),) = size.powers
+    return name
+
+
 def named(name: str, sizes: Iterable[int | None]) -> list[Any]:
     """Return the sizes of axes, with symbols for those that are not known."""
     return [

@@ -7,9 +7,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.splitting.nodes import Node
-from keras_towers.splitting.sizes import UNKNOWN, compared
-from keras_towers.splitting.values import DoesNotSplit
+from keras_towers.partition.node import Node
+from keras_towers.partition.sizes import UNKNOWN, compared
 
 # Ends that mean "to the end", as functions of Keras write them.
 _FAR = (2**31 - 1, 2**63 - 1)
@@ -67,10 +66,13 @@ def spans(
     begin: Any,
     end: Any,
     strides: Any,
-) -> list[Span]:
-    """Return what a slice of a tensor takes, axis by axis."""
+) -> list[Span] | None:
+    """Return what a slice of a tensor takes, axis by axis.
+
+    It is None if the ends are not known.
+    """
     if begin is None or end is None or strides is None:
-        raise DoesNotSplit("takes a slice whose ends follow from the data")
+        return None
     meanings = _entries(node, len(strides))
     named = sum(m not in ("ellipsis", "new_axis") for m in meanings)
     found: list[Span] = []

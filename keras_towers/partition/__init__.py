@@ -1,0 +1,137 @@
+"""One device's step, laid out over towers.
+
+Knows no strategies, no towers and no Keras: it takes a traced graph, and says
+what each of several computes of it, what is computed once, and what they
+exchange in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.partition import rules
+from keras_towers.partition.builder import Builder
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    Layout,
+    Sharded,
+    Unit,
+    Value,
+)
+from keras_towers.partition.partitioner import (
+    SIZE,
+    CannotGather,
+    Partitioner,
+    local_shape,
+)
+from keras_towers.partition.program import Inputs, Program, Tensor, needed
+from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
+
+__all__ = ["Program", "partitioned", "rules"]
+
+
+def partitioned(
+    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any]
+) -> Program:
+    """Lay out a graph over towers.
+
+    Args:
+        graph: the trace of what one device does.
+        layouts: those of its N inputs.
+        wanted: tensors of the graph that are to be known to all.
+    """
+    try:
+        return _laid_out(graph, layouts, wanted, lists=True)
+    except CannotGather:
+        # A list of rows meets what has no rule: then lists are not divided.
+        return _laid_out(graph, layouts, wanted, lists=False)
+
+
+def _laid_out(
+    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any], lists: bool
+) -> Program:
+    builder = Builder()
+    number = tf.TensorShape(())
+    start = Tensor(SIZE, number, on_towers=True)
+    total = Tensor(SIZE, number, on_towers=False)
+    is_first = Tensor(tf.bool, number, on_towers=True)
+    sizes: dict[str, Tensor] = {}
+    given = [
+        Tensor(t.dtype, local_shape(t.shape, layout), layout != REPLICATED)
+        for t, layout in zip(graph.inputs, layouts, strict=True)
+    ]
+    count = next(
+        _count(builder, own, layout)
+        for own, layout in zip(given, layouts, strict=True)
+        if isinstance(layout, Sharded)
+    )
+    unit = Unit(EXAMPLES, count, start, total)
+    values = [
+        _value(index, tensor, own, layout, unit, sizes)
+        for index, (tensor, own, layout) in enumerate(
+            zip(graph.inputs, given, layouts, strict=True)
+        )
+    ]
+    symbols = {name_of(EXAMPLES): total, **sizes}
+    partition = Partitioner(unit, is_first, symbols, builder, lists)
+    by_name = partition.run(graph, values)
+    results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    operations, exchanges = needed(
+        builder.operations, builder.exchanges, results
+    )
+    return Program(
+        Inputs(given, start, total, is_first, sizes),
+        operations,
+        exchanges,
+        results,
+        partition.graphs,
+        partition.once,
+    )
+
+
+def _value(
+    index: int,
+    tensor: Any,
+    own: Tensor,
+    layout: Layout,
+    unit: Unit,
+    sizes: dict[str, Tensor],
+) -> Value:
+    """What is known of an input, of which some sizes are symbols."""
+    if isinstance(layout, Sharded):
+        layout = dataclasses.replace(layout, unit=unit)
+    shape: Any = None
+    if tensor.shape.rank is not None:
+        shape = list(tensor.shape)
+        for axis, size in enumerate(shape):
+            name = f"{index}.{axis}"
+            if isinstance(layout, Sharded) and axis == layout.axis:
+                shape[axis] = layout.size
+            elif size is None and own.on_towers:
+                shape[axis] = symbol(name)
+                sizes[name] = Tensor(SIZE, tf.TensorShape(()), on_towers=False)
+        shape = tuple(shape)
+    if layout == REPLICATED:
+        return Value(layout, whole=own, shape=shape)
+    return Value(layout, local=own, shape=shape)
+
+
+def _count(builder: Builder, own: Tensor, layout: Sharded) -> Tensor:
+    """The number of examples of a tower, from its rows."""
+    shape = builder.op("Shape", [own], is_repeated=True, out_type=SIZE)
+    ends = [layout.axis, layout.axis + 1, 1]
+    count = builder.op(
+        "StridedSlice",
+        [shape, *(builder.constant([end], tf.int32) for end in ends)],
+        (),
+        is_repeated=True,
+        shrink_axis_mask=1,
+    )
+    if layout.count == 1:
+        return count
+    each = builder.constant(layout.count, SIZE)
+    return builder.op("FloorDiv", [count, each], (), is_repeated=True)

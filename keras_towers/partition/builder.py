@@ -1,0 +1,226 @@
+"""Operations and exchanges of a program, added one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.program import (
+    Exchange,
+    Function,
+    Operation,
+    Tensor,
+)
+
+AttrValue = tf.compat.v1.AttrValue
+Output = tuple[Any, tf.TensorShape]
+_UNKNOWN = tf.TensorShape(None)
+# They belong to the graph of the trace.
+_OF_TRACE = ("_class", "_output_shapes")
+
+
+class NeedsExchange(Exception):
+    """Inside of a loop or a branch, where towers cannot meet."""
+
+
+class Builder:
+    """Collects the operations and exchanges of a program, or of a function.
+
+    Args:
+        meets: whether towers may exchange values: not inside of functions.
+    """
+
+    def __init__(self, meets: bool = True):
+        self.operations: list[Operation] = []
+        self.exchanges: list[Exchange] = []
+        self.meets = meets
+        self._constants: dict[Any, Tensor] = {}
+
+    def copy(
+        self,
+        source: Any,
+        inputs: Sequence[Tensor],
+        shapes: Sequence[tf.TensorShape] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        least: int = 0,
+        has_effect: bool = False,
+        is_repeated: bool = False,
+    ) -> list[Tensor]:
+        """Add an operation of the trace with other inputs.
+
+        Args:
+            source: the operation.
+            inputs: its N inputs.
+            shapes: of its outputs; None: as in the trace.
+            attributes: those that differ.
+            least: the level that it has at least.
+            has_effect: whether it is done even if nobody needs its outputs.
+            is_repeated: whether every function that needs it has its own.
+        """
+        found = {
+            key: value
+            for key, value in source.node_def.attr.items()
+            if key not in _OF_TRACE
+        }
+        sizes = shapes or [tensor.shape for tensor in source.outputs]
+        dtypes = [tensor.dtype for tensor in source.outputs]
+        return self.add(
+            source.type,
+            inputs,
+            found | dict(attributes or {}),
+            list(zip(dtypes, sizes, strict=True)),
+            least=least,
+            has_effect=has_effect,
+            is_repeated=is_repeated,
+            source=source,
+        )
+
+    def op(
+        self,
+        type_: str,
+        inputs: Sequence[Tensor],
+        shape: Any = None,
+        is_repeated: bool = False,
+        **attributes: Any,
+    ) -> Tensor:
+        """Add an operation of one output.
+
+        Args:
+            type_: its type.
+            inputs: its inputs.
+            shape: the shape of its output, as far as it is known.
+            is_repeated: whether every function that needs it has its own.
+            **attributes: those that do not follow from the inputs.
+        """
+        definition = compat.op_definition(type_)
+        known = {k: attribute(v) for k, v in attributes.items()}
+        known |= _inferred(definition, inputs)
+        for option in definition.attr:
+            if option.HasField("default_value"):
+                known.setdefault(option.name, option.default_value)
+        (output,) = definition.output_arg
+        dtype = output.type or known[output.type_attr].type
+        size = _UNKNOWN if shape is None else tf.TensorShape(shape)
+        (tensor,) = self.add(
+            type_,
+            inputs,
+            known,
+            [(tf.as_dtype(dtype), size)],
+            is_repeated=is_repeated,
+        )
+        return tensor
+
+    def constant(self, value: Any, dtype: Any) -> Tensor:
+        """Return a constant."""
+        array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
+        key = array.tobytes(), array.shape, tf.as_dtype(dtype)
+        if key not in self._constants:
+            proto = tf.make_tensor_proto(array)
+            (self._constants[key],) = self.add(
+                "Const",
+                (),
+                {"dtype": attribute(dtype), "value": AttrValue(tensor=proto)},
+                [(tf.as_dtype(dtype), tf.TensorShape(array.shape))],
+                is_repeated=True,
+            )
+        return self._constants[key]
+
+    def exchange(
+        self,
+        kind: Literal["sum", "gather", "first", "before"],
+        given: Tensor,
+        axis: int = 0,
+    ) -> Tensor:
+        """Return what comes of an exchange of what each tower has."""
+        if not self.meets:
+            raise NeedsExchange
+        shape = given.shape
+        if kind == "gather" and shape.rank is not None:
+            sizes = list(shape)
+            sizes[axis] = None
+            shape = tf.TensorShape(sizes)
+        own = kind == "before"
+        result = Tensor(given.dtype, shape, own, given.level + 1)
+        self.exchanges.append(Exchange(kind, given, result, axis))
+        return result
+
+    def add(
+        self,
+        type_: str,
+        inputs: Sequence[Tensor],
+        attributes: Mapping[str, Any],
+        outputs: Iterable[Output],
+        least: int = 0,
+        has_effect: bool = False,
+        is_repeated: bool = False,
+        functions: Mapping[str, Function] | None = None,
+        source: Any = None,
+    ) -> list[Tensor]:
+        """Add an operation; return its outputs.
+
+        Args:
+            type_: its type.
+            inputs: its inputs.
+            attributes: its attributes, as in a graph.
+            outputs: dtypes and shapes of its outputs.
+            least: the level that it has at least.
+            has_effect: whether it is done even if nobody needs its outputs.
+            is_repeated: whether every function that needs it has its own.
+            functions: functions that it calls, by the attributes that name
+                them.
+            source: the operation of the trace that it stands for.
+        """
+        level = max([least, *(tensor.level for tensor in inputs)])
+        on_towers = any(tensor.on_towers for tensor in inputs)
+        results: list[Tensor] = []
+        operation = Operation(
+            type_,
+            tuple(inputs),
+            attributes,
+            results,
+            level,
+            on_towers,
+            has_effect,
+            is_repeated,
+            functions or {},
+            source,
+        )
+        for index, (dtype, shape) in enumerate(outputs):
+            results.append(
+                Tensor(dtype, shape, on_towers, level, operation, index)
+            )
+        self.operations.append(operation)
+        return results
+
+
+def attribute(value: Any) -> Any:
+    """Return an attribute as graphs have it."""
+    if isinstance(value, AttrValue):
+        return value
+    if isinstance(value, bool):
+        return AttrValue(b=value)
+    if isinstance(value, int):
+        return AttrValue(i=value)
+    if isinstance(value, str):
+        return AttrValue(s=value.encode())
+    return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
+
+
+def _inferred(definition: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the attributes that follow from the inputs of an operation."""
+    found: dict[str, Any] = {}
+    left = list(inputs)
+    for arg in definition.input_arg:
+        # No operation that rules add has two lists among its inputs.
+        rest = len(definition.input_arg) - 1
+        count = len(inputs) - rest if arg.number_attr else 1
+        taken, left = left[:count], left[count:]
+        if arg.number_attr:
+            found[arg.number_attr] = AttrValue(i=count)
+        if arg.type_attr:
+            found[arg.type_attr] = attribute(taken[0].dtype)
+    return found

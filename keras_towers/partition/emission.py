@@ -1,0 +1,106 @@
+"""Makes TensorFlow's operations of a program's, many at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.program import Function, Operation, Tensor
+
+_numbers = itertools.count()
+
+
+def emit(
+    operations: Sequence[Operation],
+    given: Mapping[Tensor, Any],
+    wanted: Sequence[Tensor],
+    graphs: Iterable[Any] = (),
+) -> list[Any]:
+    """Add operations to the current graph; return the tensors wanted.
+
+    Operations that are repeated are added where they are needed.
+
+    Args:
+        operations: the operations, in their order.
+        given: TensorFlow's tensors of what they use and do not make.
+        wanted: N tensors that they make, or that are given.
+        graphs: the graphs whose functions they call.
+    """
+    here = compat.get_default_graph()
+    for graph in graphs:
+        compat.add_functions(here, graph)
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.CopyFrom(here.graph_def_versions)
+    names: dict[int, str] = {}
+    inputs: dict[str, Any] = {}
+    known: dict[Tensor, str] = {}
+
+    def name_of(tensor: Tensor) -> str:
+        operation = tensor.operation
+        if tensor in given:
+            if tensor not in known:
+                known[tensor] = f"given{len(known)}"
+                inputs[known[tensor]] = given[tensor]
+            return known[tensor]
+        assert operation is not None, "a tensor that nobody makes"
+        if id(operation) not in names:
+            assert operation.is_repeated, operation.type
+            add(operation)
+        return f"{names[id(operation)]}:{tensor.index}"
+
+    def add(operation: Operation) -> None:
+        # What is repeated may need others that are.
+        sources = [name_of(tensor) for tensor in operation.inputs]
+        node = definition.node.add()
+        node.name = names[id(operation)] = f"node{len(names)}"
+        node.op = operation.type
+        node.input.extend(sources)
+        for key, value in operation.attributes.items():
+            node.attr[key].CopyFrom(value)
+        for key, function in operation.functions.items():
+            made = graph_of(function, graphs)
+            made_name = f"{operation.type.lower()}_{next(_numbers)}"
+            atomic = compat.function_from_graph(made_name, made, {})
+            compat.add_function(here, atomic)
+            node.attr[key].func.Clear()
+            node.attr[key].func.name = tf.compat.as_str(atomic.name)
+
+    for operation in operations:
+        if not operation.is_repeated:
+            add(operation)
+    ends = [None if tensor in given else name_of(tensor) for tensor in wanted]
+    made = tf.graph_util.import_graph_def(
+        definition,
+        input_map=inputs,
+        return_elements=[end for end in ends if end is not None],
+        name="towers",
+    )
+    left = iter(made or ())
+    return [
+        given[tensor] if end is None else next(left)
+        for tensor, end in zip(wanted, ends, strict=True)
+    ]
+
+
+def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
+    """Return the graph of a function.
+
+    Args:
+        function: it.
+        graphs: the graphs whose functions it calls.
+    """
+    graph = compat.FuncGraph("towers")
+    with graph.as_default():
+        given = {
+            tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+            for tensor in function.inputs
+        }
+        outputs = emit(function.operations, given, function.outputs, graphs)
+    graph.inputs = list(given.values())
+    graph.outputs = outputs
+    graph.structured_outputs = outputs
+    return graph

@@ -1,0 +1,580 @@
+"""Lays out the trace of one device's step over towers, in one pass.
+
+Every operation keeps its meaning, forward and backward alike. Its rule says how
+its outputs are laid out if its inputs are so. Where it has none, or the rule
+does not fit, its inputs are gathered or summed, and it is computed once, as on
+one device. A rule that is missing costs time; it does not change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.factors import Factors, Labels
+from keras_towers.partition.folding import constant, folded
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    ListOf,
+    Partial,
+    Sharded,
+    Unit,
+    Value,
+)
+from keras_towers.partition.node import Node
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import (
+    ALWAYS,
+    AXES,
+    OF_LISTS,
+    RULES,
+    SHAPES,
+)
+from keras_towers.partition.sizes import Size
+
+# What sizes are computed in.
+SIZE = tf.int64
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
+class CannotGather(Exception):
+    """A list of rows meets what has no rule."""
+
+
+class Partitioner:
+    """Lays out graphs, and collects the operations of a program.
+
+    Args:
+        unit: what the rows of a batch are divided by: examples.
+        is_first: whether a tower is the first.
+        sizes: symbols of sizes, and what they are: numbers that all have.
+        builder: takes the operations.
+        lists: whether lists may be divided.
+
+    Attributes:
+        once: the operations that take rows, but are computed once.
+        graphs: the graphs that were laid out.
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        is_first: Tensor,
+        sizes: Mapping[str, Tensor],
+        builder: Builder,
+        lists: bool = True,
+    ):
+        self.unit = unit
+        self.is_first = is_first
+        self.sizes = dict(sizes)
+        self.builder = builder
+        self.lists = lists
+        self.once: list[Any] = []
+        self.graphs: list[Any] = []
+        self._rows: dict[Any, Tensor] = {}
+        self._parts: dict[Any, Tensor] = {}
+        # The levels from which on a resource may be read, and written.
+        self._ready: dict[Any, tuple[int, int]] = {}
+
+    def inside(self, builder: Builder) -> Partitioner:
+        """Return one for a function that towers call."""
+        result = Partitioner(
+            self.unit, self.is_first, self.sizes, builder, self.lists
+        )
+        result.graphs, result.once = self.graphs, self.once
+        return result
+
+    # ---- the pass ------------------------------------------------------------
+
+    def run(self, graph: Any, given: Sequence[Value]) -> dict[str, Value]:
+        """Lay out a graph; return the values of its tensors, by their names.
+
+        Args:
+            graph: it.
+            given: the values of its N inputs.
+        """
+        self.graphs.append(graph)
+        values = {
+            tensor.name: value
+            for tensor, value in zip(graph.inputs, given, strict=True)
+        }
+        for operation in in_order(graph.get_operations(), values):
+            if operation.outputs and operation.outputs[0].name in values:
+                continue
+            inputs = [values[tensor.name] for tensor in operation.inputs]
+            node = Node(operation)
+            outputs = self._outputs(node, inputs)
+            for tensor, value in zip(operation.outputs, outputs, strict=True):
+                values[tensor.name] = value
+        return values
+
+    def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
+        """Lay out a graph; return the values of its outputs."""
+        values = self.run(graph, given)
+        return [values[tensor.name] for tensor in graph.outputs]
+
+    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+        if node.type == "Const":
+            return [self._constant(node)]
+        outputs = self._by_rule(node, inputs)
+        if outputs is None:
+            outputs = self.computed_once(node, inputs)
+        self._complete(node, inputs, outputs)
+        return outputs
+
+    def _constant(self, node: Node) -> Value:
+        (whole,) = self.builder.copy(node.operation, (), is_repeated=True)
+        shape = node.static_shape()
+        known = constant(node.operation)
+        return Value(REPLICATED, whole=whole, shape=shape, known=known)
+
+    def _by_rule(self, node: Node, inputs: list[Value]) -> list[Value] | None:
+        rule, axes = RULES.get(node.type), AXES.get(node.type)
+        divided = not all(value.is_replicated for value in inputs)
+        if not divided and node.type not in ALWAYS:
+            return None
+        if node.type in OF_LISTS and not self.lists:
+            return None
+        if any(v.shape is None for v in inputs if v.sharded is not None):
+            return None
+        if rule is not None:
+            return rule(self, node, *inputs)
+        factors = None if axes is None else axes(node, *inputs)
+        return None if factors is None else self.divided(node, inputs, factors)
+
+    def divided(
+        self, node: Node, inputs: Sequence[Value], factors: Factors
+    ) -> list[Value] | None:
+        """Divide an operation by an axis of its inputs; None: it cannot be.
+
+        Args:
+            node: the operation.
+            inputs: its inputs.
+            factors: which of the axes of its inputs and outputs are the same.
+        """
+        if any(isinstance(value.layout, ListOf) for value in inputs):
+            return None
+        every = factors.labels(inputs)
+        found = self._chosen(inputs, every, factors)
+        if found is None:
+            return self._linear(node, inputs, factors)
+        label, layout = found
+        given: list[Tensor] = []
+        for index, value in enumerate(inputs):
+            own = factors.given.get(index)
+            if own is None and label in every[index]:
+                axis = every[index].index(label)
+                own = self.rows(value, layout.along(axis))
+                if own is None:
+                    return None
+            given.append(self.local(value) if own is None else own)
+        layouts = [
+            layout.along(labels.index(label)) if label in labels else PARTIAL
+            for labels in factors.outputs
+        ]
+        shapes = [
+            local_shape(shape, own)
+            for shape, own in zip(node.shapes, layouts, strict=True)
+        ]
+        locals_ = self.builder.copy(node.operation, given, shapes)
+        sizes = factors.shapes(inputs)
+        return [
+            Value(own, local, shape=shape)
+            for own, local, shape in zip(layouts, locals_, sizes, strict=True)
+        ]
+
+    def _chosen(
+        self,
+        inputs: Sequence[Value],
+        every: Sequence[Labels],
+        factors: Factors,
+    ) -> tuple[Any, Sharded] | None:
+        """The axis by which an operation is divided, and how it is."""
+        for value, labels in zip(inputs, every, strict=True):
+            layout = value.sharded
+            label = None if layout is None else labels[layout.axis]
+            if layout is None or label is None:
+                continue
+            kept = [label in output for output in factors.outputs]
+            if all(kept) or label in factors.summed and not any(kept):
+                return label, layout
+        return None
+
+    def _linear(
+        self, node: Node, inputs: Sequence[Value], factors: Factors
+    ) -> list[Value] | None:
+        """What is linear leaves parts of a sum parts of a sum."""
+        if any(value.sharded is not None for value in inputs):
+            return None
+        parts = {k for k, value in enumerate(inputs) if value.is_partial}
+        groups = [group for group in factors.linear if parts <= group]
+        if not parts or not groups:
+            return None
+        given = [
+            self.partial(value) if k in groups[0] else self.local(value)
+            for k, value in enumerate(inputs)
+        ]
+        given = [factors.given.get(k, own) for k, own in enumerate(given)]
+        locals_ = self.builder.copy(node.operation, given)
+        sizes = factors.shapes(inputs)
+        outputs = [
+            Value(PARTIAL, local, shape=shape)
+            for local, shape in zip(locals_, sizes, strict=True)
+        ]
+        for index, value in enumerate(outputs):
+            if len(parts) == 1 and self._keeps_size(node, index, *parts):
+                value.linear = node.operation, index, list(inputs)
+        return outputs
+
+    @staticmethod
+    def _keeps_size(node: Node, index: int, part: int) -> bool:
+        """Whether an output is as large as an input, and of the same dtype."""
+        before, after = node.operation.inputs[part], node.operation.outputs
+        sizes = [t.shape.num_elements() for t in (before, after[index])]
+        alike = before.dtype == after[index].dtype
+        return alike and sizes[0] is not None and sizes[0] == sizes[1]
+
+    def computed_once(
+        self, node: Node, inputs: Sequence[Value]
+    ) -> list[Value]:
+        """Compute an operation as one device does, for all towers."""
+        if any(not v.is_replicated and not v.is_partial for v in inputs):
+            self.once.append(node.operation)
+        wholes = [self.whole(value) for value in inputs]
+        reads = node.type in _READS
+        effect = node.is_stateful and not reads
+        if effect and not self.builder.meets:
+            raise NeedsExchange
+        least = self.after(node, wholes, reads)
+        results = self.builder.copy(
+            node.operation, wholes, least=least, has_effect=effect
+        )
+        self.note_use(node, wholes, reads, least)
+        return [Value(REPLICATED, whole=whole) for whole in results]
+
+    def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
+        """Return the level from which on an operation finds its resources."""
+        ready = [self._ready.get(k, (0, 0)) for k in self._keys(node, given)]
+        return max((own[0] if reads else own[1] for own in ready), default=0)
+
+    def note_use(
+        self,
+        node: Node,
+        given: Sequence[Tensor],
+        reads: bool,
+        least: int,
+    ) -> None:
+        """Have what uses the same resources later come behind."""
+        level = max([least, *(tensor.level for tensor in given)])
+        for key in self._keys(node, given):
+            to_read, to_write = self._ready.get(key, (0, 0))
+            to_read = to_read if reads else max(to_read, level)
+            self._ready[key] = to_read, max(to_write, level)
+
+    def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
+        """The resources that an operation uses; None: what has no name."""
+        keys: list[Any] = [t for t in given if t.dtype == tf.resource]
+        return keys or ([None] if node.is_stateful else [])
+
+    def _complete(
+        self, node: Node, inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> None:
+        """Add what the trace knows of shapes, and entries that are known."""
+        entries = folded(node, [value.known for value in inputs])
+        shapes = self._symbolic(node, inputs)
+        for index, value in enumerate(outputs):
+            if isinstance(value.layout, ListOf):
+                continue
+            if entries is not None and value.known is None:
+                value.known = entries[index]
+            static = node.static_shape(index)
+            if static is None:
+                continue
+            sizes: list[Any] = list(static)
+            for own in (value.shape, shapes[index] if shapes else None):
+                if own is not None and len(own) == len(sizes):
+                    sizes = [
+                        mine if size is None else size
+                        for size, mine in zip(sizes, own, strict=True)
+                    ]
+            if value.sharded is not None:
+                sizes[value.sharded.axis] = value.sharded.size
+            value.shape = tuple(sizes)
+
+    @staticmethod
+    def _symbolic(node: Node, inputs: Sequence[Value]) -> Any:
+        """The shapes of outputs, where the trace does not know them."""
+        if all(shape.is_fully_defined() for shape in node.shapes):
+            return None
+        if node.type in SHAPES:
+            return [SHAPES[node.type](node, *inputs)]
+        if node.type not in AXES or any(v.shape is None for v in inputs):
+            return None
+        factors = AXES[node.type](node, *inputs)
+        return None if factors is None else factors.shapes(inputs)
+
+    # ---- conversions ---------------------------------------------------------
+
+    def whole(self, value: Value) -> Tensor:
+        """Return the value of one device, which all have."""
+        if value.whole is None:
+            value.whole = self._whole(value)
+        return value.whole
+
+    def _whole(self, value: Value) -> Tensor:
+        if isinstance(value.layout, ListOf):
+            raise CannotGather
+        if value.linear is not None:
+            # Less to exchange, as it follows from what is needed elsewhere.
+            source, index, inputs = value.linear
+            wholes = [self.whole(given) for given in inputs]
+            return self.builder.copy(source, wholes)[index]
+        local = cast("Tensor", value.local)
+        if isinstance(value.layout, Partial):
+            return self.builder.exchange("sum", local)
+        if isinstance(value.layout, Sharded):
+            return self._gathered(value.layout, local, value.shape or ())
+        return self.builder.exchange("first", local)
+
+    def _gathered(
+        self, layout: Sharded, local: Tensor, shape: Sequence[Any]
+    ) -> Tensor:
+        axis, build = layout.axis, self.builder
+        if layout.blocks == 1:
+            return build.exchange("gather", local, axis)
+        # Every block has rows of all towers.
+        sizes = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
+        own = self.times(layout.rows, layout.unit.count)
+        split = self.reshaped(local, sizes, axis + 1, own, shape, axis)
+        gathered = build.exchange("gather", split, axis + 1)
+        all_of_them = self.times(layout.count, layout.unit.total)
+        joined = [*shape[:axis], None, *shape[axis + 1 :]]
+        return self.reshaped(gathered, joined, axis, all_of_them, sizes, axis)
+
+    def reshaped(
+        self,
+        tensor: Tensor,
+        sizes: Sequence[Any],
+        axis: int,
+        count: Tensor,
+        before: Sequence[Any],
+        was: int,
+    ) -> Tensor:
+        """Return a tensor whose axis of rows is divided, or joined.
+
+        Args:
+            tensor: it.
+            sizes: the sizes of the result, None where they are not known.
+            axis: the axis of the result that has the rows.
+            count: how many they are.
+            before: the sizes of the tensor.
+            was: the first axis of the tensor that is changed.
+        """
+        build = self.builder
+        changed = len(before) - len(sizes)
+        entries: list[Tensor] = []
+        whole: Tensor | None = None
+        for at, size in enumerate(sizes):
+            if at == axis:
+                entries.append(count)
+            elif isinstance(size, int):
+                entries.append(build.constant(size, SIZE))
+            else:
+                if whole is None:
+                    whole = build.op(
+                        "Shape", [tensor], is_repeated=True, out_type=SIZE
+                    )
+                place = at if at < was else at + changed
+                entries.append(self.entry(whole, place))
+        target = build.op(
+            "Pack", entries, (len(entries),), is_repeated=True, axis=0
+        )
+        return build.op("Reshape", [tensor, target], static(sizes))
+
+    def local(self, value: Value) -> Tensor:
+        """Return the value of one device where a tower uses it."""
+        if value.layout == REPLICATED and value.local is not None:
+            return value.local
+        return self.whole(value)
+
+    def rows(self, value: Value, layout: Sharded) -> Tensor | None:
+        """Return each tower's own rows of a value; None: it has no such.
+
+        Args:
+            value: the value.
+            layout: where its rows are to be.
+        """
+        if value.layout == layout:
+            return value.local
+        if value.shape is None or value.shape[layout.axis] != layout.size:
+            return None
+        key = value, layout
+        if key not in self._rows:
+            self._rows[key] = self._own_rows(value, layout)
+        return self._rows[key]
+
+    def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
+        build, axis, tensor = self.builder, layout.axis, self.local(value)
+        shape = list(value.shape or ())
+        shape[axis] = None
+        first = self.times(layout.rows, layout.unit.start)
+        count = self.times(layout.rows, layout.unit.count)
+        if layout.blocks == 1:
+            places = [int(a == axis) for a in range(len(shape))]
+            at = build.constant(places, SIZE)
+            begin = build.op("Mul", [at, first])
+            all_others = build.constant([p - 1 for p in places], SIZE)
+            own = build.op("Mul", [at, count], is_repeated=True)
+            size = build.op("AddV2", [all_others, own], is_repeated=True)
+            return build.op("Slice", [tensor, begin, size], static(shape))
+        zero, one = build.constant(0, SIZE), build.constant(1, SIZE)
+        own = build.op("Range", [zero, count, one], (None,))
+        own = build.op("AddV2", [own, first], (None,))
+        blocks = build.constant(np.arange(layout.blocks)[:, None], SIZE)
+        ahead = build.op("Mul", [blocks, self.times(layout.rows, layout.unit.total)])
+        flat = build.op(
+            "Reshape",
+            [build.op("AddV2", [ahead, own]), build.constant([-1], SIZE)],
+        )
+        return build.op(
+            "GatherV2",
+            [tensor, flat, build.constant(axis, SIZE)],
+            static(shape),
+        )
+
+    def partial(self, value: Value) -> Tensor:
+        """Return each tower's part of a sum: the first tower has all of it."""
+        if value.is_partial:
+            return cast("Tensor", value.local)
+        if value not in self._parts:
+            whole = self.local(value)
+            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
+            self._parts[value] = self.builder.op(
+                "SelectV2", [self.is_first, whole, zeros], whole.shape
+            )
+        return self._parts[value]
+
+    # ---- sizes ---------------------------------------------------------------
+
+    def times(self, number: int, tensor: Tensor) -> Tensor:
+        """Return a number of sizes."""
+        if number == 1:
+            return tensor
+        factor = self.builder.constant(number, SIZE)
+        return self.builder.op("Mul", [tensor, factor], (), is_repeated=True)
+
+    def entry(self, vector: Tensor, index: int) -> Tensor:
+        """Return an entry of a vector."""
+        build = self.builder
+        ends = [build.constant([k], tf.int32) for k in (index, index + 1, 1)]
+        return build.op(
+            "StridedSlice",
+            [vector, *ends],
+            (),
+            is_repeated=True,
+            shrink_axis_mask=1,
+        )
+
+    def size(self, size: Any) -> Tensor | None:
+        """Return a size of one device; None: nobody knows it yet."""
+        if isinstance(size, (int, np.integer)):
+            return self.builder.constant(int(size), SIZE)
+        if not isinstance(size, Size) or not isinstance(size.number, int):
+            return None
+        result: Tensor | None = None
+        for symbol, power in size.powers:
+            if symbol not in self.sizes or power < 1:
+                return None
+            for _ in range(power):
+                factor = self.sizes[symbol]
+                if result is not None:
+                    factor = self.builder.op(
+                        "Mul", [result, factor], (), is_repeated=True
+                    )
+                result = factor
+        return None if result is None else self.times(size.number, result)
+
+    def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
+        """Return a vector of sizes."""
+        build, shape = self.builder, (len(entries),)
+        if not entries:
+            return build.constant([], dtype)
+        found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
+        return self.cast(found, dtype)
+
+    def cast(self, tensor: Tensor, dtype: Any, is_repeated: bool = True) -> Tensor:
+        """Return a tensor of another dtype."""
+        if tensor.dtype == dtype:
+            return tensor
+        return self.builder.op(
+            "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
+        )
+
+    def local_target(
+        self, target: Value, sizes: Sequence[Any], layout: Sharded
+    ) -> Tensor:
+        """Return the shape that each tower makes its rows of.
+
+        Args:
+            target: the shape that one device makes: a vector.
+            sizes: its entries, as far as they are known.
+            layout: where the rows are.
+        """
+        own = self.times(layout.count, layout.unit.count)
+        entries = [
+            own if axis == layout.axis else self.size(size)
+            for axis, size in enumerate(sizes)
+        ]
+        whole = [
+            self.entry(self.local(target), axis) if entry is None else entry
+            for axis, entry in enumerate(entries)
+        ]
+        dtype = self.local(target).dtype
+        cast_ = [self.cast(entry, SIZE) for entry in whole]
+        return self.vector(cast_, dtype)
+
+
+def static(shape: Sequence[Any]) -> tf.TensorShape:
+    """Return what TensorFlow knows of a shape with symbols."""
+    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
+
+
+def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
+    """Return the shape on a tower of a tensor of the trace."""
+    if not isinstance(layout, Sharded) or shape.rank is None:
+        return shape
+    sizes = list(shape)
+    sizes[layout.axis] = None
+    return tf.TensorShape(sizes)
+
+
+def in_order(
+    operations: Sequence[Any], known: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield operations, each after those whose outputs it takes.
+
+    The bodies of loops are not always built in this order.
+    """
+    done: set[str] = set()
+    for operation in operations:
+        waiting = [operation]
+        while waiting:
+            last = waiting[-1]
+            if last.name in done:
+                waiting.pop()
+                continue
+            ahead = [
+                tensor.op
+                for tensor in last.inputs
+                if tensor.op.name not in done and tensor.name not in known
+            ]
+            if ahead:
+                waiting += ahead
+                continue
+            done.add(waiting.pop().name)
+            yield last

@@ -1,0 +1,177 @@
+"""A step over towers as data: operations, and exchanges between them.
+
+What does not belong to a tower is computed once, for all. Every exchange ends a
+level: what needs its result belongs to the next one. A level is therefore what
+is computed once, then one function that each tower calls, then the exchanges
+that follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Tensor:
+    """A tensor of a program.
+
+    Attributes:
+        dtype: its dtype.
+        shape: what is known of its shape, on a tower that of its rows.
+        on_towers: whether each tower has its own.
+        level: the number of exchanges that come before it.
+        operation: what makes it; None: it is given, or exchanged.
+        index: which of the operation's outputs it is.
+    """
+
+    dtype: Any
+    shape: tf.TensorShape
+    on_towers: bool
+    level: int = 0
+    operation: Operation | None = None
+    index: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        type: its type.
+        inputs: its N inputs.
+        attributes: what else it is told, as in a graph.
+        outputs: its outputs.
+        level: the number of exchanges that come before it.
+        on_towers: whether each tower does it.
+        has_effect: whether it is done even if nobody needs its outputs.
+        is_repeated: whether every function that needs it has its own, as a
+            constant, from which TensorFlow infers shapes.
+        functions: functions that it calls, by the attributes that name them.
+        source: the operation of the trace that it stands for, if for one.
+    """
+
+    type: str
+    inputs: Sequence[Tensor]
+    attributes: Mapping[str, Any]
+    outputs: list[Tensor]
+    level: int
+    on_towers: bool
+    has_effect: bool = False
+    is_repeated: bool = False
+    functions: Mapping[str, Function] = dataclasses.field(default_factory=dict)
+    source: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Exchange:
+    """What towers exchange.
+
+    Attributes:
+        kind: ``sum``: the sum of all; ``gather``: all joined along an axis, in
+            the order of the towers; ``first``: that of the first tower, as all
+            have the same; ``before``: for each tower the sum of those before.
+        given: what each tower gives.
+        result: what comes of it.
+        axis: the axis along which they are joined.
+    """
+
+    kind: Literal["sum", "gather", "first", "before"]
+    given: Tensor
+    result: Tensor
+    axis: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A function that operations call: the body of a loop, or a branch.
+
+    Attributes:
+        inputs: its N inputs.
+        outputs: its outputs, among them maybe inputs.
+        operations: its operations, in their order.
+    """
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    operations: Sequence[Operation]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Inputs:
+    """What a program is given.
+
+    Attributes:
+        of_graph: for each of the N inputs of the graph: a tensor of the towers,
+            their rows, or one for all.
+        start: of each tower: the number of examples of those before it.
+        total: the number of examples of all.
+        is_first: of each tower: whether it is the first.
+        sizes: other sizes of rows, which all have: that of axis a of input k by
+            ``k.a``.
+    """
+
+    of_graph: Sequence[Tensor]
+    start: Tensor
+    total: Tensor
+    is_first: Tensor
+    sizes: Mapping[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Program:
+    """A step over towers.
+
+    Attributes:
+        inputs: what it is given.
+        operations: all operations that are needed, in their order.
+        exchanges: all exchanges that are needed.
+        results: what was asked for, in the order in which it was.
+        graphs: the graphs whose functions are called as they are.
+        once: the operations of the trace that take rows, but are computed
+            once, for all towers.
+    """
+
+    inputs: Inputs
+    operations: Sequence[Operation]
+    exchanges: Sequence[Exchange]
+    results: Sequence[Tensor]
+    graphs: Sequence[Any]
+    once: Sequence[Any]
+
+    @property
+    def levels(self) -> int:
+        """The number of levels."""
+        last = [operation.level for operation in self.operations]
+        last += [exchange.given.level for exchange in self.exchanges]
+        return 1 + max(last, default=0)
+
+
+def needed(
+    operations: Sequence[Operation],
+    exchanges: Iterable[Exchange],
+    results: Iterable[Tensor],
+) -> tuple[list[Operation], list[Exchange]]:
+    """Leave out the operations and exchanges that nobody needs."""
+    exchanged = {exchange.result: exchange for exchange in exchanges}
+    waiting = [*results]
+    waiting += [t for o in operations if o.has_effect for t in o.inputs]
+    kept = {id(o) for o in operations if o.has_effect}
+    seen: set[Tensor] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        if tensor in exchanged:
+            waiting.append(exchanged[tensor].given)
+        elif tensor.operation is not None:
+            kept.add(id(tensor.operation))
+            waiting += tensor.operation.inputs
+    return (
+        [o for o in operations if id(o) in kept],
+        [exchange for t, exchange in exchanged.items() if t in seen],
+    )

@@ -1,0 +1,13 @@
+"""What operations make of rows and of parts of sums, by families."""
+
+from keras_towers.partition.rules import (  # noqa: F401
+    control_flow,
+    elementwise,
+    images,
+    moves,
+    picks,
+    products,
+    reductions,
+    shapes,
+    slices,
+)

@@ -1,0 +1,241 @@
+"""Runs what one device does on one device and laid out over towers."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition import partitioned
+from keras_towers.partition.emission import emit
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Partial,
+    Sharded,
+)
+
+# Numbers of examples of the towers: uneven, one without, one that is alone.
+TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
+_SPECIAL = (tf.resource, tf.variant)
+# Graphs run as they were laid out, and are too small to be worth rewriting.
+_AS_IT_IS = tf.compat.v1.ConfigProto()
+_AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input: its layout, and its shape, in which -1 is the axis of rows."""
+
+    layout: object
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @property
+    def spec(self):
+        sizes = [None if size == -1 else size for size in self.shape]
+        return tf.TensorSpec(sizes, self.dtype)
+
+    def made(self, count, generator):
+        """Return entries for a number of examples."""
+        rows = getattr(self.layout, "count", 0) * count
+        shape = [rows if size == -1 else size for size in self.shape]
+        return entries(generator, shape, self.dtype, self.low, self.high)
+
+    def parts(self, whole, counts):
+        """Return what each tower has."""
+        if self.layout == REPLICATED:
+            return [whole] * len(counts)
+        if isinstance(self.layout, Partial):
+            rest = np.zeros_like(whole)
+            parts = [(whole * 0.25).astype(whole.dtype) for _ in counts[1:]]
+            for part in parts:
+                rest = rest + part
+            return [whole - rest, *parts]
+        axis, blocks = self.layout.axis, self.layout.blocks
+        size = whole.shape[axis]
+        split = whole.reshape(
+            *whole.shape[:axis], blocks, size // blocks, *whole.shape[axis + 1 :]
+        )
+        ends = np.cumsum(counts)[:-1] * self.layout.rows
+        return [
+            part.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 1 :])
+            if part.size
+            else np.zeros(
+                [
+                    *whole.shape[:axis],
+                    blocks * part.shape[axis + 1],
+                    *whole.shape[axis + 1 :],
+                ],
+                whole.dtype,
+            )
+            for part in np.split(split, ends, axis + 1)
+        ]
+
+
+def rows(*shape, blocks=1, rows=1, **options):
+    """An input with rows of examples where the shape has -1."""
+    return Input(Sharded(shape.index(-1), None, blocks, rows), shape, **options)
+
+
+def same(*shape, **options):
+    """An input that all have."""
+    return Input(REPLICATED, shape, **options)
+
+
+def part(*shape, **options):
+    """An input of which each tower has a part of a sum."""
+    return Input(PARTIAL, shape, **options)
+
+
+def entries(generator, shape, dtype, low, high):
+    """Draw the entries of a tensor."""
+    if dtype == "string":
+        return generator.choice([b"a", b"bb", b"a1"], shape)
+    if dtype == "bool":
+        return generator.random(shape) < 0.5
+    if np.issubdtype(dtype, np.integer):
+        return generator.integers(int(low), int(high) + 1, shape).astype(dtype)
+    found = generator.uniform(low, high, shape)
+    if np.issubdtype(dtype, np.complexfloating):
+        found = found + 1j * generator.uniform(low, high, shape)
+    return np.asarray(found).astype(dtype)
+
+
+def traced(function, *given):
+    """Return the graph of a function, and its outputs."""
+    graph = compat.FuncGraph("one_device")
+    with graph.as_default():
+        inputs = [tf.compat.v1.placeholder(g.dtype, g.spec.shape) for g in given]
+        found = tf.nest.flatten(function(*inputs), expand_composites=True)
+        outputs = [tf.convert_to_tensor(o) for o in found if o is not None]
+    graph.inputs, graph.outputs = inputs, outputs
+    graph.structured_outputs = outputs
+    return graph
+
+
+def on_towers(program, parts, counts):
+    """Run a program; return its results.
+
+    Args:
+        program: it.
+        parts: for each of N inputs of the graph what each tower has.
+        counts: the towers' numbers of examples.
+    """
+    given, towers = program.inputs, [{} for _ in counts]
+    common = {given.total: tf.constant(sum(counts), tf.int64)}
+    for tensor, every in zip(given.of_graph, parts, strict=True):
+        if tensor.on_towers:
+            for own, value in zip(towers, every, strict=True):
+                own[tensor] = tf.convert_to_tensor(value)
+        else:
+            common[tensor] = tf.convert_to_tensor(every[0])
+    for name, tensor in given.sizes.items():
+        index, axis = map(int, name.split("."))
+        common[tensor] = tf.constant(parts[index][0].shape[axis], tf.int64)
+    for k, own in enumerate(towers):
+        own[given.start] = tf.constant(sum(counts[:k]), tf.int64)
+        own[given.is_first] = tf.constant(k == 0)
+    for level in range(program.levels + 1):
+        ops = [o for o in program.operations if o.level == level]
+        for is_of_towers in (False, True):
+            own_ops = [
+                o
+                for o in ops
+                if o.on_towers == is_of_towers and not o.is_repeated
+            ]
+            made = [t for o in own_ops for t in o.outputs]
+            for own in towers if is_of_towers else [common]:
+                known = {**common, **own}
+                found = emit(own_ops, known, made, program.graphs)
+                own.update(zip(made, found, strict=True))
+        for exchange in program.exchanges:
+            if exchange.given.level == level:
+                _exchange(program, exchange, towers, common, level)
+    return [
+        common[t] if t in common else emit([], common, [t])[0]
+        for t in program.results
+    ]
+
+
+def _exchange(program, exchange, towers, common, level):
+    every = [
+        emit([], {**common, **own}, [exchange.given])[0] for own in towers
+    ]
+    if exchange.kind == "sum":
+        common[exchange.result] = tf.add_n(every)
+    elif exchange.kind == "gather":
+        common[exchange.result] = tf.concat(every, exchange.axis)
+    elif exchange.kind == "first":
+        common[exchange.result] = every[0]
+    else:
+        before = tf.zeros_like(every[0])
+        for own, value in zip(towers, every, strict=True):
+            own[exchange.result] = before
+            before = before + value
+
+
+def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
+    """Check that towers compute what one device does; return the program.
+
+    Args:
+        function: takes tensors, and returns some.
+        *given: its inputs.
+        towers: numbers of examples, for some towers, several times.
+        seed: of the entries.
+        tolerance: how far entries may be off.
+    """
+    graph = traced(function, *given)
+    layouts = [g.layout for g in given]
+    fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
+    program = partitioned(graph, layouts, fetched)
+    generator = np.random.default_rng(seed)
+    for counts in towers:
+        wholes = [g.made(sum(counts), generator) for g in given]
+        parts = [
+            g.parts(whole, counts)
+            for g, whole in zip(given, wholes, strict=True)
+        ]
+        wanted = _one_device(graph, fetched, wholes)
+        found = _run(program, parts, counts)
+        for own, right in zip(found, wanted, strict=True):
+            _assert_alike(own, right, tolerance)
+    return program
+
+
+def _one_device(graph, fetched, wholes):
+    with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
+        feed = dict(zip([t.name for t in graph.inputs], wholes, strict=True))
+        return session.run([t.name for t in fetched], feed)
+
+
+def _run(program, parts, counts):
+    graph = tf.Graph()
+    with graph.as_default():
+        results = on_towers(program, parts, counts)
+    with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
+        return session.run(results)
+
+
+def _assert_alike(found, right, tolerance):
+    right = np.asarray(right)
+    assert found.shape == right.shape, (found.shape, right.shape)
+    if right.dtype.kind in "fc":
+        np.testing.assert_allclose(
+            found, right, rtol=tolerance, atol=tolerance
+        )
+    else:
+        np.testing.assert_array_equal(found, right)
+
+
+def kinds(program):
+    """How many exchanges of each kind a program has."""
+    return Counter(exchange.kind for exchange in program.exchanges)
+
+
+def once(program):
+    """How many operations of each type are computed once."""
+    return Counter(operation.type for operation in program.once)
