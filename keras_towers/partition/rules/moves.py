@@ -132,18 +132,6 @@ def _joined(
     return partition.divided(node, values, factors)
 
 
-@axes("Tile")
-def _tiled(node: Node, value: Value, times: Value) -> Factors | None:
-    rank, known = node.rank(0), times.known
-    if rank is None:
-        return None
-    labels = [
-        axis if known is not None and known[axis] == 1 else None
-        for axis in range(rank)
-    ]
-    return Factors([labels, None], [labels], linear=_LINEAR)
-
-
 @axes("OneHot")
 def _one_hot(node: Node, places: Value, *rest: Value) -> Factors | None:
     rank = node.rank(0)

@@ -251,3 +251,48 @@ def _alike(node: Node, value: Value) -> Factors | None:
     return Factors([labels], [labels], linear=linear)
 
 
+
+
+@axes("Tile")
+def _tiled_axes(node: Node, value: Value, times: Value) -> Factors | None:
+    rank, known = node.rank(0), times.known
+    if rank is None:
+        return None
+    labels = [
+        axis if known is not None and known[axis] == 1 else None
+        for axis in range(rank)
+    ]
+    return Factors([labels, None], [labels], linear=[frozenset({0})])
+
+
+@rule("Tile", always=True)
+def _tiled(
+    partition: Partitioner, node: Node, value: Value, times: Value
+) -> list[Value] | None:
+    factors = _tiled_axes(node, value, times)
+    sizes = _of_tiled(node, value, times)
+    if factors is None or value.shape is None or sizes is None:
+        return None
+    layout = _rows_of(partition, list(sizes))
+    if value.sharded is not None or layout is None:
+        return partition.divided(node, [value, times], factors)
+    if value.shape[layout.axis] != 1:
+        return None
+    shape = partition.local_target(times, list(times.known), layout)
+    (local,) = partition.builder.copy(
+        node.operation,
+        [partition.local(value), shape],
+        [local_shape(static(sizes), layout)],
+    )
+    return [Value(layout, local, shape=tuple(sizes))]
+
+
+@shape_of("Tile")
+def _of_tiled(node: Node, value: Value, times: Value) -> Shape | None:
+    if value.shape is None or times.known is None:
+        return None
+    sizes = [
+        UNKNOWN if size is None else size * number
+        for size, number in zip(value.shape, times.known, strict=True)
+    ]
+    return tuple(None if size is UNKNOWN else size for size in sizes)
