@@ -178,6 +178,10 @@ def _exchange(program, exchange, towers, common, level):
             before = before + value
 
 
+class Refused(Exception):
+    """One device cannot compute it either."""
+
+
 def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
     """Check that towers compute what one device does; return the program.
 
@@ -209,7 +213,10 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
 def _one_device(graph, fetched, wholes):
     with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
         feed = dict(zip([t.name for t in graph.inputs], wholes, strict=True))
-        return session.run([t.name for t in fetched], feed)
+        try:
+            return session.run([t.name for t in fetched], feed)
+        except tf.errors.OpError as error:
+            raise Refused(str(error)) from error
 
 
 def _run(program, parts, counts):

@@ -47,7 +47,7 @@ _COPIES = """
     PreventGradient DeepCopy Copy DebugIdentityV2 PlaceholderWithDefault
     EnsureShape Neg Real Imag Conj
 """
-_SUMS = "AddV2 Add Sub AddN AccumulateNV2"
+_SUMS = "AddV2 Add Sub AddN"
 _QUOTIENTS = "RealDiv Div DivNoNan Xdivy"
 
 _FIRST = (frozenset({0}),)

@@ -8,6 +8,7 @@ from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import (
+    SIZE,
     Partitioner,
     local_shape,
     static,
@@ -109,4 +110,23 @@ def _to_kernel(
         frozenset({0}),
         (frozenset({0}), frozenset({2})),
     )
+
+
+@rule("DepthwiseConv2dNativeBackpropFilter")
+def _to_depthwise_kernel(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    factors = _to_kernel(node, *inputs)
+    found = None if factors is None else partition.divided(node, inputs, factors)
+    layout = inputs[2].sharded
+    if found is None or layout is None:
+        return found
+    # Of no images TensorFlow returns memory as it finds it.
+    build, local = partition.builder, found[0].local
+    assert local is not None
+    none = build.constant(0, SIZE)
+    some = build.op("Greater", [layout.unit.count, none], ())
+    zeros = build.op("ZerosLike", [local], local.shape)
+    found[0].local = build.op("SelectV2", [some, local, zeros], local.shape)
+    return found
 

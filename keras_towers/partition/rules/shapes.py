@@ -89,8 +89,8 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
     ]
 
 
-def _rows_of(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
-    """Where a tensor of some shape may have rows of the batch."""
+def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
+    """Return where a tensor of some sizes may have rows of the batch."""
     grown = [axis for axis, size in enumerate(sizes) if isinstance(size, Size)]
     if len(grown) != 1:
         return None
@@ -114,7 +114,7 @@ def _broadcast(
         sizes[layout.axis] = layout.size
         own = value.local
     else:
-        layout = _rows_of(partition, sizes)
+        layout = rows_of_sizes(partition, sizes)
         if layout is None:
             return None
         axis = layout.axis - ahead
@@ -138,7 +138,7 @@ def _filled(
     partition: Partitioner, node: Node, target: Value, value: Value
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
-    layout = None if sizes is None else _rows_of(partition, sizes)
+    layout = None if sizes is None else rows_of_sizes(partition, sizes)
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
@@ -273,7 +273,7 @@ def _tiled(
     sizes = _of_tiled(node, value, times)
     if factors is None or value.shape is None or sizes is None:
         return None
-    layout = _rows_of(partition, list(sizes))
+    layout = rows_of_sizes(partition, list(sizes))
     if value.sharded is not None or layout is None:
         return partition.divided(node, [value, times], factors)
     if value.shape[layout.axis] != 1:

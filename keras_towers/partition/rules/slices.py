@@ -160,15 +160,17 @@ def _split(
     if layout is None or layout.axis != along[0] % (node.rank(at) or 1):
         return partition.divided(node, list(inputs), factors)
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
+    if sizes is None:
+        return None
     results, begin = [], 0
-    for size in sizes or ():
+    for size in sizes:
         span = Span(layout.axis, begin, size)
         found = _blocks(partition, node, value, layout, span)
         if found is None:
             return None
         results.append(found)
         begin = begin + size
-    return results or None
+    return results
 
 
 def _taken(

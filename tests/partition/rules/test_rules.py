@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
-from tests.partition.kit import TOWERS, Input, check
+from tests.partition.kit import TOWERS, Input, Refused, check
 from tests.splitting.layouts import SIZES, broadcast
 from tests.splitting.rules import (
     elementwise,
@@ -65,5 +65,12 @@ def test_towers_compute_what_one_device_does(case):
         if not any(isinstance(g.layout, Sharded) for g in given):
             continue
         # What TensorFlow itself refuses cannot be compared.
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            check(case.function, *given, towers=TOWERS, seed=seed)
+        with contextlib.suppress(Refused):
+            check(_compared(case), *given, towers=TOWERS, seed=seed)
+
+
+def _compared(case):
+    """The function of a case, without outputs that TensorFlow leaves open."""
+    if not case.name.startswith("FusedBatchNorm"):
+        return case.function
+    return lambda *given: tf.nest.flatten(case.function(*given))[0]
