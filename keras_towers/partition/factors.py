@@ -25,7 +25,7 @@ class Factors:
     Attributes:
         inputs: the labels of the axes of N inputs; None: an input that all
             towers have.
-        outputs: those of its outputs.
+        outputs: those of its outputs; None: their rank is not known.
         summed: labels over which it sums: the sum of the results for some of
             the entries each is the result for all.
         linear: groups of inputs; the operation is linear in those of a group
@@ -34,7 +34,7 @@ class Factors:
     """
 
     inputs: Sequence[Labels | None]
-    outputs: Sequence[Labels]
+    outputs: Sequence[Labels | None]
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
     given: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
@@ -58,11 +58,13 @@ class Factors:
             )
         return found
 
-    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...]]:
+    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...] | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label) for label in labels)
+            None
+            if labels is None
+            else tuple(sizes.get(label) for label in labels)
             for labels in self.outputs
         ]
 

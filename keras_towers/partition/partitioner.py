@@ -107,7 +107,8 @@ class Partitioner:
             if operation.outputs and operation.outputs[0].name in values:
                 continue
             inputs = [values[tensor.name] for tensor in operation.inputs]
-            node = Node(operation)
+            ranks = [None if v.shape is None else len(v.shape) for v in inputs]
+            node = Node(operation, ranks)
             outputs = self._outputs(node, inputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
@@ -174,7 +175,9 @@ class Partitioner:
                     return None
             given.append(self.local(value) if own is None else own)
         layouts = [
-            layout.along(labels.index(label)) if label in labels else PARTIAL
+            layout.along(labels.index(label))
+            if labels is not None and label in labels
+            else PARTIAL
             for labels in factors.outputs
         ]
         shapes = [
@@ -200,7 +203,7 @@ class Partitioner:
             label = None if layout is None else labels[layout.axis]
             if layout is None or label is None:
                 continue
-            kept = [label in output for output in factors.outputs]
+            kept = [label in (output or ()) for output in factors.outputs]
             if all(kept) or label in factors.summed and not any(kept):
                 return label, layout
         return None

@@ -192,10 +192,7 @@ def _reshaped(
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
     if value.is_partial:
-        labels = [None] * (node.rank(0) or 0)
-        output = [None] * (node.output_rank() or 0)
-        linear = [frozenset({0})]
-        factors = Factors([labels, None], [output], linear=linear)
+        factors = Factors([None, None], [None], linear=[frozenset({0})])
         return partition.divided(node, [value, target], factors)
     layout, shape = value.sharded, value.shape
     if layout is None or sizes is None or shape is None:
