@@ -8,7 +8,7 @@ one axis that may be divided. Shardy's rules name such factors, too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
@@ -30,6 +30,8 @@ class Factors:
             the entries each is the result for all.
         linear: groups of inputs; the operation is linear in those of a group
             together, if the others are what they are.
+        needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
+            it, if there are no rows.
         given: inputs that towers are given in place of those of one device.
     """
 
@@ -37,7 +39,8 @@ class Factors:
     outputs: Sequence[Labels | None]
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
-    given: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    needs_rows: bool = False
+    given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def labels(self, inputs: Sequence[Value]) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.

@@ -70,9 +70,7 @@ def _drawn(
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
         given = [shape, of_all[0], _later(partition, counter, steps)]
-        (numbers,) = build.copy(
-            node.operation, [*given, *of_all[1:]], [size]
-        )
+        (numbers,) = build.copy(node.operation, [*given, *of_all[1:]], [size])
         return numbers
 
     size = local_shape(static(sizes), layout)

@@ -219,7 +219,9 @@ def _rows_after(
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
     the axes before and the blocks, what is behind the rows and axes after.
     """
-    ahead: Any = math.prod(s if s is not None else UNKNOWN for s in shape[: layout.axis])
+    ahead: Any = math.prod(
+        s if s is not None else UNKNOWN for s in shape[: layout.axis]
+    )
     ahead = ahead * layout.blocks
     before: Any = 1
     for axis, size in enumerate(sizes):
@@ -246,8 +248,6 @@ def _alike(node: Node, value: Value) -> Factors | None:
     labels = tuple(range(node.rank(0) or 0))
     linear = [frozenset({0})] if node.type == "ZerosLike" else []
     return Factors([labels], [labels], linear=linear)
-
-
 
 
 @axes("Tile")
