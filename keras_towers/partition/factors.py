@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
 
+# The label of an output's axis of size 1.
+ONE = "1"
 # None: an axis that cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
 
@@ -41,6 +43,13 @@ class Factors:
     linear: Sequence[frozenset[int]] = ()
     needs_rows: bool = False
     given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def may_divide(self, label: Hashable | None) -> bool:
+        """Whether the operation may be divided by an axis."""
+        if label is None:
+            return False
+        kept = [label in (output or ()) for output in self.outputs]
+        return all(kept) or (label in self.summed and not any(kept))
 
     def labels(self, inputs: Sequence[Value]) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.
@@ -72,7 +81,7 @@ class Factors:
         ]
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
-        sizes: dict[Hashable, Any] = {}
+        sizes: dict[Hashable, Any] = {ONE: 1}
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:
                 continue
