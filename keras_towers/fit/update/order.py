@@ -159,8 +159,8 @@ class StepOrder:
             if len(set(check_lib.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return reduction(rows)
-        # At the end of data there is no batch, and an exchange that has begun is
-        # cancelled: TensorFlow's collectives then hang.
+        # At the end of data there is no batch, and an exchange that has begun
+        # is cancelled: TensorFlow's collectives then hang.
         with tf.control_dependencies(self._batch if self._inside else []):
             # TensorFlow's constant folding would run the gather of a constant.
             mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
