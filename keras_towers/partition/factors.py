@@ -86,6 +86,9 @@ class Factors:
             if labels is None or value.shape is None:
                 continue
             for label, size in zip(labels, value.shape, strict=True):
-                if label is not None and sizes.get(label) in (None, 1):
-                    sizes[label] = size
+                # What is not known may be longer than 1.
+                if sizes.get(label, 1) == 1 or sizes[label] is None:
+                    is_longer = size != 1 or label not in sizes
+                    sizes[label] = size if is_longer else sizes[label]
+        sizes.pop(None, None)
         return sizes
