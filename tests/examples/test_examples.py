@@ -61,6 +61,7 @@ def launched(name, folder):
     arguments = tuple(shlex.split(command)[2:])
     done = Launched(folder, arguments, warm=True).finish(200)
     assert done.code == 0, done.out + done.err
+    assert_quiet(done.err)
     return done.out
 
 
@@ -93,6 +94,20 @@ def test_a_worker_is_killed():
     assert "worker 1: epoch 1" not in after
     one, other = re.findall(r"bias (\S+)", after)
     assert one == other
+    assert_quiet(done.stderr)
+
+
+# What TensorFlow says in any process that imports it, and we of training.
+USUAL = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:"
+    r"|(SyncReplicas|Horovod)Strategy: |ps 0 |keras-towers run: "
+)
+
+
+def assert_quiet(err):
+    tags = re.compile(r"^\[[^]]*\] ")
+    lines = [tags.sub("", line) for line in err.splitlines()]
+    assert not [line for line in lines if line and not USUAL.match(line)]
 
 
 # What a job of a cluster runs.
