@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_local
 from keras_towers.meeting.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
@@ -55,6 +58,29 @@ def from_script(script: Path, slots: int) -> Discover:
     return discover
 
 
+def by_slot(discover: Discover) -> Discover:
+    """Make each slot of this machine a host by itself, 127.0.0.N."""
+    # A host is given up where a worker on it fails. If it were the only one,
+    # that would be the end of the job, and of workers that have failed at
+    # nothing.
+    here = functools.cache(is_local)
+
+    def divided() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        mine = 0
+        for host, count in discover().items():
+            with contextlib.suppress(TowerError):  # Its worker says why.
+                if here(host):
+                    for _ in range(count):
+                        mine += 1
+                        hosts[f"127.0.0.{mine}"] = 1
+                    continue
+            hosts[host] = count
+        return hosts
+
+    return divided
+
+
 class Hosts:
     """The hosts of an elastic job, oldest first."""
 
@@ -90,7 +116,16 @@ class Hosts:
         self._failures[host] += 1
         pause_s = min(longest, shortest * 2 ** self._failures[host])
         self._avoided_until[host] = time.monotonic() + pause_s
+        self._say(
+            f"no worker on {host} for {pause_s} s, as one has failed there "
+            "(--blacklist-cooldown-range)"
+        )
         self.available()
+
+    @property
+    def here(self) -> int:
+        """The number of slots of this machine, with those avoided."""
+        return sum(is_local(host) for host in self._found)
 
     def available(self) -> dict[str, int]:
         """The slots of each host that is not avoided."""
