@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from keras_towers.meeting.addresses import is_local
 from keras_towers.meeting.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
+HERE = "127.0.0."
+"""Slots of this machine, as hosts, are this and a number from 1."""
 
 
 def from_script(script: Path, slots: int) -> Discover:
@@ -58,27 +60,23 @@ def from_script(script: Path, slots: int) -> Discover:
     return discover
 
 
-def by_slot(discover: Discover) -> Discover:
-    """Make each slot of this machine a host by itself, 127.0.0.N."""
-    # A host is given up where a worker on it fails. If it were the only one,
-    # that would be the end of the job, and of workers that have failed at
-    # nothing.
-    here = functools.cache(is_local)
+def split(discover: Discover) -> Discover:
+    """Make each slot of this machine a host by itself."""
+    # A host is given up where a worker on it fails, with all others on it. If
+    # it were the only one, that would be the end of the job.
+    is_here = functools.cache(is_local)
 
-    def divided() -> dict[str, int]:
+    def discover_slots() -> dict[str, int]:
         hosts: dict[str, int] = {}
-        mine = 0
+        here = itertools.count(1)
         for host, count in discover().items():
-            with contextlib.suppress(TowerError):  # Its worker says why.
-                if here(host):
-                    for _ in range(count):
-                        mine += 1
-                        hosts[f"127.0.0.{mine}"] = 1
-                    continue
-            hosts[host] = count
+            if is_here(host):
+                hosts |= {f"{HERE}{next(here)}": 1 for _ in range(count)}
+            else:
+                hosts[host] = count
         return hosts
 
-    return divided
+    return discover_slots
 
 
 class Hosts:
@@ -116,16 +114,14 @@ class Hosts:
         self._failures[host] += 1
         pause_s = min(longest, shortest * 2 ** self._failures[host])
         self._avoided_until[host] = time.monotonic() + pause_s
-        self._say(
-            f"no worker on {host} for {pause_s} s, as one has failed there "
-            "(--blacklist-cooldown-range)"
-        )
+        text = f"no worker on {host} for {pause_s} s, as one has failed there"
+        self._say(f"{text} (--blacklist-cooldown-range)")
         self.available()
 
     @property
     def here(self) -> int:
         """The number of slots of this machine, with those avoided."""
-        return sum(is_local(host) for host in self._found)
+        return sum(host.startswith(HERE) for host in self._found)
 
     def available(self) -> dict[str, int]:
         """The slots of each host that is not avoided."""

@@ -17,10 +17,11 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.discovery import (
+    HERE,
     Discover,
     Hosts,
-    by_slot,
     from_script,
+    split,
 )
 from keras_towers.launching.job import Job, Running, check_horovod
 from keras_towers.launching.ranks import Rank, signal_name
@@ -93,12 +94,7 @@ def elastic_options(
             )
         discover = hosts.copy
     return Elastic(
-        ranks,
-        least,
-        most,
-        by_slot(discover),
-        cooldown_s=cooldown_s,
-        **limits,
+        ranks, least, most, split(discover), cooldown_s=cooldown_s, **limits
     )
 
 
@@ -194,8 +190,7 @@ class Driver:
         limit = self._elastic.reset_limit
         if limit is not None and self._resets >= limit:
             self._say(
-                f"ranks have come or gone more than {limit} times "
-                "(--reset-limit)"
+                f"ranks come or go more than {limit} times: --reset-limit"
             )
             return 1
         return None
@@ -280,9 +275,9 @@ class Driver:
             )
         key, sharing = key_of(slot), slot.local_size
         own = {**self._environment, **slot.environment}
-        if is_local(slot.hostname):
-            # Each slot here passes for a host with one rank.
-            place = int(slot.hostname.rpartition(".")[2])
+        if slot.hostname.startswith(HERE):
+            # It passes for a host with one rank.
+            place = int(slot.hostname.removeprefix(HERE))
             # It may have gone meanwhile.
             sharing = max(place, self.hosts.here)
             own.update(_own_gpus(place - 1, sharing))

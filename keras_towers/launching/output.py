@@ -31,14 +31,11 @@ _INFORMATION = re.compile(
 # or where another one fails, whose error it tells by itself; and how such a
 # message goes on in further lines.
 _CANCELLED = re.compile(
-    rb"W\d{4} [\d:.]+ +\d+ (local_rendezvous\.cc:\d+\] Local rendezvous is "
-    rb"aborting with status: (CANCELLED|ABORTED: (Cleanup|Step -?\d+ cancelled))"
-    rb"|grpc_worker_service\.cc:\d+\] RecvTensor cancelled for )"
+    rb"W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
+    rb"rendezvous is aborting with status: (CANCELLED|ABORTED: (Cleanup|Step "
+    rb"-?\d+ cancelled)))"
 )
-_GOES_ON = re.compile(
-    rb"\t \[\[|Additional GRPC error information from remote target "
-    rb"|:\w+:Error received from peer "
-)
+_GOES_ON = re.compile(rb"\t \[\[|Additional GRPC error |:\w+:Error received ")
 _COLOURS = (
     "cyan",
     "magenta",
