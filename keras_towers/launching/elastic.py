@@ -16,13 +16,7 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.discovery import (
-    HERE,
-    Discover,
-    Hosts,
-    from_script,
-    split,
-)
+from keras_towers.launching import discovery
 from keras_towers.launching.job import Job, Running, check_horovod
 from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
@@ -43,7 +37,7 @@ class Elastic:
     ranks: int
     least: int
     most: int | None
-    discover: Discover
+    discover: discovery.Discover
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
@@ -78,7 +72,8 @@ def elastic_options(
     if script and hosts:
         raise TowerError("give --host-discovery-script or hosts, not both")
     if script:
-        discover = from_script(script, slots)
+        found = discovery.from_script(script, slots)
+        discover = discovery.split(found)
     else:
         hosts = dict(hosts or {"localhost": most or ranks})
         count = sum(hosts.values())
@@ -92,9 +87,9 @@ def elastic_options(
                 "an elastic job on other machines needs two of them at "
                 "least: a host is given up when a worker on it fails"
             )
-        discover = hosts.copy
+        discover = discovery.split(hosts.copy)
     return Elastic(
-        ranks, least, most, split(discover), cooldown_s=cooldown_s, **limits
+        ranks, least, most, discover, cooldown_s=cooldown_s, **limits
     )
 
 
@@ -115,7 +110,7 @@ class Driver:
         self._run, self._elastic = run, elastic
         self._environment = run.environment(elastic=True)
         self._say = run.console.say
-        self.hosts = Hosts(
+        self.hosts = discovery.Hosts(
             elastic.discover, first, elastic.cooldown_s, self._say
         )
         self.rounds = Rounds(lambda: run.events.put(None))
@@ -189,9 +184,7 @@ class Driver:
             return self.verdict()
         limit = self._elastic.reset_limit
         if limit is not None and self._resets >= limit:
-            self._say(
-                f"ranks come or go more than {limit} times: --reset-limit"
-            )
+            self._say(f"ranks came or went over {limit} times (--reset-limit)")
             return 1
         return None
 
@@ -275,9 +268,9 @@ class Driver:
             )
         key, sharing = key_of(slot), slot.local_size
         own = {**self._environment, **slot.environment}
-        if slot.hostname.startswith(HERE):
+        if slot.hostname.startswith(discovery.HERE):
             # It passes for a host with one rank.
-            place = int(slot.hostname.removeprefix(HERE))
+            place = int(slot.hostname.removeprefix(discovery.HERE))
             # It may have gone meanwhile.
             sharing = max(place, self.hosts.here)
             own.update(_own_gpus(place - 1, sharing))

@@ -87,7 +87,7 @@ def test_workers_that_are_killed_again_and_again_on_the_only_host(
     assert sizes == ["2", "2", "1", "2", "2"]
     assert done.err.count("was killed by SIGKILL") == 2
     assert "no worker on 127.0.0.2 for 1 s, as one has failed there" in done.err
-    assert "more than 2 times: --reset-limit" in done.last
+    assert "over 2 times (--reset-limit)" in done.last
 
 
 def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
