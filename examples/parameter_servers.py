@@ -36,9 +36,8 @@ def train():
 def start(role, index, addresses, **options):
     cluster = {"ps": addresses[:1], "worker": addresses[1:]}
     config = {"cluster": cluster, "task": {"type": role, "index": index}}
-    # Of what TensorFlow's servers say, its errors are shown.
-    told = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_CONFIG": json.dumps(config)}
-    options["env"] = {**os.environ, **told}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # only errors of its C++ code
+    options["env"] = {**os.environ, **quiet, "TF_CONFIG": json.dumps(config)}
     return subprocess.Popen([sys.executable, "-u", __file__], **options)
 
 
