@@ -265,11 +265,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         if alone:
             _warn_of_others(type(self).__name__)
         one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
-        if one and alone:
+        if one and alone and self._components.calls.alone:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
-                "keras_towers.virtual_towers(4) before anything else.",
+                "keras_towers.virtual_towers(4) before anything else, or give "
+                "`keras-towers run` --towers 4.",
                 self,
             )
         elif self._config.peers.rank == 0:

@@ -45,13 +45,13 @@ class TowerCalls:
         return self._config
 
     @property
-    def _alone(self) -> bool:
-        """Whether a call runs as plain Keras does."""
+    def alone(self) -> bool:
+        """Whether all calls run as plain Keras does."""
         return self._config.num_replicas == 1
 
     def _start(self, asked: KerasCall, start: Start | None) -> Any:
         kind, model = asked.kind, asked.model
-        if self._alone and start is None:
+        if self.alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_alone(asked)
