@@ -96,6 +96,10 @@ def _install() -> None:
     patches.replace(losses, "apply_mask", whole_batch.apply_mask)
     name = "_aggregate_additional_loss"
     patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
+    # Keras divides losses by the replicas, also where none of them runs.
+    for name in ("scale", "unscale"):
+        name += "_loss_for_distribution"
+        patches.replace(losses, name, whole_batch.scaled_loss)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)
@@ -105,6 +109,10 @@ def _install() -> None:
     # Statistics may have to be those of the global batch.
     batch_norm = keras.layers.BatchNormalization
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
+    # A variable on several devices is a number, as one on one device is.
+    for name in variables_lib.CONVERSIONS:
+        convert = getattr(compat.BaseResourceVariable, name)
+        patches.add(compat.DistributedVariable, name, convert)
     # A scalar per batch is weighted by the tower's share of the batch.
     name = "reduce_to_samplewise_values"
     patches.replace(compat.mean_and_sum, name, whole_batch.values_of_metric)

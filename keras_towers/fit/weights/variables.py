@@ -262,12 +262,6 @@ class TowerVariable(compat.SyncOnReadVariable):
     def read_value(self):
         return self.value()
 
-    def __int__(self):
-        return int(self.numpy())
-
-    def __float__(self):
-        return float(self.numpy())
-
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
 
@@ -312,6 +306,11 @@ class TowerVariable(compat.SyncOnReadVariable):
             mine.assign(tf.where(tower.live, mine, before), read_value=False)
         return mine
 
+
+# What TensorFlow's variables on several devices lack of those on one.
+CONVERSIONS = ("__array__", "__bool__", "__complex__", "__float__", "__int__")
+for _name in CONVERSIONS:
+    setattr(TowerVariable, _name, getattr(compat.BaseResourceVariable, _name))
 
 for _name in vars(compat.BaseResourceVariable):
     if _name.startswith(("scatter", "batch_scatter")):
