@@ -79,6 +79,7 @@ def _install() -> None:
     patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
+    patches.replace(compat.SyncOnReadVariable, "assign", _assigned)
     patches.replace(compat.BaseResourceVariable, "handle", spread_lib.handle)
     read = "_read_variable_op"
     patches.replace(compat.BaseResourceVariable, read, spread_lib.read)
@@ -237,6 +238,28 @@ def _written(
     if tower is not None and tower.variables is not None:
         tower.variables.own(variable)
     original(variable, value)
+
+
+def _assigned(
+    original: Callable[..., Any],
+    variable: Any,
+    value: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Write a sum of all towers that was made here, outside of a step."""
+    # TensorFlow divides it by the replicas, and so rounds integers.
+    strategy = contract.in_force()
+    across = tf.distribute.in_cross_replica_context()
+    is_sum = variable.aggregation == tf.VariableAggregation.SUM
+    if strategy is None or not (across and is_sum):
+        return original(variable, value, *args, **kwargs)
+    first = strategy._components.config.first_tower
+    for index, component in enumerate(variable.values, first):
+        mine = value if index == 0 else tf.zeros_like(value)
+        with tf.device(component.device):
+            component.assign(mine, read_value=False)
+    return variable
 
 
 def _unseeded(original: Callable[[], Any]) -> Any:
