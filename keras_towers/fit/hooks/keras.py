@@ -98,8 +98,8 @@ def _install() -> None:
     name = "_aggregate_additional_loss"
     patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
     # Keras divides losses by the replicas, also where none of them runs.
-    for name in ("scale", "unscale"):
-        name += "_loss_for_distribution"
+    for name in ("scale_loss", "unscale_loss"):
+        name = f"{name}_for_distribution"
         patches.replace(losses, name, whole_batch.scaled_loss)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
