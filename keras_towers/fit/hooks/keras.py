@@ -254,11 +254,12 @@ def _assigned(
     is_sum = variable.aggregation == tf.VariableAggregation.SUM
     if strategy is None or not (across and is_sum):
         return original(variable, value, *args, **kwargs)
-    first = strategy._components.config.first_tower
-    for index, component in enumerate(variable.values, first):
-        mine = value if index == 0 else tf.zeros_like(value)
+    holds = strategy._components.config.transport.rank == 0
+    for component in variable.values:
+        mine = value if holds else tf.zeros_like(value)
         with tf.device(component.device):
             component.assign(mine, read_value=False)
+        holds = False
     return variable
 
 

@@ -140,7 +140,9 @@ def test_verify_says_what_fit_does():
 def by_hand():
     """What Keras divides by the replicas, where none of them runs."""
     x = np.arange(6.0, dtype="float32")[:, np.newaxis]
-    dense = layers.Dense(1, activity_regularizer="l1", kernel_initializer="ones")
+    dense = layers.Dense(
+        1, activity_regularizer="l1", kernel_initializer="ones"
+    )
     model = keras.Sequential([layers.Input((1,)), dense])
     model.compile("sgd", "mae", metrics=["mse"])
     loss, mapped = keras.losses.MeanSquaredError(), tf.data.Dataset
