@@ -98,9 +98,9 @@ def _install() -> None:
     name = "_aggregate_additional_loss"
     patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
     # Keras divides losses by the replicas, also where none of them runs.
-    for name in ("scale_loss", "unscale_loss"):
-        name = f"{name}_for_distribution"
-        patches.replace(losses, name, whole_batch.scaled_loss)
+    scaled = whole_batch.scaled_loss
+    patches.replace(losses, "scale_loss_for_distribution", scaled)
+    patches.replace(losses, "unscale_loss_for_distribution", scaled)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)
@@ -302,8 +302,9 @@ def _call_loaded(
     outside = tf.distribute.get_replica_context() is None
     if not outside and tower_lib.current() is not None:
         # By its handle it would be that of the first tower everywhere.
-        spread = {id(v.handle): owner_of(v) for v in function.variables}
-        captured = [spread.get(id(item)) or item for item in captured]
+        owners = ((v.handle, owner_of(v)) for v in function.variables)
+        spread = {id(h): owner for h, owner in owners if owner is not None}
+        captured = [spread.get(id(item), item) for item in captured]
     elif outside and contract.in_force() is not None:
         captured = [
             item._primary.handle
