@@ -179,8 +179,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
         There the strategy itself averages over the towers, and a loss must not
         be divided again. Outside of steps Keras divides no loss either, only in
-        functions that ``run`` runs. ``tf.distribute.get_replica_context()`` always has the
-        number of towers of all processes.
+        functions that ``run`` runs. ``tf.distribute.get_replica_context()``
+        always has the number of towers of all processes.
         """
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas
