@@ -178,8 +178,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """The number of towers of all processes; 1 inside a step of ``fit``.
 
         There the strategy itself averages over the towers, and a loss must not
-        be divided again. ``tf.distribute.get_replica_context()`` always has the
-        number of towers of all processes.
+        be divided again. Outside of steps Keras divides no loss either, only in
+        functions that ``run`` runs. ``tf.distribute.get_replica_context()``
+        always has the number of towers of all processes.
         """
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas

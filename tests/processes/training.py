@@ -336,3 +336,57 @@ def own_loop():
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
     assert [int(n) for n in numbers] == [s.RANK]
+
+
+class Seen(keras.metrics.Metric):
+    """Counts examples; its result is its variable."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable((), "zeros", dtype="int32")
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.seen.assign(self.seen + tf.shape(y)[0])
+
+    def result(self):
+        return self.seen
+
+
+@check
+def what_is_computed_by_hand_is_that_of_one_process():
+    def act(mine):
+        def values(*args):
+            outputs = mine(s.X)
+            found.append(float(mine.compute_loss(s.X, s.Y, outputs)))
+            mine.reset_metrics()
+            for number in (3, 4):
+                logs = mine.test_step((s.X[:number], s.Y[:number]))
+            found.extend(float(logs[name]) for name in ("loss", "mae", "seen"))
+            seen = Seen()
+            seen.update_state(s.Y, outputs)
+            found.append(float(seen.result()))
+
+        found = []
+        values()
+        noted = keras.callbacks.LambdaCallback(on_epoch_end=values)
+        history = s.fit(mine, batch_size=s.COUNT, callbacks=[noted])
+        values()
+        found += mine.evaluate(s.X, s.Y, verbose=0)
+        # Fewer examples than ranks.
+        found += s.fit(mine, s.X[:1], s.Y[:1]).history["loss"]
+        history.history["by hand"] = found
+        return history
+
+    made = [s.eager(metrics=["mae", Seen()]) for _ in range(2)]
+    s.assert_as_one_process(made[0], act, made[1])
+
+
+@check
+def integers_are_reduced_over_all_ranks():
+    with s.Strategy() as strategy:
+        count = strategy.run(lambda: tf.constant(s.RANK + 1))
+        for operation, wanted in (("SUM", 3), ("MEAN", 1.5)):
+            here = len(strategy.experimental_local_results(count))
+            times = here if operation == "SUM" else 1
+            found = strategy.reduce(operation, count, axis=None)
+            assert found.numpy() in (wanted * times, int(wanted) * times)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, linear
+from tests.kit.training import compiled, linear, strategy_of
 from tests.strategies.before import Before
 
 X, Y = m.FEATURES, m.LABELS
@@ -79,34 +79,40 @@ def test_empty_data(model, before):
             before.assert_still()
 
 
-@pytest.mark.parametrize(
-    "count, batches, what",
-    [
-        (1, "split", "1 example"),
-        (3, "split", "3 examples"),
-        (1, "each", "1 batch"),
-        (3, "each", "3 batches"),
-    ],
-)
-def test_data_smaller_than_the_towers(model, before, count, batches, what):
+@pytest.mark.parametrize("count, what", [(1, "1 batch"), (3, "3 batches")])
+def test_fewer_batches_than_towers(model, before, count, what):
     message = rf"{what}\b.* 4 towers.* at most {count} tower"
-    strategy = kt.TowerStrategy(4, batches=batches)
+    strategy = kt.TowerStrategy(4, batches="each")
     with pytest.raises(kt.TowerError, match=message), strategy:
         model.fit(X[:count], Y[:count], batch_size=1, verbose=0)
     before.assert_still()
 
 
-def test_few_examples_of_unknown_number_train_exactly():
-    # Nobody can tell before that there are fewer than towers.
+TWO = X[:2], Y[:2]
+DATASET = tf.data.Dataset.from_tensor_slices(TWO)
+
+
+@pytest.mark.parametrize(
+    "data, prefetch",
+    [
+        (TWO, False),
+        ((DATASET.batch(2, drop_remainder=True), None), True),
+        # Nobody can tell before that there are fewer than towers.
+        ((DATASET.batch(8).filter(lambda *_: True), None), False),
+    ],
+    ids=["arrays", "known", "unknown"],
+)
+def test_fewer_examples_than_towers_train_exactly(data, prefetch):
     def act(model):
-        dataset = tf.data.Dataset.from_tensor_slices((X[:1], Y[:1]))
-        trained = train(model, dataset.batch(8).filter(lambda *_: True), None)
-        # To evaluate and predict, any number of examples is enough.
+        if data is not TWO:
+            return train(model, *data)
+        trained = train(model, *data)
         evaluated = model.evaluate(X[:1], Y[:1], verbose=0)
         return trained, evaluated, model.predict(X[:1], verbose=0)
 
     # Keras counts one more iteration where it has to look for the end.
-    assert_exact(linear, act, kt.TowerStrategy(2), in_graph=True)
+    strategy = strategy_of(3, prefetch)
+    assert_exact(linear, act, strategy, in_graph=data is not TWO)
 
 
 @pytest.mark.parametrize(

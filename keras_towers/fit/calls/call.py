@@ -292,8 +292,9 @@ class TowerCall:
         finish = self._own("_get_metrics_result_or_logs")
         if self.config.transport.size == 1:
             return finish(logs)
-        with self.logs.over_all_towers(self.model.metrics):
-            return finish(logs)
+        return self.logs.read_over_all_towers(
+            self.model.metrics, lambda: finish(logs)
+        )
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given those of its last step."""
