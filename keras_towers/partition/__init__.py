@@ -83,7 +83,7 @@ def _laid_out(
         for own, layout in zip(given, layouts, strict=True)
         if isinstance(layout, Sharded)
     )
-    unit = Unit(EXAMPLES, count, start, total)
+    unit = Unit(_examples(graph, layouts), count, start, total)
     values = [
         _value(index, tensor, own, layout, unit, sizes)
         for index, (tensor, own, layout) in enumerate(
@@ -106,6 +106,15 @@ def _laid_out(
         partition.once,
     )
     return program, by_name
+
+
+def _examples(graph: Any, layouts: Sequence[Layout]) -> Any:
+    """The number of examples, if the trace knows it, or its symbol."""
+    for tensor, layout in zip(graph.inputs, layouts, strict=True):
+        if isinstance(layout, Sharded):
+            size = tensor.shape[layout.axis]
+            return EXAMPLES if size is None else size // layout.count
+    return EXAMPLES
 
 
 def _value(

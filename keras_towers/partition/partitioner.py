@@ -188,7 +188,9 @@ class Partitioner:
             local_shape(shape, own)
             for shape, own in zip(node.shapes, layouts, strict=True)
         ]
-        locals_ = self.builder.copy(node.operation, given, shapes)
+        locals_ = self.builder.copy(
+            node.operation, given, shapes, factors.attributes
+        )
         if factors.needs_rows:
             locals_ = [
                 self._without_a_row(local, own, layout)
