@@ -85,6 +85,8 @@ class TowerCalls:
                     return self._run(call)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
+            if refused is None and self._step.same is not None:
+                refused = self._step.same.difference()
             if refused is not None:
                 raise refused from None
             if not self._step.order.failed(error):

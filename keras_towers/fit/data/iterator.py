@@ -15,7 +15,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.meeting.check import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.ranks import Order
@@ -61,12 +60,15 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
-            own = None
+            own = sketched = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
                 from keras_towers.fit.data.ranks import of_arrays
 
-                own = of_arrays(self.data_adapter, config)
+                own, sketched = of_arrays(self.data_adapter, config) or (
+                    None,
+                    None,
+                )
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -93,7 +95,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._check_enough(dataset, config, whole)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
-                self._agree(config.peers, kind, dataset, config.num_replicas)
+                self._agree(config, kind, dataset, sketched)
             self._distributed_dataset = data_lib.distribute(
                 config, own or dataset, self._each, self._to_one_end, whole
             )
@@ -101,21 +103,21 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     def _agree(
         self,
-        peers: Peers,
+        config: TowerConfig,
         kind: str,
         dataset: tf.data.Dataset,
-        replicas: int,
+        sketched: tf.Tensor | None,
     ) -> None:
         """Make all ranks run the same number of steps."""
         from keras_towers.fit.data import ranks as ranks_lib
 
+        same = None if self._each else dataset
         numbers = ranks_lib.agree(
-            peers, kind, self.data_adapter, same_data=not self._each
+            config.peers, kind, self.data_adapter.num_batches, sketched, same
         )
         if not self._each:
-            ranks_lib.warn_of_shuffles(dataset)
-            if peers.rank == 0:
-                self._warn_of_idle_ranks(dataset, replicas)
+            if config.peers.rank == 0:
+                self._warn_of_idle_ranks(dataset, config.num_replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
