@@ -147,7 +147,6 @@ def other_data_is_refused_before_the_first_update():
 @check
 def other_data_of_an_epoch_that_follows_is_refused():
     """One epoch is the same, as by chance; rounding is no difference."""
-
     off = [1e-6 * s.RANK]
     data = tf.data.Dataset.from_generator(
         lambda: iter([(s.X + off[0], s.Y)]), output_signature=s.SPEC

@@ -60,15 +60,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
-            own = sketched = None
+            own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
                 from keras_towers.fit.data.ranks import of_arrays
 
-                own, sketched = of_arrays(self.data_adapter, config) or (
-                    None,
-                    None,
-                )
+                own = of_arrays(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -95,26 +92,20 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._check_enough(dataset, config, whole)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
-                self._agree(config, kind, dataset, sketched)
+                self._agree(config, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
                 config, own or dataset, self._each, self._to_one_end, whole
             )
         self._set_steps()
 
     def _agree(
-        self,
-        config: TowerConfig,
-        kind: str,
-        dataset: tf.data.Dataset,
-        sketched: tf.Tensor | None,
+        self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
     ) -> None:
         """Make all ranks run the same number of steps."""
         from keras_towers.fit.data import ranks as ranks_lib
 
         same = None if self._each else dataset
-        numbers = ranks_lib.agree(
-            config.peers, kind, self.data_adapter.num_batches, sketched, same
-        )
+        numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
             if config.peers.rank == 0:
                 self._warn_of_idle_ranks(dataset, config.num_replicas)

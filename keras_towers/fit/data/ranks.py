@@ -26,8 +26,9 @@ _REMEDY = (
     "augmentations the same seed on every rank (keras.utils.set_random_seed). "
     'Or set batches="each" to let every rank read its own data.'
 )
-# Of a batch, or of arrays, so many values are looked at.
+# So many values of a batch and rows of arrays are looked at, or a few more.
 _VALUES = 2**20
+_ROWS = 64
 _PRIME = 1_000_000_007
 _FACTORS = (618_033, 414_213)
 # Machines may round differently what they compute from the same data.
@@ -98,24 +99,19 @@ class Order:
 
 
 def agree(
-    peers: Peers,
-    kind: str,
-    batches: int | None,
-    sketched: Any = None,
-    same: tf.data.Dataset | None = None,
+    peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
 ) -> list[int | None]:
     """Return each rank's number of batches, None if unknown.
 
     Args:
-        sketched: a ``sketch`` of all data, where they are in memory.
         same: what has to be the same on all ranks; None: data of their own.
 
     Raises:
         TowerError: the ranks have to have the same data, and do not.
     """
     where = f"begins to read the data of {kind}"
-    sketches = [] if sketched is None else sketched.numpy().tolist()
-    mine = batches, sketches, same is not None and _shuffles_unseeded(same)
+    unseeded = same is not None and _shuffles_unseeded(same)
+    mine = adapter.num_batches, of_rows(adapter), unseeded
     plans = check.gather(peers, mine, where)
     numbers = [plan[0] for plan in plans]
     if same is None:
@@ -136,6 +132,21 @@ def agree(
         if odd:
             raise _different(odd, "examples")
     return numbers
+
+
+def of_rows(adapter: Any) -> list[float]:
+    """A sketch of some rows of arrays in memory; empty where there are none."""
+    if not isinstance(adapter, compat.ArrayDataAdapter):
+        return []
+    try:
+        rows = keras.tree.map_structure(
+            lambda a: a if a is None else a[:: 1 + a.shape[0] // _ROWS],
+            adapter._inputs,
+        )
+        arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
+        return sketch(arrays).numpy().tolist()
+    except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
+        return []
 
 
 def _different(rank: int, what: str) -> TowerError:
@@ -223,15 +234,9 @@ class SameBatches:
         return _different(odd, "examples in a batch") if odd else None
 
 
-def of_arrays(
-    adapter: Any, config: TowerConfig
-) -> tuple[tf.data.Dataset, tf.Tensor] | None:
-    """Read only this process's examples from arrays, as ``TowerBatch``es.
-
-    Returns:
-        The dataset, and a ``sketch`` of all examples; None if an array is
-        sparse or ragged.
-    """
+def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
+    """Read only this process's examples from arrays, as ``TowerBatch``es."""
+    # None if an array is sparse or ragged.
     arrays = keras.tree.lists_to_tuples(
         compat.convert_to_sliceable(
             adapter._inputs, target_backend="tensorflow"
@@ -258,11 +263,10 @@ def of_arrays(
         )
         return mine._replace(pieces=pieces)
 
-    repeated = tf.data.Dataset.from_tensors(arrays).repeat()
-    mine = tf.data.Dataset.zip((numbers, repeated)).map(
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
         examples, num_parallel_calls=tf.data.AUTOTUNE
     )
-    return mine, sketch(arrays)
 
 
 def _shuffles_unseeded(dataset: tf.data.Dataset) -> bool:

@@ -133,7 +133,8 @@ class GlobalStep:
         batch = data_lib.as_tower_batch(self.config, given, self.rows)
         batch = self.order.begin(batch, alone)
         if self.same is not None and data_lib.is_whole(given):
-            self.order.first(functools.partial(self.same.check, given))
+            check = functools.partial(self.same.check, given)
+            batch = self.order.behind(check, batch)
         return self._with_total(batch, counts_ranks)
 
     def _outputs(

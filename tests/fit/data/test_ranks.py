@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.fit.data import ranks
 
 pytestmark = pytest.mark.core
@@ -38,7 +39,7 @@ def test_other_values_are_told_apart(number):
     """In another order, by another scale, and one of them alone."""
     (one, same, *others) = (
         kinds(x)[number]
-        for x in (X, X.copy(), X[::-1].copy(), -X, X - 9 * (X == X[0, 0]))
+        for x in (X, X.copy(), X[::-1].copy(), -X, X - 9 * (X[0, 0] == X))
     )
     assert not is_other(one, same)
     for other in others:
@@ -56,6 +57,24 @@ def test_rounding_is_no_difference_but_more_is():
     assert not is_other(X[:0], X[:0])
 
 
-def test_large_arrays_are_sampled_everywhere():
-    large = np.zeros(2**22, "float32")
-    assert is_other(large, np.where(np.arange(2**22) > 4e6, 1, large))
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(np.asarray, tf.constant, tf.RaggedTensor.from_tensor),
+        lambda x: strings(*map(str, x.flat)).numpy(),
+    ],
+)
+def test_other_rows_of_arrays_are_told_apart(made):
+    x = np.tile(X, [100, 1])
+    first, same, *others = (
+        ranks.of_rows(compat.ArrayDataAdapter(made(array)))
+        for array in (x, x.copy(), x[::-1].copy(), x[:-3], x + (x > 0))
+    )
+    assert first and first == same
+    for other in others:
+        assert not np.allclose(first, other, atol=1e-3)
+
+
+def test_arrays_that_cannot_be_looked_at_are_left_to_their_batches():
+    adapter = compat.ArrayDataAdapter(tf.sparse.from_dense(X))
+    assert ranks.of_rows(adapter) == []
