@@ -144,7 +144,7 @@ def of_rows(adapter: Any) -> list[float]:
             adapter._inputs,
         )
         arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
-        return sketch(arrays).numpy().tolist()
+        return [adapter._num_samples, *sketch(arrays).numpy().tolist()]
     except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
         return []
 
