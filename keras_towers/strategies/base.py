@@ -35,6 +35,7 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting.check import Peers, permit_alone
+from keras_towers.meeting.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -66,6 +67,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         others: Peers | None = None,
         replicas_are_called: str | None = None,
     ):
+        # TensorFlow reads it, too, and expects a JSON object.
+        tf_config.read()
         self._options = options or Options()
         self._mode = modes.choose(
             devices, self._options.mode, self._options.packer
@@ -241,6 +244,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"{type(self).__name__} cannot be entered inside the scope of "
                 f"another {another(current, self)}: leave that one first."
             )
+        if isinstance(self._config.peers, SingleProcess):
+            _warn_of_others(type(self).__name__)
         with hooks.installed(), super().scope():
             yield self
 
@@ -262,8 +267,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _announce(self) -> None:
         """Say in one line what trains now."""
         alone = isinstance(self._config.peers, SingleProcess)
-        if alone:
-            _warn_of_others(type(self).__name__)
         one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         if one and alone:
             logger.warning(
@@ -327,21 +330,20 @@ def _warn_of_others(name: str) -> None:
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
         detect,
-        tf_config,
     )
 
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
     others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
+    # One of an unknown number may be meant to train by itself.
+    apart = member is not None and member.size not in (None, 1)
     if member is None:
         # One process needs no cluster, and none that is described well.
         with contextlib.suppress(TowerError):
             member = tf_config.from_environment()
-        if member is not None and not member.trains:
-            return
-        others = "MultiWorkerTowerStrategy"
-        advice = f"If that is what you want, unset {tf_config.VARIABLE}."
-    # One of an unknown number may be meant to train by itself.
-    if member is None or member.size in (None, 1):
+        if member is not None:
+            apart = member.members > 1 and member.role != "evaluator"
+            others, advice = member.connected_by, tf_config.HOW_TO_BE_ALONE
+    if not apart:
         return
     logger.warning(
         "%s trains within one process, and this is %s: each of them trains a "
