@@ -171,17 +171,17 @@ class TowerEpochIterator(compat.TFEpochIterator):
             have = 0
         elif batches is not None and size:
             have = batches * size
+        if have == 0:
+            raise TowerError(f"the dataset is empty: give it one {what}.")
         if whole:
             # Towers without a batch may be idle.
             need = 0
-            if have == 0:
-                raise TowerError("the dataset is empty: give it one batch.")
         if have is not None and have < need:
             raise TowerError(
                 f"the dataset has {_number(have, what)}, fewer than the "
                 f"{need} {config.replicas_are_called}s: give at least "
                 f"{need}, or use at most "
-                f"{_number(max(have, 1), config.replicas_are_called)}."
+                f"{_number(have, config.replicas_are_called)}."
             )
 
     def skip_to(self, start: Start) -> None:
