@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Self, SupportsIndex
 
 import keras
@@ -42,6 +42,13 @@ from keras_towers.strategies.options import Options
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+_KERAS_2 = "tf_keras"
+_OTHER_KERAS = (
+    "this is a model of tf_keras (Keras 2), and strategies of keras_towers "
+    "train those of Keras 3: import keras instead of tf_keras, and unset "
+    "TF_USE_LEGACY_KERAS."
+)
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
@@ -187,6 +194,28 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas
 
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Run a function on each tower, as ``tf.distribute.Strategy`` does.
+
+        Raises:
+            TowerError: it is a step of a model of tf_keras.
+        """
+        # Of all that such a model calls, wherever it was made and compiled,
+        # only its steps are known to be its own.
+        module = getattr(fn, "__module__", None) or ""
+        if module.partition(".")[0] == _KERAS_2:
+            error = TowerError(_OTHER_KERAS)
+            # AutoGraph would wrap the message in its own.
+            vars(error)["ag_pass_through"] = True
+            raise error
+        return super().run(fn, args, kwargs, options)
+
     def describe(self) -> str:
         """Describe the towers, what runs on them, and why.
 
@@ -307,8 +336,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """Put a built model on the towers now instead of at its first ``fit``.
 
         Raises:
-            TowerError: the model belongs to another strategy.
+            TowerError: the model belongs to another strategy, or is not of
+                Keras 3.
         """
+        if not isinstance(model, keras.Model):
+            raise TowerError(
+                f"adopt takes a keras.Model of Keras 3, but got {model!r}."
+            )
         if self.num_replicas > 1:
             self._components.adoption.claim(model)
             with self.scope():
