@@ -194,13 +194,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        options: Any = None,
-    ) -> Any:
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
         Raises:
@@ -214,7 +208,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
-        return super().run(fn, args, kwargs, options)
+        return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
         """Describe the towers, what runs on them, and why.
