@@ -75,6 +75,7 @@ TENSORFLOW = [
     *checks("over_tensorflow"),
     "attributes",
     "other_versions_are_refused",
+    "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
     # Its pieces need the shapes of one another.
     "batch-norm of the global batch",

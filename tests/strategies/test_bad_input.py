@@ -167,3 +167,43 @@ def test_towers_that_do_not_do_the_same():
     # The context tells the truth; the strategy averages by itself.
     assert seen == {(0, 2, 1), (1, 2, 1)}
     was.assert_still()
+
+
+class StepOfKeras2:
+    """Asks as a model of tf_keras does, which is not installed here."""
+
+    def run_step(self, data):
+        raise AssertionError
+
+    run_step.__module__ = "tf_keras.src.engine.training"
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_model_of_keras_2_is_refused_in_one_line(in_graph):
+    strategy = kt.TowerStrategy(2)
+    data = tf.zeros([2, 3])
+
+    def step():
+        return strategy.run(StepOfKeras2().run_step, (data,))
+
+    with (
+        strategy.scope(),
+        pytest.raises(kt.TowerError, match="^this is a model of tf_keras"),
+    ):
+        (tf.function(step) if in_graph else step)()
+    with pytest.raises(kt.TowerError, match="adopt takes a keras.Model"):
+        strategy.adopt(StepOfKeras2())
+
+
+def test_an_empty_dataset_and_one_without_batches(model, before):
+    rows = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+    scalars = tf.data.Dataset.from_tensor_slices((X, X[:, 0]))
+    with kt.TowerStrategy(2):
+        with pytest.raises(kt.TowerError, match="^the dataset is empty: give"):
+            train(model, rows.batch(4).take(0), None)
+        with pytest.raises(kt.TowerError, match=r"needs \.batch\(n\)"):
+            train(model, rows, None)
+        with pytest.raises(ValueError, match="incompatible") as error:
+            train(model, scalars, None)
+        assert ".batch(n)" in "".join(error.value.__notes__)
+    before.assert_still()

@@ -152,6 +152,8 @@ class TowerCall:
             patches.shadowed(self.model, self.shadows()),
         ):
             self._step.order.begin_call(self.kind in ("fit", "evaluate"))
+            if not self._prepared:
+                self._step.begin_epoch()
             try:
                 yield
             finally:
@@ -279,6 +281,7 @@ class TowerCall:
     def _end(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         self.config.transport.mark(f"end of {self.kind}")
+        self._step.begin_epoch()
         logs = self.end_of_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():

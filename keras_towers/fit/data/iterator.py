@@ -15,7 +15,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.meeting.check import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.ranks import Order
@@ -93,29 +92,23 @@ class TowerEpochIterator(compat.TFEpochIterator):
                 self._check_enough(dataset, config)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
-                self._agree(config.peers, kind, dataset, config.num_replicas)
+                self._agree(config, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
                 config, own or dataset, self._each, self._to_one_end, whole
             )
         self._set_steps()
 
     def _agree(
-        self,
-        peers: Peers,
-        kind: str,
-        dataset: tf.data.Dataset,
-        replicas: int,
+        self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
     ) -> None:
         """Make all ranks run the same number of steps."""
         from keras_towers.fit.data import ranks as ranks_lib
 
-        numbers = ranks_lib.agree(
-            peers, kind, self.data_adapter, same_data=not self._each
-        )
+        same = None if self._each else dataset
+        numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
-            ranks_lib.warn_of_shuffles(dataset)
-            if peers.rank == 0:
-                self._warn_of_idle_ranks(dataset, replicas)
+            if config.peers.rank == 0:
+                self._warn_of_idle_ranks(dataset, config.num_replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
