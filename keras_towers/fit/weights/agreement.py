@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -69,6 +70,50 @@ def broadcast(
         return
     for index, value in zip(known, received, strict=True):
         _assign(variables[index], value)
+
+
+def writers(
+    transport: Transport,
+    variables: Sequence[keras.Variable],
+    mine: Mapping[int, str],
+    apart: Sequence[bool],
+) -> tuple[dict[int, list[int]], tuple[str, str] | None]:
+    """Find out which rank's values of variables all have to take over.
+
+    Args:
+        transport: connects the ranks.
+        variables: N variables, the same on all ranks.
+        mine: who has written those that this rank has written, by their place.
+        apart: whether ranks may have values of their own, for each of N.
+
+    Returns:
+        The places of variables by the first rank that has written them, and,
+        where others have written other values, a variable and who they were.
+    """
+    told = [
+        (place, _digest(variables[place]), name) for place, name in mine.items()
+    ]
+    ranks = [
+        {place: (digest, name) for place, digest, name in one}
+        for one in check.gather(transport, told, "compares what was written")
+    ]
+    roots: dict[int, list[int]] = {}
+    unlike = None
+    for place in sorted(set().union(*ranks)):
+        by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
+        differ = len({digest for digest, _ in by_rank.values()}) > 1
+        if len(by_rank) == len(ranks) and (apart[place] or not differ):
+            continue
+        roots.setdefault(min(by_rank), []).append(place)
+        if differ and unlike is None:
+            who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
+            unlike = variables[place].path, ", ".join(who)
+    return roots, unlike
+
+
+def _digest(variable: keras.Variable) -> str:
+    value = _merged(variable._value).numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
