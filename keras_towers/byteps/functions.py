@@ -160,6 +160,9 @@ class _Mean(Reducer):
     def communicates(self) -> bool:
         return bool(bps.size() > 1)
 
+    def transport(self) -> Transport:
+        return transport()
+
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:

@@ -1,5 +1,7 @@
 """Checks of two ranks: callbacks, functions and refusals."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -188,6 +190,47 @@ def ranks_of_other_sets_do_not_take_part():
     for each in sets:
         hvd.remove_process_set(each)
     np.testing.assert_allclose(variable, [0.9 - 0.1 * hvd.rank()])
+
+
+@check
+def callbacks_that_some_ranks_lack_act_for_all():
+    x, y = small.first_batch()
+    y = tf.one_hot(y, 3)
+
+    def fit(*of_rank_0):
+        made = m.mlp()
+        made.compile(
+            hvd.DistributedOptimizer(m.momentum()), "mse", run_eagerly=True
+        )
+        made.fit(
+            *(x, y, 4),
+            epochs=4,
+            callbacks=of_rank_0 if hvd.rank() == 0 else [],
+            verbose=0,
+        )
+        return made, int(made.optimizer.iterations)
+
+    class Begins(keras.callbacks.Callback):
+        """Goes on where it was, and changes what it likes."""
+
+        def on_train_begin(self, logs=None):
+            self.model._initial_epoch = 2
+            for weight in self.model.weights:
+                weight.assign(0.5 * weight)
+
+    stops = keras.callbacks.EarlyStopping(
+        "loss", mode="max", restore_best_weights=True
+    )
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5**epoch)
+    for callbacks, steps, rate in (
+        ([stops, rates], 4, 0.5),
+        ([Begins()], 4, 0.1),
+        ([keras.callbacks.CSVLogger(os.devnull)], 8, 0.1),
+    ):
+        made, done = fit(*callbacks)
+        assert small.ranks_apart(made.weights) == 0, callbacks
+        assert hvd.allgather_object(done) == [steps, steps], callbacks
+        assert float(made.optimizer.learning_rate) == np.float32(rate)
 
 
 @check

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.callbacks import (
+    NEVER_STOPS,
     ChiefOnly,
     EveryRank,
     saves_by_itself,
 )
-from keras_towers.fit.calls.watched import (
-    AROUND_BATCHES,
-    CHIEF_ONLY,
-    acts,
-    watched,
-)
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, held_in_common
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
@@ -34,25 +36,36 @@ from keras_towers.transport import Transport
 
 logger = logging.getLogger("keras_towers")
 
-Loop = Literal["train", "test", "predict"]
+_LOOPS = ("train", "test", "predict")
+_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+EVENTS: tuple[str, ...] = (
+    *("on_epoch_begin", "on_epoch_end"),
+    *(f"on_{loop}_{end}" for loop in _LOOPS for end in ("begin", "end")),
+    *(f"on_{loop}_batch_{end}" for loop in _LOOPS for end in ("begin", "end")),
+)
+# Ranks would overwrite each other's files or repeat each other's output.
+_CHIEF_ONLY = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+# What these do around a batch stops no loop, and writes no weights.
+_HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 
-_ATTRIBUTES: dict[Loop, str] = {
-    "train": "stop_training",
-    "test": "stop_evaluating",
-    "predict": "stop_predicting",
-}
 
 @contextlib.contextmanager
 def adapted(
     config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
 ) -> Iterator[None]:
     """Keep this rank's callbacks only, whose effects reach all ranks."""
-    asked = call.asked
+    given = call.asked.given
     # A nested call may be the validation of another one.
-    if asked.kind.endswith("_on_batch"):
+    if call.kind.endswith("_on_batch"):
         yield
         return
-    given = asked.given
     callbacks = given.get("callbacks")
     # A progress bar is on rank 0 only.
     if config.peers.rank > 0:
@@ -62,16 +75,17 @@ def adapted(
     given["callbacks"] = callbacks
     listed = callbacks_lib.listed(callbacks)
     others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
-    synced = next((c for c in listed if c not in others), None)
     with contextlib.ExitStack() as stack:
         # The validation of fit has its callbacks.
-        if config.transport.size > 1 and not (nested and synced):
-            synced = SyncedCallbacks(config.transport, adoption, others)
+        if nested and len(others) < len(listed):
+            call.agree = next(c for c in listed if c not in others).agree
+        elif config.transport.size > 1:
+            synced = SyncedCallbacks(
+                config.transport, others, held_in_common, adoption
+            )
             given["callbacks"] = callbacks_lib.with_added(callbacks, synced)
-            watching = watched(others, synced.variables, synced.ran)
-            stack.enter_context(watching)
-        if synced is not None:
             call.agree = synced.agree
+            stack.enter_context(synced.watching())
         yield
 
 
@@ -80,7 +94,7 @@ def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
         callbacks = [] if callbacks is None else [callbacks]
     mine = []
     for callback in callbacks:
-        chief_only = isinstance(callback, (*CHIEF_ONLY, ChiefOnly))
+        chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
         own = saving.is_once() and (
             chief_only or isinstance(callback, EveryRank)
         )
@@ -92,144 +106,136 @@ def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks."""
+    """Propagates the effects of callbacks to all ranks. Collective."""
 
     # It runs after all others: one on any rank may have written weights, or
     # stopped the loop. A rank that left the loop by itself would be waited for
-    # in the next step. The ranks agree around a batch only if one of them has a
-    # callback with a method that Keras runs there, and before the first one
-    # only if one has a callback.
+    # in the next step. The ranks agree at an event only if one of them has a
+    # callback that does something there.
 
     def __init__(
         self,
         transport: Transport,
-        adoption: Adoption,
-        callbacks: Iterable[Any],
+        callbacks: list[Any],
+        variables: Callable[[keras.Model], list[keras.Variable]],
+        adoption: Adoption | None = None,
     ):
         super().__init__()
         self._transport = transport
+        self._callbacks = callbacks
+        self._variables = variables
         self._adoption = adoption
-        self._callbacks = list(callbacks)
-        # The variables that callbacks have written, and who was the last.
+        # Those that callbacks have written, and who was the last.
         self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
-        self._asked: set[str] = set()
-        self._depth = 0
-        self._any = False
         self._told = False
+        acting = [e for e in EVENTS if any(_acts(c, e) for c in callbacks)]
+        ranks = check.gather(transport, acting, "begins to run callbacks")
+        self._asked: set[str] = set(itertools.chain(*ranks))
 
-    def variables(self) -> list[keras.Variable]:
-        """Return what callbacks may write and ranks have in common."""
-        return held_in_common(self.model)
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what the callbacks write, in a block."""
+        with contextlib.ExitStack() as stack:
+            for callback in self._callbacks:
+                run = {e: self._run for e in EVENTS if _acts(callback, e)}
+                bound = patches.bound(callback, run)
+                stack.enter_context(patches.shadowed(callback, bound))
+            yield
 
-    def ran(self, callback: Any, written: list[keras.Variable]) -> None:
-        """Note what a callback has written."""
-        for variable in written:
-            self._written[variable] = type(callback).__name__
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Take over rank 0's place in the epochs, and what was restored."""
-        begins = self._begin("train", self.model._initial_epoch)
-        self.model._initial_epoch = begins[0]
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Find out the callbacks, unless the call is part of a ``fit``."""
-        self._begin("test")
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """Find out the callbacks."""
-        self._begin("predict")
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Take over what was written; forget the callbacks of this loop."""
-        self._depth -= 1
-        if self._any:
-            self.agree()
-
-    on_test_end = on_predict_end = on_train_end
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop that was set before the first batch."""
-        if self._any:
-            self.agree("train")
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop that was set at the end of the epoch."""
-        self._transport.mark(f"the end of epoch {epoch + 1}")
-        self.agree("train")
+    def _run(
+        self, callback: Any, original: Callable[..., None], *args: Any, **kw: Any
+    ) -> None:
+        before = [(v, _value(v)) for v in self._variables(self.model)]
+        original(*args, **kw)
+        for variable, value in before:
+            if not _is_same(value, _value(variable)):
+                self._written[variable] = type(callback).__name__
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Let the step begin: all other callbacks have run."""
-        self._around_batch("train", 0, batch)
-        self._adoption.begin_steps()
+        self._settle("on_train_batch_begin")
+        if self._adoption is not None:
+            self._adoption.begin_steps()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._around_batch("train", 1, batch)
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Let the step begin."""
-        self._around_batch("test", 0, batch)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._around_batch("test", 1, batch)
-
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Let the step begin."""
-        self._around_batch("predict", 0, batch)
-
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._around_batch("predict", 1, batch)
-
-    def _begin(self, loop: Loop, mine: Any = None) -> list[Any]:
-        self._depth += 1
-        begins: list[Any] = []
-        if self._depth == 1:
-            asked = [
-                event
-                for both in AROUND_BATCHES.values()
-                for event in both
-                if any(acts(callback, event) for callback in self._callbacks)
-            ]
-            ranks = check.gather(
-                self._transport,
-                (bool(self._callbacks), asked, mine),
-                "begins to run callbacks",
-            )
-            self._any = any(rank[0] for rank in ranks)
-            self._asked = {event for rank in ranks for event in rank[1]}
-            begins = [rank[2] for rank in ranks]
-        if self._any:
-            self.agree(loop)
-        return begins
-
-    def _around_batch(self, loop: Loop, end: int, batch: int) -> None:
-        event = AROUND_BATCHES[loop][end]
+    def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
         if event in self._asked:
-            self._transport.mark(f"{event} of batch {batch}")
-            self.agree(loop)
+            self._transport.mark(event)
+            self.agree()
 
-    def agree(self, loop: Loop | None = None) -> None:
-        """Take over what callbacks have written, and a stop of the loop."""
-        name = "" if loop is None else _ATTRIBUTES[loop]
-        stops = bool(name) and bool(getattr(self.model, name))
-        mine = tf.constant([int(stops), len(self._written)])
-        (told,) = sum_over_ranks(self._transport, [mine])
-        stop, written = told.numpy()
-        if name:
-            setattr(self.model, name, bool(stop))
+    def agree(self) -> None:
+        """Take over what callbacks have written, and stops of loops."""
+        model, is_first = self.model, self._transport.rank == 0
+        stops = [bool(getattr(model, name, False)) for name in _STOPS]
+        # Rank 0 may have restored its place in the epochs.
+        first = model._initial_epoch if is_first else 0
+        mine = [*stops, first or 0, len(self._written)]
+        told = tf.constant([int(number) for number in mine])
+        (told,) = sum_over_ranks(self._transport, [told])
+        *asked, first, written = map(int, told)
+        model._initial_epoch = first or None
+        for name, stopped, stop in zip(_STOPS, stops, asked, strict=True):
+            if stop and not stopped:
+                setattr(model, name, True)
         if written:
             self._take_over()
 
     def _take_over(self) -> None:
-        """Give all ranks what callbacks of some have written."""
-        unlike = self._adoption.take_over(self.model, self._written)
+        roots, unlike = agreement.written(
+            self._transport,
+            self._variables(self.model),
+            self._written,
+            self._adoption.holds_apart if self._adoption else lambda v: False,
+        )
         self._written.clear()
+        if roots and self._adoption is not None:
+            self._adoption.take_over()
+        for root, variables in roots.items():
+            values = [variable._value for variable in variables]
+            agreement.broadcast(self._transport, values, root)
         if unlike and not self._told and self._transport.rank == 0:
             self._told = True
             logger.warning(
-                "callbacks have written other values into %s on some ranks "
-                "(%s): all go on with those of the first of them.",
-                *unlike,
+                "callbacks have written other values on some ranks into %s: "
+                "all go on with those of the first of these ranks.",
+                unlike,
             )
+
+
+for _event in set(EVENTS) - set(vars(SyncedCallbacks)):
+    _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
+    setattr(SyncedCallbacks, _event, _settled)
+
+
+def _acts(callback: Any, event: str) -> bool:
+    """Whether a callback may stop a loop or write weights at an event."""
+    # Keras runs methods of older names there, too; a callback of no class of
+    # Keras's may lack some.
+    names = {event, event.replace("train_batch", "batch")}
+    classes = _HARMLESS if "_batch_" in event else _HARMLESS[:1]
+    harmless = {vars(cls).get(name) for cls in classes for name in names}
+    methods = [
+        inspect.unwrap(getattr(callback, name))
+        for name in names
+        if hasattr(callback, name)
+    ]
+    functions = (getattr(method, "__func__", method) for method in methods)
+    return hasattr(callback, event) and any(
+        function not in harmless and not hasattr(function, NEVER_STOPS)
+        for function in functions
+    )
+
+
+def _value(variable: keras.Variable) -> Any:
+    held = variables_lib.component(variable._value)
+    # Another rank may have it.
+    return held.read_value() if hasattr(held, "read_value") else None
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is None or after is None or before.dtype == tf.string:
+        return True
+    if "CPU" not in before.device:
+        return bool(tf.reduce_all(before == after))
+    # TensorFlow writes to another buffer while somebody holds this one.
+    one, other = np.asarray(before), np.asarray(after)
+    return np.shares_memory(one, other) or one.tobytes() == other.tobytes()

@@ -194,6 +194,15 @@ class Adoption:
         self.mark_trained()
         self._update.drop_slots_of_others()
 
+    def holds_apart(self, variable: keras.Variable) -> bool:
+        """Whether ranks may have values of their own until their next mean."""
+        mine = getattr(variable._value, "written_by_towers", False)
+        return mine or self._update.rounds is not None
+
+    def take_over(self) -> None:
+        """Prepare for values of other ranks, also of slots."""
+        self._update.gather_slots()
+
     def gather_slots(self) -> None:
         """Give every rank all of the optimizer's state, and equal weights."""
         self._update.end_rounds()
@@ -221,31 +230,6 @@ class Adoption:
         )
         if self._config.transport.size > 1:
             self._broadcast(model)
-
-    def take_over(
-        self, model: keras.Model, names: ByIdentity[keras.Variable, str]
-    ) -> tuple[str, str] | None:
-        """Give all ranks what callbacks of some have written."""
-        transport = self._config.transport
-        variables = held_in_common(model)
-        mine = {
-            place: names[variable]
-            for place, variable in enumerate(variables)
-            if variable in names
-        }
-        # Ranks may hold values of their own until they take their mean.
-        apart = [
-            self._update.rounds is not None
-            or getattr(variable._value, "written_by_towers", False)
-            for variable in variables
-        ]
-        roots, unlike = agreement.writers(transport, variables, mine, apart)
-        if roots:
-            self._update.gather_slots()
-        for root, places in roots.items():
-            values = [variables[place]._value for place in places]
-            agreement.broadcast(transport, values, root)
-        return unlike
 
     def release(self) -> None:
         """Make all models ordinary ones again."""

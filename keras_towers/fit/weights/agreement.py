@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -72,42 +72,42 @@ def broadcast(
         _assign(variables[index], value)
 
 
-def writers(
+def written(
     transport: Transport,
     variables: Sequence[keras.Variable],
-    mine: Mapping[int, str],
-    apart: Sequence[bool],
-) -> tuple[dict[int, list[int]], tuple[str, str] | None]:
-    """Find out which rank's values of variables all have to take over.
+    names: Mapping[keras.Variable, str],
+    apart: Callable[[keras.Variable], bool],
+) -> tuple[dict[int, list[keras.Variable]], str]:
+    """Find out whose values of variables all ranks have to take over.
 
     Args:
         transport: connects the ranks.
-        variables: N variables, the same on all ranks.
-        mine: who has written those that this rank has written, by their place.
-        apart: whether ranks may have values of their own, for each of N.
+        variables: all that may have been written, the same on all ranks.
+        names: who has written them on this rank.
+        apart: whether ranks may have values of their own.
 
     Returns:
-        The places of variables by the first rank that has written them, and,
-        where others have written other values, a variable and who they were.
+        The variables by the first rank that has written them, and, where others
+        have written other values, which and who they were.
     """
-    told = [
-        (place, _digest(variables[place]), name) for place, name in mine.items()
-    ]
-    ranks = [
-        {place: (digest, name) for place, digest, name in one}
-        for one in check.gather(transport, told, "compares what was written")
-    ]
-    roots: dict[int, list[int]] = {}
-    unlike = None
-    for place in sorted(set().union(*ranks)):
+    mine = {
+        str(place): (_digest(variable), names[variable])
+        for place, variable in enumerate(variables)
+        if variable in names
+    }
+    ranks = check.gather(transport, mine, "takes over what callbacks wrote")
+    roots: dict[int, list[keras.Variable]] = {}
+    unlike = ""
+    for place in dict.fromkeys(itertools.chain(*ranks)):
         by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
         differ = len({digest for digest, _ in by_rank.values()}) > 1
-        if len(by_rank) == len(ranks) and (apart[place] or not differ):
+        variable = variables[int(place)]
+        if len(by_rank) == len(ranks) and (apart(variable) or not differ):
             continue
-        roots.setdefault(min(by_rank), []).append(place)
-        if differ and unlike is None:
+        roots.setdefault(min(by_rank), []).append(variable)
+        if differ:
             who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
-            unlike = variables[place].path, ", ".join(who)
+            unlike = f"{variable.path} ({', '.join(who)})"
     return roots, unlike
 
 
