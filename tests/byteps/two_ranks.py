@@ -188,9 +188,11 @@ def a_callback_of_one_rank_acts_for_all_by_the_drop_in():
     bps.init()
     mine, rates = s.eager(seed=0), keras.callbacks.LearningRateScheduler
     mine.compile(bps.DistributedOptimizer(_sgd()), "mse", run_eagerly=True)
-    halves = s.Does(on_train_end=lambda it: it.set_weights(
-        [0.5 * weight for weight in it.get_weights()]
-    ))
+    halves = s.Does(
+        on_train_end=lambda it: it.set_weights(
+            [0.5 * weight for weight in it.get_weights()]
+        )
+    )
     callbacks = [rates(lambda epoch: 0.5), halves] if RANK == 0 else []
     s.fit(mine, epochs=2, callbacks=callbacks)
     assert float(mine.optimizer.learning_rate) == 0.5

@@ -39,6 +39,22 @@ def a_tape_reduces_gradients_of_a_structure():
 
 
 @check
+def a_tape_in_a_graph_of_tensorflow_1_and_eagerly():
+    def reduced():
+        x = tf.constant([2.0 * hvd.rank()])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = x * x
+        return hvd.DistributedGradientTape(tape).gradient(value, x)
+
+    tape_lib._reducer.cache_clear()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert session.run(reduced()).tolist() == [2.0]
+    for run in (tf.function(reduced), reduced):
+        assert run().numpy().tolist() == [2.0]
+
+
+@check
 def a_tape_does_not_reduce_local_sources():
     made = m.mlp()
     x, y = small.first_batch()

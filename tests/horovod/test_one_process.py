@@ -207,6 +207,23 @@ def test_what_is_refused(call, words):
         call()
 
 
+def test_global_variables_are_the_error_that_horovod_raises():
+    with pytest.raises(RuntimeError, match="model.optimizer.variables"):
+        hvd.broadcast_global_variables(0)
+
+
+def test_an_infinite_gradient_is_gone_in_the_next_update():
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(SGD(0.5), backward_passes_per_step=2)
+    for grad in (np.inf, 1.0):
+        optimizer.apply([tf.constant([grad])], [variable])
+    assert not np.isfinite(variable.numpy())
+    variable.assign([1.0])
+    for grad in (1.0, 2.0):
+        optimizer.apply([tf.constant([grad])], [variable])
+    np.testing.assert_allclose(variable, [-0.5])
+
+
 def test_an_optimizer_is_distributed_once_and_outside_of_strategies():
     optimizer = hvd.DistributedOptimizer(SGD(0.1))
     with pytest.raises(TowerError, match="already distributed"):

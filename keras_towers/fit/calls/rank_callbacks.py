@@ -143,7 +143,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
             yield
 
     def _run(
-        self, callback: Any, original: Callable[..., None], *args: Any, **kw: Any
+        self,
+        callback: Any,
+        original: Callable[..., None],
+        *args: Any,
+        **kw: Any,
     ) -> None:
         before = [(v, _value(v)) for v in self._variables(self.model)]
         original(*args, **kw)
