@@ -41,7 +41,7 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    models.replace_compile(lambda: True)
+    models.replace_compile(lambda: True, transport)
 
 
 def shutdown() -> None:
@@ -159,9 +159,6 @@ class _Mean(Reducer):
 
     def communicates(self) -> bool:
         return bool(bps.size() > 1)
-
-    def transport(self) -> Transport:
-        return transport()
 
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]

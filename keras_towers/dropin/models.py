@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_towers import compat
+from keras_towers.dropin import callbacks
 from keras_towers.dropin.optimizer import (
     is_distributed,
     move_outward,
@@ -23,6 +24,7 @@ from keras_towers.dropin.optimizer import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.transport import Transport
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -30,7 +32,9 @@ _FORGOTTEN = "experimental_run_tf_function"
 _undo: list[Callable[[], None]] = []
 
 
-def replace_compile(is_initialized: Callable[[], bool]) -> None:
+def replace_compile(
+    is_initialized: Callable[[], bool], transport: Callable[[], Transport]
+) -> None:
     """Replace ``compile`` and ``fit`` of models until the engine shuts down."""
     if _undo:
         return
@@ -62,15 +66,12 @@ def replace_compile(is_initialized: Callable[[], bool]) -> None:
     def fit(
         original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        distributed = map(reducer_of, optimizers_in(model.optimizer))
-        reducer = next(filter(None, distributed), None)
-        transport = reducer and is_initialized() and reducer.transport()
-        if not transport or transport.size == 1:
+        optimizers = optimizers_in(model.optimizer)
+        reducers = filter(None, map(reducer_of, optimizers))
+        if not is_initialized() or not any(r.of_all for r in reducers):
             return original(model, *args, **kwargs)
-        from keras_towers.dropin import callbacks
-
         given = fit_signature.bind(model, *args, **kwargs).arguments
-        with callbacks.synced(transport, given):
+        with callbacks.synced(transport(), given):
             return original(**given)
 
     def scale(

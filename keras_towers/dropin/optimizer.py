@@ -21,7 +21,6 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers
 from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.transport import Transport
 
 # Bypasses Keras's attribute tracking, which searches for variables.
 _REDUCER = "_keras_towers_reducer"
@@ -31,6 +30,8 @@ class Reducer(ABC):
     """Reduces the gradients of one optimizer over the ranks."""
 
     called: str
+    # Whether it reduces over all ranks of the job.
+    of_all: bool = True
 
     def __init__(self, sparse_as_dense: bool):
         self.local_keys: set[int] = set()
@@ -74,10 +75,6 @@ class Reducer(ABC):
         self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
         """Reduce the gradients that all ranks have; indices are among all."""
-
-    @abstractmethod
-    def transport(self) -> Transport | None:
-        """Return the connection to all ranks; None: it is to some of them."""
 
     def scaled_local(self, grad: Any) -> Any:
         """Return the gradient of a local variable as it is applied."""

@@ -19,8 +19,6 @@ from keras_towers.dropin.optimizer import Reducer
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check, watch
 from keras_towers.reduction import divided
-from keras_towers.transport import Transport
-from keras_towers.transport.horovod import HorovodTransport
 
 if TYPE_CHECKING:
     from keras_towers.horovod.optimizer import Options
@@ -43,6 +41,7 @@ class GradientReducer(Reducer):
     def __init__(self, options: Options, key: str | None = None):
         super().__init__(options.sparse_as_dense)
         self.options = options
+        self.of_all = options.process_set.process_set_id == 0
         self._key = key
         self._compiled = tf.function(
             self._reduce_alike, reduce_retracing=True, autograph=False
@@ -53,11 +52,6 @@ class GradientReducer(Reducer):
             return True
         processes = self.options.process_set
         return bool(processes.included() and processes.size() > 1)
-
-    def transport(self) -> Transport | None:
-        if self.options.process_set.process_set_id != 0:
-            return None
-        return HorovodTransport()
 
     def scaled_local(self, grad: Any) -> Any:
         return self._divided(grad) if self.options.scale_local else grad

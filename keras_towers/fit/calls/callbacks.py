@@ -28,7 +28,7 @@ _COUNTING = (
 )
 
 _Kind = TypeVar("_Kind")
-_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 
 
 class _Marked(keras.callbacks.Callback):
@@ -62,7 +62,7 @@ def _forwarding(name: str) -> Callable[..., None]:
 
 
 # Where there is one process, nobody unwraps it, also without a strategy.
-for _name in _EVENTS:
+for _name in EVENTS:
     setattr(_Marked, _name, _forwarding(_name))
 
 
@@ -110,7 +110,7 @@ def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
     """Let a callback write its files on this rank, whatever other ranks do."""
-    for name in _EVENTS:
+    for name in EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
         inherited = function is getattr(keras.callbacks.Callback, name)

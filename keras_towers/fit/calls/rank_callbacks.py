@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.fit import told
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.callbacks import (
@@ -36,13 +37,9 @@ from keras_towers.transport import Transport
 
 logger = logging.getLogger("keras_towers")
 
-_LOOPS = ("train", "test", "predict")
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
-EVENTS: tuple[str, ...] = (
-    *("on_epoch_begin", "on_epoch_end"),
-    *(f"on_{loop}_{end}" for loop in _LOOPS for end in ("begin", "end")),
-    *(f"on_{loop}_batch_{end}" for loop in _LOOPS for end in ("begin", "end")),
-)
+# The older ones are part of the newer.
+_EVENTS = [e for e in callbacks_lib.EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -127,8 +124,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._adoption = adoption
         # Those that callbacks have written, and who was the last.
         self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
-        self._told = False
-        acting = [e for e in EVENTS if any(_acts(c, e) for c in callbacks)]
+        acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         ranks = check.gather(transport, acting, "begins to run callbacks")
         self._asked: set[str] = set(itertools.chain(*ranks))
 
@@ -137,7 +133,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Note what the callbacks write, in a block."""
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
-                run = {e: self._run for e in EVENTS if _acts(callback, e)}
+                run = {e: self._run for e in _EVENTS if _acts(callback, e)}
                 bound = patches.bound(callback, run)
                 stack.enter_context(patches.shadowed(callback, bound))
             yield
@@ -168,15 +164,13 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     def agree(self) -> None:
         """Take over what callbacks have written, and stops of loops."""
-        model, is_first = self.model, self._transport.rank == 0
+        model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # Rank 0 may have restored its place in the epochs.
-        first = model._initial_epoch if is_first else 0
-        mine = [*stops, first or 0, len(self._written)]
-        told = tf.constant([int(number) for number in mine])
-        (told,) = sum_over_ranks(self._transport, [told])
-        *asked, first, written = map(int, told)
-        model._initial_epoch = first or None
+        first = 0 if self._transport.rank else model._initial_epoch or 0
+        mine = tf.constant([*map(int, stops), first, len(self._written)])
+        *asked, first, written = sum_over_ranks(self._transport, [mine])[0]
+        model._initial_epoch = int(first) or None
         for name, stopped, stop in zip(_STOPS, stops, asked, strict=True):
             if stop and not stopped:
                 setattr(model, name, True)
@@ -196,8 +190,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
             agreement.broadcast(self._transport, values, root)
-        if unlike and not self._told and self._transport.rank == 0:
-            self._told = True
+        if unlike and self._transport.rank == 0 and told.is_news(unlike):
             logger.warning(
                 "callbacks have written other values on some ranks into %s: "
                 "all go on with those of the first of these ranks.",
@@ -205,7 +198,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             )
 
 
-for _event in set(EVENTS) - set(vars(SyncedCallbacks)):
+for _event in set(_EVENTS) - set(vars(SyncedCallbacks)):
     _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
     setattr(SyncedCallbacks, _event, _settled)
 
