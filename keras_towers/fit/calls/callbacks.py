@@ -71,9 +71,8 @@ class ChiefOnly(_Marked):
 
     For callbacks that write files, draw or send messages. Keras's
     ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
-    run on rank 0 without it. Weights that the callback changes when training
-    begins are sent to the other ranks immediately, later changes at the end of
-    the epoch.
+    run on rank 0 without it. Weights and learning rates that the callback
+    writes are sent to the other ranks at once.
 
     Args:
         callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
@@ -131,7 +130,7 @@ def _by_itself(method: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# Of a callback's method: it does not set ``model.stop_training``.
+# Of a callback's method: it stops no loop, and writes no weights.
 NEVER_STOPS = "_never_stops"
 
 
