@@ -72,7 +72,7 @@ def replace_compile(
             return original(model, *args, **kwargs)
         given = fit_signature.bind(model, *args, **kwargs).arguments
         with callbacks.synced(transport(), given):
-            return original(**given)
+            return original(given.pop("self"), **given)
 
     def scale(
         original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any

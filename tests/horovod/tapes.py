@@ -14,6 +14,7 @@ from tests.kit.ranks import check
 
 @check
 def a_tape_reduces_gradients_of_a_structure():
+    tape_lib._reducer.cache_clear()
     alone = small.train(m.momentum(), small.WORDS, alone=True)
     made, optimizer = m.with_embedding(), m.momentum()
     made.compile(optimizer, m.cross_entropy())
