@@ -120,6 +120,14 @@ def test_compile_is_keras_s_own_after_shutdown(end):
         made.compile("sgd", **OF_KERAS_2)
 
 
+def test_fit_is_wrapped_and_unwrapped_as_often_as_it_is_begun():
+    fit = keras.Model.fit
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init()
+    assert keras.Model.fit is fit
+
+
 def test_auto_jit_is_off_only_for_a_distributed_optimizer(monkeypatch):
     # What Keras does on a machine with GPUs: XLA where nothing is said.
     trainer = keras.Model.__mro__[2]
