@@ -124,6 +124,8 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
         self.not_built: Exception | None = None
+        # Takes over what callbacks of other ranks have written so far.
+        self.agree: Callable[[], None] = lambda: None
         self.order: Order | None = None
         self._step = step
         self._prepared = prepared

@@ -59,6 +59,7 @@ class TowerCalls:
         outer = call_lib.current()
         if outer is not None:
             outer.settle(asked.trains)
+            outer.agree()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.knows(
             model, kind
@@ -117,12 +118,16 @@ class TowerCalls:
         with call.opened():
             if call.kind == "predict_on_batch":
                 call.prepare((asked.given["x"],))
+            adapted: Any = contextlib.nullcontext()
             if self._config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                rank_callbacks.adapt(self._config, self.adoption, asked, nested)
+                adapted = rank_callbacks.adapted(
+                    self._config, self.adoption, call, nested
+                )
             with (
                 order,
+                adapted,
                 callbacks.on_one_device(asked.given),
                 callbacks.observed(asked, self._config),
             ):
