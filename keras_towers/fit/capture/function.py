@@ -21,8 +21,12 @@ from keras_towers import compat
 
 Way = Literal["called", "inlined", "xla"]
 
+# If a called function had a rendezvous of its own, an error in it would cancel
+# its caller's transfers between devices before the caller learned of the error,
+# and TensorFlow reports what failed first: "RecvAsync is cancelled". So the
+# caller's transfers end with the error itself.
 _ATTRIBUTES: dict[Way, dict[str, bool]] = {
-    "called": {"_noinline": True},
+    "called": {"_noinline": True, "shared_rendezvous": True},
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
