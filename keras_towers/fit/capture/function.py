@@ -21,12 +21,8 @@ from keras_towers import compat
 
 Way = Literal["called", "inlined", "xla"]
 
-# If a called function had a rendezvous of its own, an error in it would cancel
-# its caller's transfers between devices before the caller learned of the error,
-# and TensorFlow reports what failed first: "RecvAsync is cancelled". So the
-# caller's transfers end with the error itself.
 _ATTRIBUTES: dict[Way, dict[str, bool]] = {
-    "called": {"_noinline": True, "shared_rendezvous": True},
+    "called": {"_noinline": True},
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
@@ -65,7 +61,7 @@ class GraphFunction:
         self._is_optimised: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
-        self._function = compat.function_from_graph(
+        self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
             # ``shapes`` of the first inputs may be better known than to the
             # graph.
