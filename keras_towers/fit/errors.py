@@ -18,6 +18,7 @@ from keras_towers.meeting import watch
 # TensorFlow's own mark of a status that only follows from another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 _LONGEST = 400
+SHARED = "shared_rendezvous"
 # Of the calls that all ranks make.
 _numbers = itertools.count()
 
@@ -27,11 +28,28 @@ def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     # With one of its own, an error in it cancels its caller's transfers between
     # devices before the caller learns of the error, and TensorFlow reports what
     # failed first: "RecvAsync is cancelled". The caller's is ended with the
-    # error itself.
+    # error itself. But calls that overlap would mix up transfers of their own.
     name, graph, attributes, *rest = given
-    return original(
-        name, graph, {**attributes, "shared_rendezvous": True}, *rest
-    )
+    if attributes.get(SHARED, not _resources(graph)):
+        shared = len(_devices(graph)) < 2
+        attributes = {**attributes, SHARED: shared}
+    return original(name, graph, attributes, *rest)
+
+
+def _resources(graph: Any) -> list[Any]:
+    """The inputs that may be on another device than the function."""
+    return [t for t in graph.inputs if t.dtype in (tf.resource, tf.variant)]
+
+
+def _devices(graph: Any) -> set[str]:
+    """The devices that a function and those that it calls name."""
+    inputs = {tensor.op.name for tensor in graph.inputs}
+    operations = graph.get_operations()
+    found = {op.device for op in operations if op.name not in inputs}
+    for function in graph._functions.values():
+        definition = function.cached_definition
+        found |= {node.device for node in definition.node_def}
+    return found
 
 
 @contextlib.contextmanager

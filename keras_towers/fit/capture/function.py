@@ -22,7 +22,7 @@ from keras_towers import compat
 Way = Literal["called", "inlined", "xla"]
 
 _ATTRIBUTES: dict[Way, dict[str, bool]] = {
-    "called": {"_noinline": True},
+    "called": {"_noinline": True, "shared_rendezvous": True},
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
