@@ -97,7 +97,8 @@ class TracedStep:
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
         resources = [t for t in captures if t.dtype == tf.resource]
-        if self.way == "called" and None in map(checks.owner_of, resources):
+        elsewhere = any(checks.owner_of(t) is None for t in resources)
+        if self.way == "called" and elsewhere:
             # It uses more than its tower's device (``fit.errors``).
             self.way = "inlined"
         known = [tensor.shape for tensor in self._given]
