@@ -30,6 +30,7 @@ def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     # failed first: "RecvAsync is cancelled". The caller's is ended with the
     # error itself. But calls that overlap would mix up transfers of their own.
     name, graph, attributes, *rest = given
+    attributes = attributes or {}
     if attributes.get(SHARED, not _resources(graph)):
         shared = len(_devices(graph)) < 2
         attributes = {**attributes, SHARED: shared}
