@@ -14,7 +14,8 @@ from keras_towers.fit import errors
 from tests.kit.compare import close
 from tests.kit.long import long_but
 
-ROWS, BAD = 6, 100.0
+# Parts of one row would be broadcast.
+ROWS, BAD = 12, 100.0
 # None of them is what failed.
 FOLLOWS = ("cancelled", "Collective ops", "rendezvous", "shut down")
 
