@@ -13,10 +13,14 @@ rows, or none.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import Size, times_in
+
+if TYPE_CHECKING:
+    from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
 
@@ -36,6 +40,33 @@ class Unit:
     count: Tensor
     start: Tensor
     total: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoundUnit:
+    """A unit of which each tower finds its own, such as what a mask leaves.
+
+    Towers exchange how many they have only where somebody needs it.
+
+    Attributes:
+        size: the symbol of how many one device has.
+        count: how many a tower has; a number of the towers.
+        builder: takes the exchanges.
+    """
+
+    size: Size
+    count: Tensor
+    builder: Builder
+
+    @functools.cached_property
+    def start(self) -> Tensor:
+        """How many the towers before it have."""
+        return self.builder.exchange("before", self.count)
+
+    @functools.cached_property
+    def total(self) -> Tensor:
+        """How many all have."""
+        return self.builder.exchange("sum", self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +95,7 @@ class Sharded:
     """
 
     axis: int
-    unit: Unit = None  # type: ignore[assignment]
+    unit: Unit | FoundUnit = None  # type: ignore[assignment]
     blocks: int = 1
     rows: int = 1
 
@@ -103,6 +134,44 @@ REPLICATED = Replicated()
 PARTIAL = Partial()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """Integers that number rows, of which each tower names only its own.
+
+    One device counts all rows: its numbers are those of a tower and the number
+    of rows of the towers before it.
+
+    Attributes:
+        own: of each tower: the same integers, counted from its own first row.
+            They are at least 0 and less than the number of its rows.
+        layout: how these are laid out.
+        unit: of what the rows are.
+        rows: how many rows each unit has.
+        grain: what divides all of them.
+        is_first_column: whether only the first along the last axis are such,
+            and the others are those of one device.
+    """
+
+    own: Tensor
+    layout: Sharded
+    unit: Unit | FoundUnit
+    rows: int = 1
+    grain: int = 1
+    is_first_column: bool = False
+
+    @property
+    def target(self) -> Sharded:
+        """The layout of the rows, along a first axis."""
+        return Sharded(0, self.unit, 1, self.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    """Integers that are at least 0 and less than a limit."""
+
+    limit: int
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A tensor of one device's step, and what towers have of it.
@@ -118,6 +187,7 @@ class Value:
         linear: of a part of a sum: the operation that it follows from linearly,
             which of its outputs it is, and the operation's inputs.
         element: of a list: what is known of all its elements.
+        numbers: of integers: what they number, or where they end.
     """
 
     layout: Layout
@@ -127,6 +197,12 @@ class Value:
     known: Any = None
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
+    numbers: Places | Below | None = None
+
+    @property
+    def places(self) -> Places | None:
+        """The rows that it numbers, if it does."""
+        return self.numbers if isinstance(self.numbers, Places) else None
 
     @property
     def sharded(self) -> Sharded | None:

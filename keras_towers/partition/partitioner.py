@@ -8,6 +8,7 @@ one device. A rule that is missing costs time; it does not change a result.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    FoundUnit,
     ListOf,
     Partial,
     Sharded,
@@ -31,11 +33,13 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import (
     ALWAYS,
     AXES,
+    BY_PLACES,
+    NUMBERS,
     OF_LISTS,
     RULES,
     SHAPES,
 )
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.sizes import Size, name_of, own
 
 # What sizes are computed in.
 SIZE = tf.int64
@@ -78,6 +82,9 @@ class Partitioner:
         self.graphs: list[Any] = []
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
+        # By what they follow from, and by their symbols.
+        self._found: dict[Any, FoundUnit] = {}
+        self._units: dict[str, FoundUnit] = {}
         # The levels from which on a resource may be read, and written.
         self._ready: dict[Any, tuple[int, int]] = {}
 
@@ -87,6 +94,7 @@ class Partitioner:
             self.unit, self.is_first, self.sizes, builder, self.lists
         )
         result.graphs, result.once = self.graphs, self.once
+        result._found, result._units = self._found, self._units
         return result
 
     # ---- the pass ------------------------------------------------------------
@@ -121,10 +129,12 @@ class Partitioner:
     def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
         if node.type == "Const":
             return [self._constant(node)]
-        outputs = self._by_rule(node, inputs)
+        outputs = self.by_rule(node, inputs)
         if outputs is None:
             outputs = self.computed_once(node, inputs)
         self._complete(node, inputs, outputs)
+        if node.type in NUMBERS:
+            NUMBERS[node.type](self, node, inputs, outputs)
         return outputs
 
     def _constant(self, node: Node) -> Value:
@@ -133,7 +143,14 @@ class Partitioner:
         known = constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def _by_rule(self, node: Node, inputs: list[Value]) -> list[Value] | None:
+    def by_rule(
+        self, node: Node, inputs: Sequence[Value]
+    ) -> list[Value] | None:
+        """Lay out an operation; None: it is computed once."""
+        if node.type in BY_PLACES and any(v.places for v in inputs):
+            found = BY_PLACES[node.type](self, node, *inputs)
+            if found is not None:
+                return found
         rule, axes = RULES.get(node.type), AXES.get(node.type)
         divided = not all(value.is_replicated for value in inputs)
         if not divided and node.type not in ALWAYS:
@@ -459,6 +476,30 @@ class Partitioner:
             )
         return self._parts[value]
 
+    # ---- units ---------------------------------------------------------------
+
+    def found_unit(self, key: Any, count: Tensor) -> FoundUnit:
+        """Return the unit of what each tower has found.
+
+        Args:
+            key: what it follows from: for the same all towers find as many.
+            count: how many a tower has found.
+        """
+        if key not in self._found:
+            size = own(f"found{len(self._units)}")
+            unit = FoundUnit(size, count, self.builder)
+            self._found[key] = self._units[name_of(size)] = unit
+        return self._found[key]
+
+    def rows_along(self, axis: int, size: Any) -> Sharded | None:
+        """Return the rows that an axis of some size has; None: it has none."""
+        for unit in (self.unit, *self._units.values()):
+            layout = Sharded(axis, unit)
+            rows = layout.units_in(size)
+            if rows and isinstance(size, Size):
+                return dataclasses.replace(layout, rows=rows)
+        return None
+
     # ---- sizes ---------------------------------------------------------------
 
     def times(self, number: int, tensor: Tensor) -> Tensor:
@@ -488,16 +529,22 @@ class Partitioner:
             return None
         result: Tensor | None = None
         for symbol, power in size.powers:
-            if symbol not in self.sizes or power < 1:
+            factor = self._of_symbol(symbol)
+            if factor is None or power < 1:
                 return None
             for _ in range(power):
-                factor = self.sizes[symbol]
-                if result is not None:
-                    factor = self.builder.op(
-                        "Mul", [result, factor], (), is_repeated=True
-                    )
-                result = factor
+                if result is None:
+                    result = factor
+                    continue
+                result = self.builder.op(
+                    "Mul", [result, factor], (), is_repeated=True
+                )
         return None if result is None else self.times(size.number, result)
+
+    def _of_symbol(self, symbol: str) -> Tensor | None:
+        if symbol in self._units:
+            return self._units[symbol].total
+        return self.sizes.get(symbol)
 
     def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
         """Return a vector of sizes."""

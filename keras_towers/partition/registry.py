@@ -21,6 +21,10 @@ RULES: dict[str, Rule] = {}
 # Asked even if all inputs are the same for all: what makes rows of nothing.
 ALWAYS: set[str] = set()
 OF_LISTS: set[str] = set()
+# Asked first, if an input numbers rows.
+BY_PLACES: dict[str, Rule] = {}
+# What says what the integers number that operations return.
+NUMBERS: dict[str, Callable[..., None]] = {}
 # What gives the shape of an output that is computed once.
 SHAPES: dict[str, Callable[..., Shape | None]] = {}
 
@@ -54,6 +58,32 @@ def rule(
         RULES.update(dict.fromkeys(types, function))
         ALWAYS.update(types if always else ())
         OF_LISTS.update(types if of_lists else ())
+        return function
+
+    return add
+
+
+def by_places(*types: str) -> Callable[[RuleT], RuleT]:
+    """Register what lays out operations that get numbers of rows."""
+
+    def add(function: RuleT) -> RuleT:
+        BY_PLACES.update(dict.fromkeys(types, function))
+        return function
+
+    return add
+
+
+def numbers_of(
+    *types: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register what says what the integers number that operations return.
+
+    It takes the partitioner, the operation and the values of its inputs and
+    outputs, and notes it of these.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        NUMBERS.update(dict.fromkeys(types, function))
         return function
 
     return add

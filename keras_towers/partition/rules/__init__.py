@@ -7,8 +7,10 @@ from keras_towers.partition.rules import (  # noqa: F401
     images,
     moves,
     picks,
+    places,
     products,
     reductions,
+    segments,
     shapes,
     slices,
 )

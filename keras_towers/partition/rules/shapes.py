@@ -90,13 +90,9 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
 
 
 def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
-    """Return where a tensor of some sizes may have rows of the batch."""
-    grown = [axis for axis, size in enumerate(sizes) if isinstance(size, Size)]
-    if len(grown) != 1:
-        return None
-    layout = Sharded(grown[0], partition.unit)
-    rows = layout.units_in(sizes[grown[0]])
-    return Sharded(grown[0], partition.unit, rows=rows) if rows else None
+    """Return where a tensor of some sizes may have rows of a unit."""
+    found = (partition.rows_along(a, size) for a, size in enumerate(sizes))
+    return next((layout for layout in found if layout is not None), None)
 
 
 @rule("BroadcastTo", always=True)
