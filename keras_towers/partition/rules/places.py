@@ -89,6 +89,7 @@ def _range(
     own = build.op("Range", [begin, partition.cast(count, dtype), delta], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].numbers = Places(own, layout, rows.unit, rows.rows, step)
+    outputs[0].shape = (layout.size,)
 
 
 @numbers_of("ArgMax", "ArgMin", "TopKV2")

@@ -53,6 +53,13 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors | None:
     return Factors([range(rank), None], [left], summed, linear)
 
 
+def _left(node: Node, shape: Any, found: list[int]) -> Any:
+    """The shape of what is left, in which axes that are kept have size 1."""
+    if shape is None or not node.attr("keep_dims"):
+        return shape
+    return tuple(1 if a in found else size for a, size in enumerate(shape))
+
+
 @rule(*_LINEAR, *_OTHERS)
 def _reduced(
     partition: Partitioner, node: Node, value: Value, over: Value
@@ -66,7 +73,10 @@ def _reduced(
     along = build.constant(found, node.dtype(1))
     factors.given[1] = along
     if layout is None or layout.axis not in found or node.type == "Sum":
-        return partition.divided(node, [value, over], factors)
+        results = partition.divided(node, [value, over], factors)
+        for result in results or ():
+            result.shape = _left(node, result.shape, found)
+        return results
     (shape,), (output,) = factors.shapes([value, over]), node.shapes
     assert value.local is not None
     if node.type == "Mean":

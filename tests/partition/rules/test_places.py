@@ -143,3 +143,180 @@ def test_towers_pick_their_own_rows(name):
             step = _training(function, reduce)
             program = check(step, *given, towers=TOWERS, seed=seed)
             assert not once(program), once(program)
+
+
+def _stitched_wrongly(x, y, c):
+    choice = _chosen(y)
+    places = tf.dynamic_partition(_numbers(y), choice, 2)
+    one, two = (tf.gather(y, place) for place in places)
+    return tf.dynamic_stitch(places[::-1], [two, one])
+
+
+def _stitched_some(x, y, c):
+    """What is joined has as many rows as its last number says."""
+    places = tf.dynamic_partition(_numbers(y), _chosen(y), 3)
+    some = [tf.gather(y, place) for place in places[:2]]
+    return tf.dynamic_stitch([places[0], places[2]], [some[0], some[1][:0]])
+
+
+def _later(y):
+    """Pairs of all examples."""
+    number = _numbers(y)
+    i, j = tf.meshgrid(number, number)
+    later = tf.boolean_mask(tf.stack([i, j], -1), i < j)
+    return tf.gather(y, later[:, 0]) - tf.gather(y, later[:, 1])
+
+
+def _numbered_of_numbered(x, y, c):
+    """Numbers among those that are left, which are not those of all."""
+    mask = y[:, 0] > 0
+    some, numbers = tf.boolean_mask(y, mask), tf.where(mask)[:, 0]
+    order = tf.range(_size(some))
+    return tf.gather(some, order) + tf.gather(y, tf.gather(numbers, order))
+
+
+def _added_up(x, at, entries, step):
+    n = _size(x)
+    return tf.math.unsorted_segment_sum(
+        x, tf.range(n) * step + at, n * entries + 99
+    )
+
+
+_HOSTILE = {
+    "mean of what is left": lambda x, y, c: tf.reduce_mean(
+        tf.boolean_mask(y, y[:, 0] > 0)
+    ),
+    "largest of what is left": lambda x, y, c: tf.reduce_max(
+        tf.boolean_mask(y, y[:, 0] > 0), 0
+    ),
+    "nothing is left": lambda x, y, c: tf.reduce_mean(
+        tf.boolean_mask(y, y[:, 0] > 9)
+    ),
+    "everything is left": lambda x, y, c: tf.boolean_mask(y, c > -1) * y,
+    "next": lambda x, y, c: tf.gather(y, (_numbers(y) + 1) % _size(y)),
+    "last first": lambda x, y, c: tf.gather(y, _size(y) - 1 - _numbers(y)),
+    "too far": lambda x, y, c: tf.gather(
+        _flat(x), tf.minimum(_numbers(x) * 4 + c * 4, 4 * _size(x) - 1)
+    ),
+    "overlapping": lambda x, y, c: tf.gather(
+        _flat(x), _numbers(x) * 3 + tf.argmax(x[:, :, 0], 1, tf.int32)
+    ),
+    "as a number": lambda x, y, c: (
+        y[:, :1] * tf.cast(tf.where(c > -9), tf.float32)
+    ),
+    "of a table": lambda x, y, c: tf.gather(tf.eye(40), _numbers(y)),
+    "of a table in a part": lambda x, y, c: tf.gather(
+        tf.eye(40), tf.where(c > 0)[:, 0]
+    ),
+    "pairs": lambda x, y, c: _later(y),
+    "stitched wrongly": _stitched_wrongly,
+    "stitched some": _stitched_some,
+    "one for few": lambda x, y, c: tf.gather(
+        y, tf.where(_size(y) > 2, _numbers(y), 0)
+    ),
+    "the diagonal": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [1, 4]), tf.stack([_numbers(y)] * 2, 1)
+    ),
+    "two axes": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [1, 8]),
+        tf.concat([_numbers(y)[:, None] * k for k in (1, 2)], 1),
+    ),
+    "second column": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [3, 8]), tf.stack([c, _numbers(y)], 1)
+    ),
+    "second column of a mask": lambda x, y, c: tf.gather(
+        y, tf.where(tf.tile(y, [1, 1]) > -9)[:, 1] * 0
+    ),
+    "turned": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [9, 9]), tf.where(y > 0)[:, ::-1]
+    ),
+    "columns in one": lambda x, y, c: tf.reshape(tf.where(y > 0), [-1]),
+    "flat columns": lambda x, y, c: tf.gather(
+        tf.tile(y, [5, 1]), tf.reshape(tf.where(y > 0), [-1])
+    ),
+    "first of some": lambda x, y, c: tf.boolean_mask(y, y[:, 0] > -9)[:1],
+    "last of some": lambda x, y, c: tf.boolean_mask(y, c > -1)[-1],
+    "sorted": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.sort(tf.where(c > -9), 0, "DESCENDING"), tf.int32)
+    ),
+    "added up": lambda x, y, c: tf.gather(
+        y, tf.cumsum(tf.ones_like(_numbers(y))) - 1
+    ),
+    "numbered again": _numbered_of_numbered,
+    "far segments": lambda x, y, c: _added_up(y, c, 2, 2),
+    "negative segments": lambda x, y, c: tf.math.unsorted_segment_sum(
+        y, tf.where(c > 0, _numbers(y), -1), _size(y)
+    ),
+    "more segments": lambda x, y, c: tf.math.unsorted_segment_sum(
+        y, _numbers(y), _size(y) * 2
+    ),
+    "fewer segments": lambda x, y, c: tf.math.unsorted_segment_sum(
+        y, _numbers(y), _size(y) - 1
+    ),
+    "segments in order": lambda x, y, c: tf.math.segment_mean(
+        _flat(x), tf.repeat(_numbers(x), 4)
+    ),
+    "segments with holes": lambda x, y, c: tf.math.segment_sum(
+        y, _numbers(y) // 2 * 2
+    ),
+    "half": lambda x, y, c: tf.gather(y, _numbers(y) // 2),
+    "twice": lambda x, y, c: tf.gather(
+        tf.concat([y, y + 1], 0), _numbers(y) * 2
+    ),
+    "of blocks": lambda x, y, c: tf.gather(
+        tf.concat([y, y + 1], 0), tf.range(2 * _size(y))
+    ),
+    "mask of blocks": lambda x, y, c: tf.boolean_mask(
+        tf.concat([y, -y], 0), tf.concat([y, -y], 0)[:, 0] > 0
+    ),
+    "mask along another axis": lambda x, y, c: tf.boolean_mask(
+        tf.transpose(y), tf.transpose(y) > 0
+    ),
+    "columns by a mask": lambda x, y, c: tf.boolean_mask(
+        y, tf.reduce_sum(y, 0) > 0, axis=1
+    ),
+    "short": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.cast(_numbers(y), tf.int8), tf.int32)
+    ),
+    "halves": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.cast(_numbers(y), tf.float32) / 2, tf.int32)
+    ),
+    "only one is left": lambda x, y, c: y
+    * tf.boolean_mask(y, tf.range(_size(y)) < 1),
+    "the first that is true": lambda x, y, c: tf.where(c > -9)[0] + 1,
+    "sizes of several": lambda x, y, c: tf.fill(
+        tf.stack([_size(tf.where(y > 0)), _size(tf.where(x > 0))]), 2.0
+    ),
+    "longer": lambda x, y, c: tf.concat(
+        [tf.boolean_mask(y, c > 0), tf.boolean_mask(y, c < 1), y], 0
+    ),
+    "joined to itself": lambda x, y, c: tf.concat(
+        [tf.boolean_mask(y, c > 0), 2 * tf.boolean_mask(y, c > 0)], 0
+    ),
+    "cumulated": lambda x, y, c: tf.cumsum(tf.boolean_mask(y, c > 0)),
+    "normalized": lambda x, y, c: tf.nn.softmax(
+        tf.boolean_mask(y[:, 0], c > 0)
+    ),
+    "drawn": lambda x, y, c: tf.random.stateless_normal(
+        tf.shape(tf.boolean_mask(y, c > 0)), [1, 2]
+    ),
+    "of the first tower": lambda x, y, c: tf.boolean_mask(
+        y, tf.range(_size(y)) > 1
+    ),
+    "by a number": lambda x, y, c: tf.gather(y, tf.where(c > 0), axis=0),
+    "along the second": lambda x, y, c: tf.gather(
+        tf.transpose(y), tf.where(c > 0)[:, 0], axis=1
+    ),
+    "of all": lambda x, y, c: (
+        tf.matmul(y, tf.boolean_mask(y, c > 0), transpose_b=True)
+    ),
+    "squares": lambda x, y, c: tf.linalg.matmul(
+        *[tf.boolean_mask(y, c > 0)] * 2, transpose_a=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_what_may_reach_other_examples(name):
+    for seed in range(2):
+        check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
