@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import is_own
 
 # None: an axis that cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
@@ -68,10 +69,18 @@ class Factors:
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
         sizes: dict[Hashable, Any] = {}
+        open_: set[Hashable] = set()
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:
                 continue
             for label, size in zip(labels, value.shape, strict=True):
-                if label is not None and sizes.get(label) in (None, 1):
+                if label is None:
+                    continue
+                before = sizes.get(label)
+                if before in (None, 1):
                     sizes[label] = size
-        return sizes
+                elif size not in (None, 1, before):
+                    # What is found may be one row, which is repeated.
+                    if is_own(before) or is_own(size):
+                        open_.add(label)
+        return {k: None if k in open_ else v for k, v in sizes.items()}

@@ -250,9 +250,6 @@ _HOSTILE = {
     "more segments": lambda x, y, c: tf.math.unsorted_segment_sum(
         y, _numbers(y), _size(y) * 2
     ),
-    "fewer segments": lambda x, y, c: tf.math.unsorted_segment_sum(
-        y, _numbers(y), _size(y) - 1
-    ),
     "segments in order": lambda x, y, c: tf.math.segment_mean(
         _flat(x), tf.repeat(_numbers(x), 4)
     ),
@@ -320,3 +317,25 @@ _HOSTILE = {
 def test_what_may_reach_other_examples(name):
     for seed in range(2):
         check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
+
+
+def _best(y):
+    """The only row that has the largest first entry."""
+    return tf.boolean_mask(y, y[:, 0] >= tf.reduce_max(y[:, 0]))
+
+
+def _one_and_all(x, y, c):
+    """A single row is repeated for all, as the mask leaves but one."""
+    return _best(y) * y
+
+
+def _one_and_some(x, y, c):
+    some = tf.boolean_mask(y, c > 0)
+    return _best(y) * some + tf.cast(_size(_best(y) * some), tf.float32)
+
+
+@pytest.mark.parametrize("function", [_one_and_all, _one_and_some])
+def test_a_single_row_that_is_repeated(function):
+    for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
+        step = _training(function, reduce)
+        check(step, _X, _Y, _CLASS, towers=((3, 2), (4, 0, 3)))
