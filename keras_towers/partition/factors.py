@@ -8,13 +8,15 @@ one axis that may be divided. Shardy's rules name such factors, too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import is_own
 
+# The label of an output's axis of size 1.
+ONE = "1"
 # None: an axis that cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
 
@@ -26,19 +28,29 @@ class Factors:
     Attributes:
         inputs: the labels of the axes of N inputs; None: an input that all
             towers have.
-        outputs: those of its outputs.
+        outputs: those of its outputs; None: their rank is not known.
         summed: labels over which it sums: the sum of the results for some of
             the entries each is the result for all.
         linear: groups of inputs; the operation is linear in those of a group
             together, if the others are what they are.
+        needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
+            it, if there are no rows.
         given: inputs that towers are given in place of those of one device.
     """
 
     inputs: Sequence[Labels | None]
-    outputs: Sequence[Labels]
+    outputs: Sequence[Labels | None]
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
-    given: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    needs_rows: bool = False
+    given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def may_divide(self, label: Hashable | None) -> bool:
+        """Whether the operation may be divided by an axis."""
+        if label is None:
+            return False
+        kept = [label in (output or ()) for output in self.outputs]
+        return all(kept) or (label in self.summed and not any(kept))
 
     def labels(self, inputs: Sequence[Value]) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.
@@ -59,16 +71,18 @@ class Factors:
             )
         return found
 
-    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...]]:
+    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...] | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label) for label in labels)
+            None
+            if labels is None
+            else tuple(sizes.get(label) for label in labels)
             for labels in self.outputs
         ]
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
-        sizes: dict[Hashable, Any] = {}
+        sizes: dict[Hashable, Any] = {ONE: 1}
         open_: set[Hashable] = set()
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:

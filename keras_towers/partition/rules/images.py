@@ -8,7 +8,6 @@ from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import (
-    SIZE,
     Partitioner,
     local_shape,
     static,
@@ -30,12 +29,16 @@ _IMAGES = {
     **dict.fromkeys(("MaxPoolGrad", "MaxPool3DGrad"), 3),
     **dict.fromkeys(("MaxPoolGradGrad", "MaxPool3DGradGrad"), 3),
     **dict.fromkeys(("LRNGrad",), 3),
+    **dict.fromkeys(("ImageProjectiveTransformV2",), 2),
+    **dict.fromkeys(("ImageProjectiveTransformV3",), 2),
     **dict.fromkeys(("ResizeBilinearGrad", "ResizeBicubicGrad"), 2),
     **dict.fromkeys(("ScaleAndTranslateGrad",), 2),
 }
 _LINEAR = {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "AvgPool", "AvgPool3D"}
 _LINEAR |= {"SpaceToDepth", "DepthToSpace", "ResizeBilinear"}
-# The place of the gradient, which is an image of the batch, and of its size.
+# Without an image TensorFlow refuses them, or returns memory as it finds it.
+_NEED_IMAGES = ("MaxPool3DGradGrad", "DepthwiseConv2dNativeBackpropFilter")
+# They are told the sizes of the images that they make.
 _TO_IMAGES = (
     "Conv2DBackpropInput",
     "DepthwiseConv2dNativeBackpropInput",
@@ -57,7 +60,12 @@ def _images(node: Node, *inputs: Value) -> Factors | None:
         for k, rank in enumerate(ranks)
     ]
     linear = (frozenset({0}),) if node.type in _LINEAR else ()
-    return Factors(labels, [[0, *[None] * (output - 1)]], linear=linear)
+    return Factors(
+        labels,
+        [[0, *[None] * (output - 1)]],
+        linear=linear,
+        needs_rows=node.type in _NEED_IMAGES,
+    )
 
 
 @rule(*_TO_IMAGES)
@@ -109,24 +117,5 @@ def _to_kernel(
         [[None] * output],
         frozenset({0}),
         (frozenset({0}), frozenset({2})),
+        needs_rows=node.type in _NEED_IMAGES,
     )
-
-
-@rule("DepthwiseConv2dNativeBackpropFilter")
-def _to_depthwise_kernel(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    factors = _to_kernel(node, *inputs)
-    found = None if factors is None else partition.divided(node, inputs, factors)
-    layout = inputs[2].sharded
-    if found is None or layout is None:
-        return found
-    # Of no images TensorFlow returns memory as it finds it.
-    build, local = partition.builder, found[0].local
-    assert local is not None
-    none = build.constant(0, SIZE)
-    some = build.op("Greater", [layout.unit.count, none], ())
-    zeros = build.op("ZerosLike", [local], local.shape)
-    found[0].local = build.op("SelectV2", [some, local, zeros], local.shape)
-    return found
-

@@ -188,10 +188,7 @@ def _reshaped(
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
     if value.is_partial:
-        labels = [None] * (node.rank(0) or 0)
-        output = [None] * (node.output_rank() or 0)
-        linear = [frozenset({0})]
-        factors = Factors([labels, None], [output], linear=linear)
+        factors = Factors([None, None], [None], linear=[frozenset({0})])
         return partition.divided(node, [value, target], factors)
     layout, shape = value.sharded, value.shape
     if layout is None or sizes is None or shape is None:
@@ -218,7 +215,9 @@ def _rows_after(
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
     the axes before and the blocks, what is behind the rows and axes after.
     """
-    ahead: Any = math.prod(s if s is not None else UNKNOWN for s in shape[: layout.axis])
+    ahead: Any = math.prod(
+        s if s is not None else UNKNOWN for s in shape[: layout.axis]
+    )
     ahead = ahead * layout.blocks
     before: Any = 1
     for axis, size in enumerate(sizes):
@@ -245,8 +244,6 @@ def _alike(node: Node, value: Value) -> Factors | None:
     labels = tuple(range(node.rank(0) or 0))
     linear = [frozenset({0})] if node.type == "ZerosLike" else []
     return Factors([labels], [labels], linear=linear)
-
-
 
 
 @axes("Tile")
