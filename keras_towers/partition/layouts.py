@@ -88,14 +88,14 @@ class Sharded:
 
     Attributes:
         axis: the axis; of a list's elements -1: their place in the list.
-        unit: what is divided; None: examples, where it is not yet known how
-            many a tower has.
+        unit: what is divided; of an input, where it is not yet known how many
+            a tower has, None: examples, or the name of what else it is.
         blocks: the number of blocks.
         rows: the number of rows of each unit in a block.
     """
 
     axis: int
-    unit: Unit | FoundUnit = None  # type: ignore[assignment]
+    unit: Any = None
     blocks: int = 1
     rows: int = 1
 
@@ -128,7 +128,30 @@ class ListOf:
     element: Sharded | Partial
 
 
+@dataclasses.dataclass(frozen=True)
+class SparseIndices:
+    """Of an input: where sparse rows have entries, from a tower's first row.
+
+    Attributes:
+        unit: the name of the unit of the entries.
+    """
+
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseShape:
+    """Of an input: the shape of sparse rows, on a tower that of its own.
+
+    Attributes:
+        sizes: what is known of the sizes behind the first.
+    """
+
+    sizes: tuple[int | None, ...]
+
+
 Layout: TypeAlias = Replicated | Sharded | Partial | ListOf
+InputLayout: TypeAlias = Layout | SparseIndices | SparseShape
 
 REPLICATED = Replicated()
 PARTIAL = Partial()

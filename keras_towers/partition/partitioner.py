@@ -40,7 +40,8 @@ from keras_towers.partition.registry import (
     RULES,
     SHAPES,
 )
-from keras_towers.partition.sizes import Size, name_of, own
+from keras_towers.partition.sizes import Size, name_of
+from keras_towers.partition.sizes import own as own_size
 
 # What sizes are computed in.
 SIZE = tf.int64
@@ -536,7 +537,7 @@ class Partitioner:
             count: how many a tower has found.
         """
         if key not in self._found:
-            size = own(f"found{len(self._units)}")
+            size = own_size(f"found{len(self._units)}")
             unit = FoundUnit(size, count, self.builder)
             self._found[key] = self._units[name_of(size)] = unit
         return self._found[key]

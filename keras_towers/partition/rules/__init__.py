@@ -13,4 +13,5 @@ from keras_towers.partition.rules import (  # noqa: F401
     segments,
     shapes,
     slices,
+    sparse,
 )

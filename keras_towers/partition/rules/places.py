@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_towers.partition.builder import NeedsExchange
 from keras_towers.partition.layouts import (
     Below,
@@ -31,7 +29,7 @@ from keras_towers.partition.partitioner import (
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import by_places, numbers_of, rule
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slices import spans
 
 # They make the same entries of the same rows of other shapes.
@@ -52,30 +50,41 @@ def _where(
         return None
     if layout.axis or layout.blocks != 1:
         return None
-    build, rank = partition.builder, len(shape)
-    (own,) = build.copy(node.operation, [local])
+    (own,) = partition.builder.copy(node.operation, [local])
     unit = partition.found_unit(_source(local), first_size(partition, own))
-    start = partition.times(layout.rows, layout.unit.start)
+    return [indices_of(partition, own, Sharded(0, unit), layout, len(shape))]
+
+
+def indices_of(
+    partition: Partitioner, own: Tensor, rows: Sharded, of: Sharded, rank: int
+) -> Value:
+    """Return indices of entries, of which each tower has its own.
+
+    Args:
+        partition: lays out operations.
+        own: of each tower: its indices, counted from its own first row.
+        rows: how they are laid out.
+        of: the layout of what they are indices of, along its first axis.
+        rank: the number of its axes.
+    """
+    build = partition.builder
+    start = partition.times(of.rows, of.unit.start)
     ahead = [start, *[build.constant(0, SIZE)] * (rank - 1)]
-    numbers = build.op(
-        "AddV2", [own, partition.vector(ahead, SIZE)], own.shape
-    )
-    rows = Sharded(0, unit)
-    places = Places(
-        own, rows, layout.unit, layout.rows, is_first_column=rank > 1
-    )
-    sizes = (rows.size, rank)
-    return [Value(rows, numbers, shape=sizes, numbers=places)]
+    numbers = build.op("AddV2", [own, partition.vector(ahead, SIZE)], own.shape)
+    places = Places(own, rows, of.unit, of.rows, is_first_column=rank > 1)
+    return Value(rows, numbers, shape=(rows.size, rank), numbers=places)
 
 
 @numbers_of("Range")
 def _range(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """All rows of a unit, each once, or every so many of them."""
     ends = [
-        None if value.known is None else value.known.flat[0]
-        for value in inputs
+        None if value.known is None else value.known.flat[0] for value in inputs
     ]
     first, last, step = ends
     rows = partition.rows_along(0, last)
@@ -86,7 +95,9 @@ def _range(
     build, dtype = partition.builder, node.output_dtype(0)
     count = partition.times(rows.rows, rows.unit.count)
     begin, delta = build.constant(0, dtype), build.constant(step, dtype)
-    own = build.op("Range", [begin, partition.cast(count, dtype), delta], (None,))
+    own = build.op(
+        "Range", [begin, partition.cast(count, dtype), delta], (None,)
+    )
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].numbers = Places(own, layout, rows.unit, rows.rows, step)
     outputs[0].shape = (layout.size,)
@@ -94,14 +105,17 @@ def _range(
 
 @numbers_of("ArgMax", "ArgMin", "TopKV2")
 def _of_axis(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """Indices along an axis."""
     value, along = inputs
-    axis = -1 if node.type == "TopKV2" else (numbers(along) or [None])[0]
-    if value.shape is None or axis is None:
+    axes = [-1] if node.type == "TopKV2" else numbers(along)
+    if value.shape is None or axes is None:
         return
-    size = value.shape[axis]
+    size = value.shape[axes[0]]
     if isinstance(size, int):
         outputs[-1].numbers = Below(size)
 
@@ -127,7 +141,7 @@ def _parted(
     locals_ = partition.builder.copy(
         node.operation,
         [rows, parts.local],
-        [tf_rows(values.shape[rank:])] * node.num_outputs,
+        [static_rows(values.shape[rank:])] * node.num_outputs,
     )
     results = []
     for index, local in enumerate(locals_):
@@ -141,7 +155,10 @@ def _parted(
 
 @numbers_of("DynamicPartition")
 def _parted_places(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     places = inputs[0].places
     if places is None or places.is_first_column:
@@ -192,7 +209,10 @@ def followed(own: Value, before: Places, **changes: Any) -> Places | None:
 
 @numbers_of(*_RESHAPING, *_REPEATING, "Cast", "Unpack")
 def _moved(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """Numbers that are put elsewhere, repeated, or left out."""
     before = inputs[0].numbers
@@ -243,7 +263,10 @@ def _columns(node: Node, inputs: list[Value], output: Value) -> int | None:
 
 @numbers_of("Pack", "ConcatV2")
 def _joined(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """Numbers of rows beside others, as columns."""
     places, rank = inputs[0].places, node.output_rank() or 0
@@ -266,7 +289,10 @@ def _joined(
 
 @numbers_of("ZerosLike", "FloorMod")
 def _limited(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     if not node.output_dtype(0).is_integer:
         return
@@ -277,7 +303,10 @@ def _limited(
 
 @numbers_of("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 def _computed(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """Numbers of rows that consist of others, or that these consist of."""
     for at, other in ((0, 1), (1, 0)):
@@ -326,7 +355,11 @@ def _is_below(value: Value, limit: int) -> bool:
 
 @by_places("GatherV2")
 def _picked(
-    partition: Partitioner, node: Node, values: Value, places: Value, along: Value
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    places: Value,
+    along: Value,
 ) -> list[Value] | None:
     found, axes, rank = places.places, numbers(along), node.rank(0)
     if found is None or found.is_first_column or axes is None or not rank:
@@ -348,7 +381,10 @@ def _picked(
 
 @numbers_of("GatherV2")
 def _picked_numbers(
-    partition: Partitioner, node: Node, inputs: list[Value], outputs: list[Value]
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
 ) -> None:
     """Numbers that are picked are the same numbers."""
     values, places, along = inputs
@@ -368,7 +404,7 @@ def _picked_numbers(
         outputs[0].numbers = followed(found[0], own)
 
 
-def _indexed(places: Value) -> Places | None:
+def indexed(places: Value) -> Places | None:
     """The rows that indices number along the first axis of a tensor."""
     found, shape = places.places, places.shape
     if found is None or not shape or found.layout.axis == len(shape) - 1:
@@ -381,7 +417,7 @@ def _indexed(places: Value) -> Places | None:
 def _picked_at(
     partition: Partitioner, node: Node, values: Value, places: Value
 ) -> list[Value] | None:
-    found, shape = _indexed(places), places.shape
+    found, shape = indexed(places), places.shape
     if found is None or not values.shape or not shape:
         return None
     if values.sharded != found.target or values.local is None:
@@ -399,9 +435,13 @@ def _picked_at(
 
 @by_places("ScatterNd")
 def _put(
-    partition: Partitioner, node: Node, places: Value, rows: Value, target: Value
+    partition: Partitioner,
+    node: Node,
+    places: Value,
+    rows: Value,
+    target: Value,
 ) -> list[Value] | None:
-    found, sizes = _indexed(places), target.known
+    found, sizes = indexed(places), target.known
     own = None if found is None else partition.rows(rows, found.layout)
     if found is None or own is None or sizes is None:
         return None
@@ -422,9 +462,13 @@ def _put(
     *("TensorScatterMax", "TensorScatterMin"),
 )
 def _put_into(
-    partition: Partitioner, node: Node, values: Value, places: Value, rows: Value
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    places: Value,
+    rows: Value,
 ) -> list[Value] | None:
-    found = _indexed(places)
+    found = indexed(places)
     own = None if found is None else partition.rows(rows, found.layout)
     if found is None or own is None or values.sharded != found.target:
         return None
@@ -492,7 +536,7 @@ def first_size(partition: Partitioner, tensor: Tensor) -> Tensor:
     return partition.entry(shape, 0)
 
 
-def tf_rows(sizes: Sequence[Any]) -> Any:
+def static_rows(sizes: Sequence[Any]) -> Any:
     """Return the shape of some rows, as far as TensorFlow knows it."""
     return static((None, *sizes))
 

@@ -152,7 +152,11 @@ def _scattered(
 
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _added_to(
-    partition: Partitioner, node: Node, values: Value, places: Value, rows: Value
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    places: Value,
+    rows: Value,
 ) -> list[Value] | None:
     """Towers add their own rows to their parts of what is there."""
     layout = places.sharded or rows.sharded

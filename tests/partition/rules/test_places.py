@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import check, kinds, once, rows, same
+from tests.partition.kit import check, once, rows
 
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
@@ -55,8 +55,8 @@ def _nearest(x, y, c):
 def _of_numbers(x, y, c):
     number = tf.repeat(_numbers(x), 4)
     again, rest = number * 8 // 8, (number * 4 + 2) % 4
-    same = tf.cast(again == number, tf.float32) * tf.cast(rest, tf.float32)
-    return tf.gather(y, again) * same[:, None]
+    alike = tf.cast(again == number, tf.float32) * tf.cast(rest, tf.float32)
+    return tf.gather(y, again) * alike[:, None]
 
 
 def _twice(x, y, c):
@@ -107,7 +107,8 @@ _MASKED = {
     "single entries": lambda x, y, c: tf.boolean_mask(x, x > 0)[:, None],
     "twice": _twice,
     "masked masked": lambda x, y, c: tf.boolean_mask(
-        tf.boolean_mask(y, y[:, 0] > -0.3), tf.boolean_mask(y, y[:, 0] > -0.3)[:, 1] > 0
+        tf.boolean_mask(y, y[:, 0] > -0.3),
+        tf.boolean_mask(y, y[:, 0] > -0.3)[:, 1] > 0,
     ),
     "blocks": lambda x, y, c: tf.gather_nd(
         _flat(x), tf.where(_flat(x)[:, 0] > 0)
@@ -278,8 +279,9 @@ _HOSTILE = {
     "halves": lambda x, y, c: tf.gather(
         y, tf.cast(tf.cast(_numbers(y), tf.float32) / 2, tf.int32)
     ),
-    "only one is left": lambda x, y, c: y
-    * tf.boolean_mask(y, tf.range(_size(y)) < 1),
+    "only one is left": lambda x, y, c: (
+        y * tf.boolean_mask(y, tf.range(_size(y)) < 1)
+    ),
     "the first that is true": lambda x, y, c: tf.where(c > -9)[0] + 1,
     "sizes of several": lambda x, y, c: tf.fill(
         tf.stack([_size(tf.where(y > 0)), _size(tf.where(x > 0))]), 2.0
@@ -304,8 +306,8 @@ _HOSTILE = {
     "along the second": lambda x, y, c: tf.gather(
         tf.transpose(y), tf.where(c > 0)[:, 0], axis=1
     ),
-    "of all": lambda x, y, c: (
-        tf.matmul(y, tf.boolean_mask(y, c > 0), transpose_b=True)
+    "of all": lambda x, y, c: tf.matmul(
+        y, tf.boolean_mask(y, c > 0), transpose_b=True
     ),
     "squares": lambda x, y, c: tf.linalg.matmul(
         *[tf.boolean_mask(y, c > 0)] * 2, transpose_a=True

@@ -93,7 +93,9 @@ def test_segments_of_all(name):
 @pytest.mark.parametrize("name", sorted(set(_SUMS) - _WITHOUT_GRADIENT))
 def test_gradients_of_sums(name):
     def step(y, c, p):
-        loss = tf.reduce_sum(tf.square(tf.cast(_SUMS[name](y, c, p), tf.float32)))
+        loss = tf.reduce_sum(
+            tf.square(tf.cast(_SUMS[name](y, c, p), tf.float32))
+        )
         return loss, *[g for g in tf.gradients(loss, [y]) if g is not None]
 
     for seed in range(2):
