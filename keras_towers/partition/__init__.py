@@ -18,6 +18,7 @@ from keras_towers.partition.builder import Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
+    RowSplits,
     Sharded,
     SparseIndices,
     SparseShape,
@@ -31,7 +32,7 @@ from keras_towers.partition.partitioner import (
     local_shape,
 )
 from keras_towers.partition.program import Inputs, Program, Tensor, needed
-from keras_towers.partition.rules import sparse
+from keras_towers.partition.rules import ragged, sparse
 from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
 
 __all__ = ["Program", "partitioned", "rules"]
@@ -90,13 +91,14 @@ def _laid_out(
     operations, exchanges = needed(
         builder.operations, builder.exchanges, results
     )
+    sources = {id(operation.source) for operation in operations}
     return Program(
         Inputs(given, start, total, is_first, sizes),
         operations,
         exchanges,
         results,
         partition.graphs,
-        partition.once,
+        [o for o in partition.once if id(o) in sources],
     )
 
 
@@ -111,6 +113,8 @@ def _value(
     """What is known of an input, of which some sizes are symbols."""
     if isinstance(layout, SparseIndices):
         return sparse.indices(partition, own, layout)
+    if isinstance(layout, RowSplits):
+        return ragged.splits(partition, own, layout)
     if isinstance(layout, SparseShape):
         return sparse.shape(partition, own, layout)
     if isinstance(layout, Sharded):

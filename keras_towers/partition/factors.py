@@ -90,11 +90,12 @@ class Factors:
             for label, size in zip(labels, value.shape, strict=True):
                 if label is None:
                     continue
-                before = sizes.get(label)
+                before = sizes.setdefault(label, size)
+                if size in (None, 1, before):
+                    continue
                 if before in (None, 1):
                     sizes[label] = size
-                elif size not in (None, 1, before):
+                elif is_own(before) or is_own(size):
                     # What is found may be one row, which is repeated.
-                    if is_own(before) or is_own(size):
-                        open_.add(label)
+                    open_.add(label)
         return {k: None if k in open_ else v for k, v in sizes.items()}

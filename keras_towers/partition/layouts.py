@@ -150,8 +150,19 @@ class SparseShape:
     sizes: tuple[int | None, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class RowSplits:
+    """Of an input: the splits of ragged rows, on a tower those of its own.
+
+    Attributes:
+        unit: the name of the unit of the entries.
+    """
+
+    unit: str
+
+
 Layout: TypeAlias = Replicated | Sharded | Partial | ListOf
-InputLayout: TypeAlias = Layout | SparseIndices | SparseShape
+InputLayout: TypeAlias = Layout | SparseIndices | SparseShape | RowSplits
 
 REPLICATED = Replicated()
 PARTIAL = Partial()
@@ -195,6 +206,32 @@ class Below:
     limit: int
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Splits:
+    """Integers that say where ragged rows begin, where they end, or both.
+
+    Attributes:
+        own: of each tower: the same, counted from its own first entry.
+        unit: of what the entries are.
+        part: ``begin``, ``end``, or both, which is one more.
+    """
+
+    own: Tensor
+    unit: FoundUnit
+    part: str = "both"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lengths:
+    """Integers that say how many entries each of ragged rows has.
+
+    Attributes:
+        unit: of what the entries are.
+    """
+
+    unit: FoundUnit
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A tensor of one device's step, and what towers have of it.
@@ -220,7 +257,7 @@ class Value:
     known: Any = None
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
-    numbers: Places | Below | None = None
+    numbers: Places | Below | Splits | Lengths | None = None
 
     @property
     def places(self) -> Places | None:

@@ -65,6 +65,7 @@ class Partitioner:
     Attributes:
         once: the operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
+        values: what is known of the graph that is laid out, by tensors' names.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Partitioner:
         self.lists = lists
         self.once: list[Any] = []
         self.graphs: list[Any] = []
+        self.values: dict[str, Value] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
         # By what they follow from, and by their symbols.
@@ -113,6 +115,7 @@ class Partitioner:
             tensor.name: value
             for tensor, value in zip(graph.inputs, given, strict=True)
         }
+        before, self.values = self.values, values
         for operation in in_order(graph.get_operations(), values):
             if operation.outputs and operation.outputs[0].name in values:
                 continue
@@ -122,6 +125,7 @@ class Partitioner:
             outputs = self._outputs(node, inputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
+        self.values = before
         return values
 
     def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
@@ -136,8 +140,8 @@ class Partitioner:
         if outputs is None:
             outputs = self.computed_once(node, inputs)
         self._complete(node, inputs, outputs)
-        if node.type in NUMBERS:
-            NUMBERS[node.type](self, node, inputs, outputs)
+        for note in NUMBERS.get(node.type, ()):
+            note(self, node, inputs, outputs)
         return outputs
 
     def _constant(self, node: Node) -> Value:
@@ -150,7 +154,7 @@ class Partitioner:
         self, node: Node, inputs: Sequence[Value]
     ) -> list[Value] | None:
         """Lay out an operation; None: it is computed once."""
-        if node.type in BY_PLACES and any(v.places for v in inputs):
+        if node.type in BY_PLACES and any(v.numbers for v in inputs):
             found = BY_PLACES[node.type](self, node, *inputs)
             if found is not None:
                 return found

@@ -25,7 +25,7 @@ OF_LISTS: set[str] = set()
 # Asked first, if an input numbers rows.
 BY_PLACES: dict[str, Rule] = {}
 # What says what the integers number that operations return.
-NUMBERS: dict[str, Callable[..., None]] = {}
+NUMBERS: dict[str, list[Callable[..., None]]] = {}
 # What gives the shapes of outputs, where the trace does not know them.
 SHAPES: dict[str, Callable[..., Sequence[Shape | None]]] = {}
 
@@ -84,7 +84,8 @@ def numbers_of(
     """
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        NUMBERS.update(dict.fromkeys(types, function))
+        for type_ in types:
+            NUMBERS.setdefault(type_, []).append(function)
         return function
 
     return add

@@ -9,6 +9,7 @@ from keras_towers.partition.rules import (  # noqa: F401
     picks,
     places,
     products,
+    ragged,
     reductions,
     segments,
     shapes,

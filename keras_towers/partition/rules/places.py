@@ -51,7 +51,7 @@ def _where(
     if layout.axis or layout.blocks != 1:
         return None
     (own,) = partition.builder.copy(node.operation, [local])
-    unit = partition.found_unit(_source(local), first_size(partition, own))
+    unit = partition.found_unit(source(local), first_size(partition, own))
     return [indices_of(partition, own, Sharded(0, unit), layout, len(shape))]
 
 
@@ -145,7 +145,7 @@ def _parted(
     )
     results = []
     for index, local in enumerate(locals_):
-        key = _source(parts.local), index
+        key = source(parts.local), index
         unit = partition.found_unit(key, first_size(partition, local))
         own = Sharded(0, unit)
         shape = (own.size, *values.shape[rank:])
@@ -221,6 +221,7 @@ def _moved(
     if isinstance(before, Below):
         for value in outputs:
             value.numbers = before
+    if not isinstance(before, Places):
         return
     changes: Any = {}
     if before.is_first_column:
@@ -520,7 +521,7 @@ def _are_all(found: Sequence[Places]) -> bool:
         return False
     if any(o.own is not t for o, t in zip(found, first.outputs, strict=True)):
         return False
-    whole = _source(first.inputs[0]).operation
+    whole = source(first.inputs[0]).operation
     if whole is None or whole.type != "Range":
         return False
     return found[0].grain == 1
@@ -541,7 +542,7 @@ def static_rows(sizes: Sequence[Any]) -> Any:
     return static((None, *sizes))
 
 
-def _source(tensor: Tensor) -> Tensor:
+def source(tensor: Tensor) -> Tensor:
     """Return what has the same entries in the same order."""
     moving = ("Reshape", "Identity", "ExpandDims", "Squeeze")
     while tensor.operation is not None and tensor.operation.type in moving:
