@@ -48,6 +48,20 @@ def partitioned(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
     """
+    program, _ = laid_out(graph, layouts, wanted)
+    return program
+
+
+def laid_out(
+    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
+) -> tuple[Program, dict[str, Value]]:
+    """Lay out a graph; return what is known of its tensors, too.
+
+    Args:
+        graph: the trace of what one device does.
+        layouts: those of its N inputs.
+        wanted: tensors of the graph that are to be known to all.
+    """
     try:
         return _laid_out(graph, layouts, wanted, lists=True)
     except CannotGather:
@@ -60,7 +74,7 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     lists: bool,
-) -> Program:
+) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
@@ -76,7 +90,7 @@ def _laid_out(
         for own, layout in zip(given, layouts, strict=True)
         if isinstance(layout, Sharded) and layout.unit is None
     )
-    unit = Unit(EXAMPLES, count, start, total)
+    unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists)
     values = [
@@ -92,7 +106,7 @@ def _laid_out(
         builder.operations, builder.exchanges, results
     )
     sources = {id(operation.source) for operation in operations}
-    return Program(
+    program = Program(
         Inputs(given, start, total, is_first, sizes),
         operations,
         exchanges,
@@ -100,6 +114,16 @@ def _laid_out(
         partition.graphs,
         [o for o in partition.once if id(o) in sources],
     )
+    return program, by_name
+
+
+def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:
+    """The number of examples, if the trace knows it, or its symbol."""
+    for tensor, layout in zip(graph.inputs, layouts, strict=True):
+        if isinstance(layout, Sharded) and layout.unit is None:
+            size = tensor.shape[layout.axis]
+            return EXAMPLES if size is None else size // layout.count
+    return EXAMPLES
 
 
 def _value(

@@ -35,6 +35,7 @@ class Factors:
             together, if the others are what they are.
         needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
             it, if there are no rows.
+        attributes: those that are others on towers.
         given: inputs that towers are given in place of those of one device.
     """
 
@@ -43,6 +44,7 @@ class Factors:
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
     needs_rows: bool = False
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def may_divide(self, label: Hashable | None) -> bool:

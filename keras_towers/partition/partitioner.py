@@ -209,7 +209,9 @@ class Partitioner:
             local_shape(shape, own)
             for shape, own in zip(node.shapes, layouts, strict=True)
         ]
-        locals_ = self.builder.copy(node.operation, given, shapes)
+        locals_ = self.builder.copy(
+            node.operation, given, shapes, factors.attributes
+        )
         if factors.needs_rows:
             locals_ = [
                 self._without_a_row(local, own, layout)
@@ -551,7 +553,7 @@ class Partitioner:
         for unit in (self.unit, *self._units.values()):
             layout = Sharded(axis, unit)
             rows = layout.units_in(size)
-            if rows and isinstance(size, Size):
+            if rows:
                 return dataclasses.replace(layout, rows=rows)
         return None
 

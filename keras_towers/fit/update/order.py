@@ -88,6 +88,13 @@ class StepOrder:
         with self.gated():
             self._gate = [before()]
 
+    def behind(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
+        """Return the batch of a step that begins as with ``first``."""
+        # What is called with it waits only for its arguments, once inlined.
+        self.first(before)
+        with self.gated():
+            return _identity(batch)
+
     def end(self, result: Any, last: Callable[[], None] | None = None) -> Any:
         """Let the next step begin, and return the result of this one."""
         # A step with mismatched gradients fails here, once all of its

@@ -25,7 +25,7 @@ from keras_towers.partition.partitioner import (
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import AXES, by_places, numbers_of, rule
 from keras_towers.partition.rules.places import followed
-from keras_towers.partition.sizes import ONE_MORE, name_of
+from keras_towers.partition.sizes import ONE_MORE, Size, name_of
 
 
 def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
@@ -44,8 +44,9 @@ def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
     partition.sizes[name_of(ONE_MORE)] = build.op(
         "AddV2", [partition.unit.total, one], ()
     )
-    numbers = Splits(own, unit)
-    return Value(REPLICATED, whole=whole, shape=(ONE_MORE,), numbers=numbers)
+    examples, numbers = partition.unit.size, Splits(own, unit)
+    size = ONE_MORE if isinstance(examples, Size) else examples + 1
+    return Value(REPLICATED, whole=whole, shape=(size,), numbers=numbers)
 
 
 @numbers_of("StridedSlice")
@@ -103,11 +104,12 @@ def _kept(
     inputs: list[Value],
     outputs: list[Value],
 ) -> None:
-    lengths, (output,) = inputs[0].numbers, outputs
-    alike = (output.layout, output.shape) == (inputs[0].layout, inputs[0].shape)
-    if isinstance(lengths, Lengths) and alike:
-        if node.output_dtype(0).is_integer:
-            output.numbers = lengths
+    (output,), value = outputs, inputs[0]
+    if not isinstance(value.numbers, Lengths):
+        return
+    alike = output.layout == value.layout and output.shape == value.shape
+    if alike and node.output_dtype(0).is_integer:
+        output.numbers = value.numbers
 
 
 # ---- tf.repeat ---------------------------------------------------------------
@@ -160,7 +162,7 @@ def _at(partition: Partitioner, rows: Tensor, at: Tensor) -> Tensor:
 def _rows_of_entries(
     partition: Partitioner, lengths: Value, key: Tensor | None
 ) -> tuple[Tensor, FoundUnit]:
-    """The row of each entry, counted from a tower's own first, and their unit."""
+    """The own row of each entry, counted from the first, and their unit."""
     build = partition.builder
     assert lengths.local is not None
     zero, one = build.constant(0, SIZE), build.constant(1, SIZE)

@@ -91,8 +91,12 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
 
 def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
     """Return where a tensor of some sizes may have rows of a unit."""
-    found = (partition.rows_along(a, size) for a, size in enumerate(sizes))
-    return next((layout for layout in found if layout is not None), None)
+    every = [partition.rows_along(a, size) for a, size in enumerate(sizes)]
+    found = [layout for layout in every if layout is not None]
+    # A number may be that of examples by chance.
+    if len(found) > 1 and not isinstance(partition.unit.size, Size):
+        return None
+    return found[0] if found else None
 
 
 @rule("BroadcastTo", always=True)
