@@ -93,11 +93,13 @@ class Factors:
                 if label is None:
                     continue
                 before = sizes.setdefault(label, size)
-                if size in (None, 1, before):
+                if size in (1, before):
                     continue
-                if before in (None, 1):
+                if before == 1:
                     sizes[label] = size
                 elif is_own(before) or is_own(size):
                     # What is found may be one row, which is repeated.
                     open_.add(label)
+                elif before is None:
+                    sizes[label] = size
         return {k: None if k in open_ else v for k, v in sizes.items()}

@@ -229,6 +229,7 @@ def _check_claims(graph, values, wholes, count):
         for tensor in operation.outputs
         if tensor.dtype not in _SPECIAL
         and tensor.name in values
+        and graph.is_fetchable(operation)
         # One row is broadcast, which changes what the gradient sums over.
         and operation.type not in ("Const", "BroadcastGradientArgs")
     ]
