@@ -90,9 +90,9 @@ def _range(
     rows = partition.rows_along(0, last)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
-    if rows.rows % step:
-        return
     build, dtype = partition.builder, node.output_dtype(0)
+    if rows.rows % step or not dtype.is_integer:
+        return
     count = partition.times(rows.rows, rows.unit.count)
     begin, delta = build.constant(0, dtype), build.constant(step, dtype)
     own = build.op(

@@ -92,11 +92,12 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
 def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
     """Return where a tensor of some sizes may have rows of a unit."""
     every = [partition.rows_along(a, size) for a, size in enumerate(sizes)]
-    found = [layout for layout in every if layout is not None]
-    # A number may be that of examples by chance.
-    if len(found) > 1 and not isinstance(partition.unit.size, Size):
-        return None
-    return found[0] if found else None
+    grown = [
+        axis
+        for axis, size in enumerate(sizes)
+        if isinstance(size, Size) or every[axis] is not None
+    ]
+    return every[grown[0]] if len(grown) == 1 else None
 
 
 @rule("BroadcastTo", always=True)
