@@ -164,7 +164,9 @@ def _parted_places(
     if places is None or places.is_first_column:
         return
     found = again(partition, node, inputs, 0)
-    for own, value in zip(found or (), outputs, strict=True):
+    if found is None:
+        return
+    for own, value in zip(found, outputs, strict=True):
         value.numbers = followed(own, places)
 
 

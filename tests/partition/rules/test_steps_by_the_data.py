@@ -1,9 +1,11 @@
 """Steps whose rows follow from the data, with gradients, against one device."""
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import check, kinds, once, rows
+from tests.partition.kit import Input, check, kinds, once, rows
 
 TOWERS = ((5, 2), (2, 0, 3), (0, 1, 0), (1, 1, 4))
 _GIVEN = (rows(-1, 4, 3), rows(-1, 3), rows(-1, dtype="int32", low=0, high=2))
@@ -211,3 +213,21 @@ _OTHERS = (
 def test_steps_of_which_something_is_computed_once(step):
     for seed in range(2):
         check(step, *_GIVEN, towers=TOWERS, seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfSix(Input):
+    """Rows of a batch of which the trace knows the number of examples."""
+
+    @property
+    def spec(self):
+        sizes = [6 if size == -1 else size for size in self.shape]
+        return tf.TensorSpec(sizes, self.dtype)
+
+
+@pytest.mark.parametrize("step", [*_STEPS, *_OTHERS])
+def test_batches_of_a_known_size(step):
+    given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
+    towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
+    program = check(step, *given, towers=towers)
+    assert step in _OTHERS or not once(program), once(program)
