@@ -17,8 +17,11 @@ from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Layout,
+    InputLayout,
+    RowSplits,
     Sharded,
+    SparseIndices,
+    SparseShape,
     Unit,
     Value,
 )
@@ -29,13 +32,14 @@ from keras_towers.partition.partitioner import (
     local_shape,
 )
 from keras_towers.partition.program import Inputs, Program, Tensor, needed
+from keras_towers.partition.rules import ragged, sparse
 from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
 
 __all__ = ["Program", "partitioned", "rules"]
 
 
 def partitioned(
-    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any]
+    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -49,7 +53,7 @@ def partitioned(
 
 
 def laid_out(
-    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any]
+    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph; return what is known of its tensors, too.
 
@@ -66,7 +70,10 @@ def laid_out(
 
 
 def _laid_out(
-    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any], lists: bool
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
     number = tf.TensorShape(())
@@ -81,37 +88,39 @@ def _laid_out(
     count = next(
         _count(builder, own, layout)
         for own, layout in zip(given, layouts, strict=True)
-        if isinstance(layout, Sharded)
+        if isinstance(layout, Sharded) and layout.unit is None
     )
     unit = Unit(_examples(graph, layouts), count, start, total)
+    symbols = {name_of(EXAMPLES): total, **sizes}
+    partition = Partitioner(unit, is_first, symbols, builder, lists)
     values = [
-        _value(index, tensor, own, layout, unit, sizes)
+        _value(index, tensor, own, layout, partition, sizes)
         for index, (tensor, own, layout) in enumerate(
             zip(graph.inputs, given, layouts, strict=True)
         )
     ]
-    symbols = {name_of(EXAMPLES): total, **sizes}
-    partition = Partitioner(unit, is_first, symbols, builder, lists)
+    partition.sizes.update(sizes)
     by_name = partition.run(graph, values)
     results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
     operations, exchanges = needed(
         builder.operations, builder.exchanges, results
     )
+    sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(given, start, total, is_first, sizes),
         operations,
         exchanges,
         results,
         partition.graphs,
-        partition.once,
+        [o for o in partition.once if id(o) in sources],
     )
     return program, by_name
 
 
-def _examples(graph: Any, layouts: Sequence[Layout]) -> Any:
+def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:
     """The number of examples, if the trace knows it, or its symbol."""
     for tensor, layout in zip(graph.inputs, layouts, strict=True):
-        if isinstance(layout, Sharded):
+        if isinstance(layout, Sharded) and layout.unit is None:
             size = tensor.shape[layout.axis]
             return EXAMPLES if size is None else size // layout.count
     return EXAMPLES
@@ -121,12 +130,22 @@ def _value(
     index: int,
     tensor: Any,
     own: Tensor,
-    layout: Layout,
-    unit: Unit,
+    layout: InputLayout,
+    partition: Partitioner,
     sizes: dict[str, Tensor],
 ) -> Value:
     """What is known of an input, of which some sizes are symbols."""
+    if isinstance(layout, SparseIndices):
+        return sparse.indices(partition, own, layout)
+    if isinstance(layout, RowSplits):
+        return ragged.splits(partition, own, layout)
+    if isinstance(layout, SparseShape):
+        return sparse.shape(partition, own, layout)
     if isinstance(layout, Sharded):
+        unit: Any = partition.unit
+        if layout.unit is not None:
+            count = _count(partition.builder, own, layout)
+            unit = partition.found_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if tensor.shape.rank is not None:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import is_own
 
 # The label of an output's axis of size 1.
 ONE = "1"
@@ -84,13 +85,21 @@ class Factors:
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
         sizes: dict[Hashable, Any] = {ONE: 1}
+        open_: set[Hashable] = set()
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:
                 continue
             for label, size in zip(labels, value.shape, strict=True):
-                # What is not known may be longer than 1.
-                if sizes.get(label, 1) == 1 or sizes[label] is None:
-                    is_longer = size != 1 or label not in sizes
-                    sizes[label] = size if is_longer else sizes[label]
-        sizes.pop(None, None)
-        return sizes
+                if label is None:
+                    continue
+                before = sizes.setdefault(label, size)
+                if size in (1, before):
+                    continue
+                if before == 1:
+                    sizes[label] = size
+                elif is_own(before) or is_own(size):
+                    # What is found may be one row, which is repeated.
+                    open_.add(label)
+                elif before is None:
+                    sizes[label] = size
+        return {k: None if k in open_ else v for k, v in sizes.items()}

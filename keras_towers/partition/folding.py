@@ -11,7 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.node import Node
-from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
+from keras_towers.partition.sizes import (
+    UNKNOWN,
+    Size,
+    broadcast,
+    compared,
+    is_own,
+)
 from keras_towers.partition.slices import index_of
 
 # Of more entries it is not worth it.
@@ -202,6 +208,8 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     if list(a) == list(b) and UNKNOWN not in wide[0]:
         return [np.array(axes, object) for axes in over]
     for axis, (d, e) in enumerate(zip(*wide, strict=True)):
+        if d != e and 1 not in (d, e) and (is_own(d) or is_own(e)):
+            raise ValueError("one of the sizes may be 1")
         for mine, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)
             if missing or (this == 1 and that != 1) or (d == 1 and e == 1):

@@ -13,10 +13,14 @@ rows, or none.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import Size, times_in
+
+if TYPE_CHECKING:
+    from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
 
@@ -38,6 +42,33 @@ class Unit:
     total: Tensor
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoundUnit:
+    """A unit of which each tower finds its own, such as what a mask leaves.
+
+    Towers exchange how many they have only where somebody needs it.
+
+    Attributes:
+        size: the symbol of how many one device has.
+        count: how many a tower has; a number of the towers.
+        builder: takes the exchanges.
+    """
+
+    size: Size
+    count: Tensor
+    builder: Builder
+
+    @functools.cached_property
+    def start(self) -> Tensor:
+        """How many the towers before it have."""
+        return self.builder.exchange("before", self.count)
+
+    @functools.cached_property
+    def total(self) -> Tensor:
+        """How many all have."""
+        return self.builder.exchange("sum", self.count)
+
+
 @dataclasses.dataclass(frozen=True)
 class Replicated:
     """All towers have the value that one device has."""
@@ -57,14 +88,14 @@ class Sharded:
 
     Attributes:
         axis: the axis; of a list's elements -1: their place in the list.
-        unit: what is divided; None: examples, where it is not yet known how
-            many a tower has.
+        unit: what is divided; of an input, where it is not yet known how many
+            a tower has, None: examples, or the name of what else it is.
         blocks: the number of blocks.
         rows: the number of rows of each unit in a block.
     """
 
     axis: int
-    unit: Unit = None  # type: ignore[assignment]
+    unit: Any = None
     blocks: int = 1
     rows: int = 1
 
@@ -97,10 +128,108 @@ class ListOf:
     element: Sharded | Partial
 
 
+@dataclasses.dataclass(frozen=True)
+class SparseIndices:
+    """Of an input: where sparse rows have entries, from a tower's first row.
+
+    Attributes:
+        unit: the name of the unit of the entries.
+    """
+
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseShape:
+    """Of an input: the shape of sparse rows, on a tower that of its own.
+
+    Attributes:
+        sizes: what is known of the sizes behind the first.
+    """
+
+    sizes: tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSplits:
+    """Of an input: the splits of ragged rows, on a tower those of its own.
+
+    Attributes:
+        unit: the name of the unit of the entries.
+    """
+
+    unit: str
+
+
 Layout: TypeAlias = Replicated | Sharded | Partial | ListOf
+InputLayout: TypeAlias = Layout | SparseIndices | SparseShape | RowSplits
 
 REPLICATED = Replicated()
 PARTIAL = Partial()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """Integers that number rows, of which each tower names only its own.
+
+    One device counts all rows: its numbers are those of a tower and the number
+    of rows of the towers before it.
+
+    Attributes:
+        own: of each tower: the same integers, counted from its own first row.
+            They are at least 0 and less than the number of its rows.
+        layout: how these are laid out.
+        unit: of what the rows are.
+        rows: how many rows each unit has.
+        grain: what divides all of them.
+        is_first_column: whether only the first along the last axis are such,
+            and the others are those of one device.
+    """
+
+    own: Tensor
+    layout: Sharded
+    unit: Unit | FoundUnit
+    rows: int = 1
+    grain: int = 1
+    is_first_column: bool = False
+
+    @property
+    def target(self) -> Sharded:
+        """The layout of the rows, along a first axis."""
+        return Sharded(0, self.unit, 1, self.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    """Integers that are at least 0 and less than a limit."""
+
+    limit: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Splits:
+    """Integers that say where ragged rows begin, where they end, or both.
+
+    Attributes:
+        own: of each tower: the same, counted from its own first entry.
+        unit: of what the entries are.
+        part: ``begin``, ``end``, or both, which is one more.
+    """
+
+    own: Tensor
+    unit: FoundUnit
+    part: str = "both"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lengths:
+    """Integers that say how many entries each of ragged rows has.
+
+    Attributes:
+        unit: of what the entries are.
+    """
+
+    unit: FoundUnit
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -118,6 +247,7 @@ class Value:
         linear: of a part of a sum: the operation that it follows from linearly,
             which of its outputs it is, and the operation's inputs.
         element: of a list: what is known of all its elements.
+        numbers: of integers: what they number, or where they end.
     """
 
     layout: Layout
@@ -127,6 +257,12 @@ class Value:
     known: Any = None
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
+    numbers: Places | Below | Splits | Lengths | None = None
+
+    @property
+    def places(self) -> Places | None:
+        """The rows that it numbers, if it does."""
+        return self.numbers if isinstance(self.numbers, Places) else None
 
     @property
     def sharded(self) -> Sharded | None:

@@ -21,6 +21,7 @@ from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    FoundUnit,
     Layout,
     ListOf,
     Partial,
@@ -33,11 +34,14 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import (
     ALWAYS,
     AXES,
+    BY_PLACES,
+    NUMBERS,
     OF_LISTS,
     RULES,
     SHAPES,
 )
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.sizes import Size, name_of
+from keras_towers.partition.sizes import own as own_size
 
 # What sizes are computed in.
 SIZE = tf.int64
@@ -61,6 +65,7 @@ class Partitioner:
     Attributes:
         once: the operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
+        values: what is known of the graph that is laid out, by tensors' names.
     """
 
     def __init__(
@@ -78,8 +83,12 @@ class Partitioner:
         self.lists = lists
         self.once: list[Any] = []
         self.graphs: list[Any] = []
+        self.values: dict[str, Value] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
+        # By what they follow from, and by their symbols.
+        self._found: dict[Any, FoundUnit] = {}
+        self._units: dict[str, FoundUnit] = {}
         # The levels from which on a resource may be read, and written.
         self._ready: dict[Any, tuple[int, int]] = {}
 
@@ -89,6 +98,7 @@ class Partitioner:
             self.unit, self.is_first, self.sizes, builder, self.lists
         )
         result.graphs, result.once = self.graphs, self.once
+        result._found, result._units = self._found, self._units
         return result
 
     # ---- the pass ------------------------------------------------------------
@@ -105,6 +115,7 @@ class Partitioner:
             tensor.name: value
             for tensor, value in zip(graph.inputs, given, strict=True)
         }
+        before, self.values = self.values, values
         for operation in in_order(graph.get_operations(), values):
             if operation.outputs and operation.outputs[0].name in values:
                 continue
@@ -114,6 +125,7 @@ class Partitioner:
             outputs = self._outputs(node, inputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
+        self.values = before
         return values
 
     def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
@@ -124,10 +136,12 @@ class Partitioner:
     def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
         if node.type == "Const":
             return [self._constant(node)]
-        outputs = self._by_rule(node, inputs)
+        outputs = self.by_rule(node, inputs)
         if outputs is None:
             outputs = self.computed_once(node, inputs)
         self._complete(node, inputs, outputs)
+        for note in NUMBERS.get(node.type, ()):
+            note(self, node, inputs, outputs)
         return outputs
 
     def _constant(self, node: Node) -> Value:
@@ -136,7 +150,14 @@ class Partitioner:
         known = constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def _by_rule(self, node: Node, inputs: list[Value]) -> list[Value] | None:
+    def by_rule(
+        self, node: Node, inputs: Sequence[Value]
+    ) -> list[Value] | None:
+        """Lay out an operation; None: it is computed once."""
+        if node.type in BY_PLACES and any(v.numbers for v in inputs):
+            found = BY_PLACES[node.type](self, node, *inputs)
+            if found is not None:
+                return found
         rule, axes = RULES.get(node.type), AXES.get(node.type)
         divided = not all(value.is_replicated for value in inputs)
         if not divided and node.type not in ALWAYS:
@@ -512,6 +533,30 @@ class Partitioner:
             )
         return self._parts[value]
 
+    # ---- units ---------------------------------------------------------------
+
+    def found_unit(self, key: Any, count: Tensor) -> FoundUnit:
+        """Return the unit of what each tower has found.
+
+        Args:
+            key: what it follows from: for the same all towers find as many.
+            count: how many a tower has found.
+        """
+        if key not in self._found:
+            size = own_size(f"found{len(self._units)}")
+            unit = FoundUnit(size, count, self.builder)
+            self._found[key] = self._units[name_of(size)] = unit
+        return self._found[key]
+
+    def rows_along(self, axis: int, size: Any) -> Sharded | None:
+        """Return the rows that an axis of some size has; None: it has none."""
+        for unit in (self.unit, *self._units.values()):
+            layout = Sharded(axis, unit)
+            rows = layout.units_in(size)
+            if rows:
+                return dataclasses.replace(layout, rows=rows)
+        return None
+
     # ---- sizes ---------------------------------------------------------------
 
     def times(self, number: int, tensor: Tensor) -> Tensor:
@@ -541,16 +586,22 @@ class Partitioner:
             return None
         result: Tensor | None = None
         for symbol, power in size.powers:
-            if symbol not in self.sizes or power < 1:
+            factor = self._of_symbol(symbol)
+            if factor is None or power < 1:
                 return None
             for _ in range(power):
-                factor = self.sizes[symbol]
-                if result is not None:
-                    factor = self.builder.op(
-                        "Mul", [result, factor], (), is_repeated=True
-                    )
-                result = factor
+                if result is None:
+                    result = factor
+                    continue
+                result = self.builder.op(
+                    "Mul", [result, factor], (), is_repeated=True
+                )
         return None if result is None else self.times(size.number, result)
+
+    def _of_symbol(self, symbol: str) -> Tensor | None:
+        if symbol in self._units:
+            return self._units[symbol].total
+        return self.sizes.get(symbol)
 
     def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
         """Return a vector of sizes."""

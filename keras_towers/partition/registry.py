@@ -22,6 +22,10 @@ RULES: dict[str, Rule] = {}
 # Asked even if all inputs are the same for all: what makes rows of nothing.
 ALWAYS: set[str] = set()
 OF_LISTS: set[str] = set()
+# Asked first, if an input numbers rows.
+BY_PLACES: dict[str, Rule] = {}
+# What says what the integers number that operations return.
+NUMBERS: dict[str, list[Callable[..., None]]] = {}
 # What gives the shapes of outputs, where the trace does not know them.
 SHAPES: dict[str, Callable[..., Sequence[Shape | None]]] = {}
 
@@ -55,6 +59,33 @@ def rule(
         RULES.update(dict.fromkeys(types, function))
         ALWAYS.update(types if always else ())
         OF_LISTS.update(types if of_lists else ())
+        return function
+
+    return add
+
+
+def by_places(*types: str) -> Callable[[RuleT], RuleT]:
+    """Register what lays out operations that get numbers of rows."""
+
+    def add(function: RuleT) -> RuleT:
+        BY_PLACES.update(dict.fromkeys(types, function))
+        return function
+
+    return add
+
+
+def numbers_of(
+    *types: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register what says what the integers number that operations return.
+
+    It takes the partitioner, the operation and the values of its inputs and
+    outputs, and notes it of these.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        for type_ in types:
+            NUMBERS.setdefault(type_, []).append(function)
         return function
 
     return add

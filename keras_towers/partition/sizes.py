@@ -283,6 +283,8 @@ def _wider(d: Any, e: Any) -> Any:
         return e
     if isinstance(e, int) and e == 1:
         return d
+    if d != e and (is_own(d) or is_own(e)):
+        return None
     # Both are the same when the step runs: the one is kept that is known best.
     for size in (d, e):
         if isinstance(size, int):

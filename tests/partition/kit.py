@@ -12,6 +12,7 @@ from keras_towers.partition.emission import emit
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    Below,
     Partial,
     Sharded,
 )
@@ -45,6 +46,10 @@ class Input:
         rows = getattr(self.layout, "count", 0) * count
         shape = [rows if size == -1 else size for size in self.shape]
         return entries(generator, shape, self.dtype, self.low, self.high)
+
+    def one(self, whole):
+        """Return what one device is given."""
+        return whole
 
     def parts(self, whole, counts):
         """Return what each tower has."""
@@ -207,8 +212,9 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
             g.parts(whole, counts)
             for g, whole in zip(given, wholes, strict=True)
         ]
-        wanted = _one_device(graph, fetched, wholes)
-        _check_claims(graph, values, wholes, sum(counts))
+        ones = [g.one(whole) for g, whole in zip(given, wholes, strict=True)]
+        wanted = _one_device(graph, fetched, ones)
+        _check_claims(graph, values, ones, sum(counts))
         found = _run(program, parts, counts)
         for own, right in zip(found, wanted, strict=True):
             _assert_alike(own, right, tolerance)
@@ -223,9 +229,11 @@ def _check_claims(graph, values, wholes, count):
         for tensor in operation.outputs
         if tensor.dtype not in _SPECIAL
         and tensor.name in values
+        and graph.is_fetchable(operation)
         # One row is broadcast, which changes what the gradient sums over.
         and operation.type not in ("Const", "BroadcastGradientArgs")
     ]
+    symbols = {}
     for tensor, array in zip(
         tensors, _one_device(graph, tensors, wholes), strict=True
     ):
@@ -240,6 +248,16 @@ def _check_claims(graph, values, wholes, count):
         for claimed, actual in pairs:
             number = evaluated(claimed, count)
             assert number is None or number == actual, (tensor, claimed)
+            if isinstance(claimed, Size) and len(claimed.powers) == 1:
+                # The same symbol is the same size everywhere.
+                (power,) = claimed.powers
+                whole = claimed.number * symbols.setdefault(
+                    power, actual / claimed.number
+                )
+                assert whole == actual, (tensor, claimed)
+        if isinstance(value.numbers, Below):
+            inside = (array >= 0) & (array < value.numbers.limit)
+            assert inside.all(), (tensor, value.numbers)
 
 
 def evaluated(claimed, count):

@@ -7,8 +7,12 @@ from keras_towers.partition.rules import (  # noqa: F401
     images,
     moves,
     picks,
+    places,
     products,
+    ragged,
     reductions,
+    segments,
     shapes,
     slices,
+    sparse,
 )

@@ -78,7 +78,7 @@ def _reduced(
             partition.cast(count, tf.float64)
             for count in (layout.unit.count, layout.unit.total)
         ]
-        share = build.op("DivNoNan", counts, ())
+        share = build.op("RealDiv", counts, ())
         share = partition.cast(share, node.dtype(0), is_repeated=False)
         own = build.op("MulNoNan", [mean, share], output)
         return [Value(PARTIAL, own, shape=shape)]

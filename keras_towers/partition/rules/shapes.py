@@ -90,18 +90,14 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
 
 
 def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
-    """Return where a tensor of some sizes may have rows of the batch."""
-    of_any = Sharded(0, partition.unit)
-    symbols = isinstance(partition.unit.size, Size)
+    """Return where a tensor of some sizes may have rows of a unit."""
+    every = [partition.rows_along(a, size) for a, size in enumerate(sizes)]
     grown = [
         axis
         for axis, size in enumerate(sizes)
-        if isinstance(size, Size) or (not symbols and of_any.units_in(size))
+        if isinstance(size, Size) or every[axis] is not None
     ]
-    if len(grown) != 1:
-        return None
-    rows = of_any.units_in(sizes[grown[0]])
-    return Sharded(grown[0], partition.unit, rows=rows) if rows else None
+    return every[grown[0]] if len(grown) == 1 else None
 
 
 @rule("BroadcastTo", always=True)

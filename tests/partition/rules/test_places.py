@@ -1,0 +1,343 @@
+"""Rows that are picked and put by their numbers, against one device."""
+
+import pytest
+import tensorflow as tf
+
+from tests.partition.kit import check, once, rows
+
+# Towers that a mask leaves nothing, and batches of a single example.
+TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
+_X = rows(-1, 4, 3)
+_Y = rows(-1, 3)
+_CLASS = rows(-1, dtype="int32", low=0, high=2)
+
+
+def _size(t, dtype=tf.int32):
+    return tf.shape(t, dtype)[0]
+
+
+def _numbers(t):
+    return tf.range(_size(t))
+
+
+def _flat(t):
+    return tf.reshape(t, [-1, 3])
+
+
+def _chosen(y):
+    return tf.cast(y[:, 0] > 0, tf.int32)
+
+
+def _messages(x, y, c):
+    """Along the edges of graphs that are put together."""
+    edges = tf.where(tf.abs(x) > 0.3)
+    source = edges[:, 0] * 4 + tf.argmax(y, 1)[0] * 0
+    target = edges[:, 0] * 4
+    sums = tf.math.unsorted_segment_sum(
+        tf.gather(_flat(x), source), target, 4 * _size(x, tf.int64)
+    )
+    return tf.reshape(sums, [-1, 4, 3]) + y[:, None]
+
+
+def _dispatched(x, y, c):
+    choice = _chosen(y)
+    one, two = tf.dynamic_partition(y, choice, 2)
+    places = tf.dynamic_partition(_numbers(y), choice, 2)
+    return tf.dynamic_stitch(places, [one**2, tf.tanh(two)])
+
+
+def _nearest(x, y, c):
+    best = tf.argmax(x[:, :, 0], 1)
+    number = tf.range(_size(x, tf.int64))
+    return tf.gather(_flat(x), number * 4 + best) + y
+
+
+def _of_numbers(x, y, c):
+    number = tf.repeat(_numbers(x), 4)
+    again, rest = number * 8 // 8, (number * 4 + 2) % 4
+    alike = tf.cast(again == number, tf.float32) * tf.cast(rest, tf.float32)
+    return tf.gather(y, again) * alike[:, None]
+
+
+def _twice(x, y, c):
+    mask = y[:, 0] > 0
+    return tf.boolean_mask(x, mask) * tf.boolean_mask(y, mask)[:, None]
+
+
+def _scattered(x, y, c):
+    mask = tf.where(tf.abs(y) > 0.3)
+    return tf.scatter_nd(mask, tf.gather_nd(y, mask), tf.shape(y, tf.int64))
+
+
+def _updated(x, y, c):
+    places = tf.where(y[:, 0] > 0)
+    some = tf.gather_nd(y, places) * 2.0
+    return tf.tensor_scatter_nd_update(y, places, some)
+
+
+_EXAMPLES = {
+    "pick by number": lambda x, y, c: tf.gather_nd(
+        y, tf.stack([_numbers(y), c], 1)
+    ),
+    "pick by batch": lambda x, y, c: tf.gather(y, c, batch_dims=1),
+    "picks by batch": lambda x, y, c: tf.gather(
+        x, tf.stack([c, c * 0], 1), batch_dims=1
+    ),
+    "best by number": lambda x, y, c: tf.gather_nd(
+        x, tf.stack([_numbers(x), tf.argmax(y, 1, tf.int32)], 1)
+    ),
+    "columns of numbers": lambda x, y, c: tf.gather_nd(
+        y, tf.concat([_numbers(y)[:, None], c[:, None]], 1)
+    ),
+    "dispatched": _dispatched,
+    "nearest": _nearest,
+    "numbers": _of_numbers,
+    "scattered": _scattered,
+    "updated": _updated,
+    "every second": lambda x, y, c: tf.gather(
+        _flat(x), tf.range(0, 4 * _size(x), 2)
+    ),
+    "picked numbers": lambda x, y, c: tf.gather(
+        y, tf.boolean_mask(_numbers(y), y[:, 0] > 0)
+    ),
+}
+_MASKED = {
+    "examples": lambda x, y, c: tf.boolean_mask(x, y[:, 0] > 0),
+    "entries": lambda x, y, c: tf.boolean_mask(x, x[:, :, 0] > 0),
+    "single entries": lambda x, y, c: tf.boolean_mask(x, x > 0)[:, None],
+    "twice": _twice,
+    "masked masked": lambda x, y, c: tf.boolean_mask(
+        tf.boolean_mask(y, y[:, 0] > -0.3),
+        tf.boolean_mask(y, y[:, 0] > -0.3)[:, 1] > 0,
+    ),
+    "blocks": lambda x, y, c: tf.gather_nd(
+        _flat(x), tf.where(_flat(x)[:, 0] > 0)
+    ),
+    "part": lambda x, y, c: tf.dynamic_partition(x, _chosen(y), 2)[1],
+}
+
+
+def _training(function, reduce):
+    """A loss, and the gradients of what it follows from."""
+
+    def step(x, y, c):
+        found = tf.tanh(function(x, y, c))
+        loss = reduce(found)
+        grads = tf.gradients(loss, [x, y])
+        return loss, *[g for g in grads if g is not None]
+
+    return step
+
+
+def _in_all(t):
+    return tf.reduce_sum(t) / tf.cast(tf.shape(t)[0] + 1, tf.float32)
+
+
+@pytest.mark.parametrize("name", [*_EXAMPLES, *_MASKED])
+def test_towers_pick_their_own_rows(name):
+    function = {**_EXAMPLES, **_MASKED}[name]
+    for seed in range(2):
+        given = _X, _Y, _CLASS
+        program = check(function, *given, towers=TOWERS, seed=seed)
+        assert not once(program), once(program)
+        for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
+            step = _training(function, reduce)
+            program = check(step, *given, towers=TOWERS, seed=seed)
+            assert not once(program), once(program)
+
+
+def _stitched_wrongly(x, y, c):
+    choice = _chosen(y)
+    places = tf.dynamic_partition(_numbers(y), choice, 2)
+    one, two = (tf.gather(y, place) for place in places)
+    return tf.dynamic_stitch(places[::-1], [two, one])
+
+
+def _stitched_some(x, y, c):
+    """What is joined has as many rows as its last number says."""
+    places = tf.dynamic_partition(_numbers(y), _chosen(y), 3)
+    some = [tf.gather(y, place) for place in places[:2]]
+    return tf.dynamic_stitch([places[0], places[2]], [some[0], some[1][:0]])
+
+
+def _later(y):
+    """Pairs of all examples."""
+    number = _numbers(y)
+    i, j = tf.meshgrid(number, number)
+    later = tf.boolean_mask(tf.stack([i, j], -1), i < j)
+    return tf.gather(y, later[:, 0]) - tf.gather(y, later[:, 1])
+
+
+def _numbered_of_numbered(x, y, c):
+    """Numbers among those that are left, which are not those of all."""
+    mask = y[:, 0] > 0
+    some, numbers = tf.boolean_mask(y, mask), tf.where(mask)[:, 0]
+    order = tf.range(_size(some))
+    return tf.gather(some, order) + tf.gather(y, tf.gather(numbers, order))
+
+
+def _added_up(x, at, entries, step):
+    n = _size(x)
+    return tf.math.unsorted_segment_sum(
+        x, tf.range(n) * step + at, n * entries + 99
+    )
+
+
+_HOSTILE = {
+    "mean of what is left": lambda x, y, c: tf.reduce_mean(
+        tf.boolean_mask(y, y[:, 0] > 0)
+    ),
+    "largest of what is left": lambda x, y, c: tf.reduce_max(
+        tf.boolean_mask(y, y[:, 0] > 0), 0
+    ),
+    "nothing is left": lambda x, y, c: tf.reduce_mean(
+        tf.boolean_mask(y, y[:, 0] > 9)
+    ),
+    "everything is left": lambda x, y, c: tf.boolean_mask(y, c > -1) * y,
+    "next": lambda x, y, c: tf.gather(y, (_numbers(y) + 1) % _size(y)),
+    "last first": lambda x, y, c: tf.gather(y, _size(y) - 1 - _numbers(y)),
+    "too far": lambda x, y, c: tf.gather(
+        _flat(x), tf.minimum(_numbers(x) * 4 + c * 4, 4 * _size(x) - 1)
+    ),
+    "overlapping": lambda x, y, c: tf.gather(
+        _flat(x), _numbers(x) * 3 + tf.argmax(x[:, :, 0], 1, tf.int32)
+    ),
+    "as a number": lambda x, y, c: (
+        y[:, :1] * tf.cast(tf.where(c > -9), tf.float32)
+    ),
+    "of a table": lambda x, y, c: tf.gather(tf.eye(40), _numbers(y)),
+    "of a table in a part": lambda x, y, c: tf.gather(
+        tf.eye(40), tf.where(c > 0)[:, 0]
+    ),
+    "pairs": lambda x, y, c: _later(y),
+    "stitched wrongly": _stitched_wrongly,
+    "stitched some": _stitched_some,
+    "one for few": lambda x, y, c: tf.gather(
+        y, tf.where(_size(y) > 2, _numbers(y), 0)
+    ),
+    "the diagonal": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [1, 4]), tf.stack([_numbers(y)] * 2, 1)
+    ),
+    "two axes": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [1, 8]),
+        tf.concat([_numbers(y)[:, None] * k for k in (1, 2)], 1),
+    ),
+    "second column": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [3, 8]), tf.stack([c, _numbers(y)], 1)
+    ),
+    "second column of a mask": lambda x, y, c: tf.gather(
+        y, tf.where(tf.tile(y, [1, 1]) > -9)[:, 1] * 0
+    ),
+    "turned": lambda x, y, c: tf.gather_nd(
+        tf.tile(y, [9, 9]), tf.where(y > 0)[:, ::-1]
+    ),
+    "columns in one": lambda x, y, c: tf.reshape(tf.where(y > 0), [-1]),
+    "flat columns": lambda x, y, c: tf.gather(
+        tf.tile(y, [5, 1]), tf.reshape(tf.where(y > 0), [-1])
+    ),
+    "first of some": lambda x, y, c: tf.boolean_mask(y, y[:, 0] > -9)[:1],
+    "last of some": lambda x, y, c: tf.boolean_mask(y, c > -1)[-1],
+    "sorted": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.sort(tf.where(c > -9), 0, "DESCENDING"), tf.int32)
+    ),
+    "added up": lambda x, y, c: tf.gather(
+        y, tf.cumsum(tf.ones_like(_numbers(y))) - 1
+    ),
+    "numbered again": _numbered_of_numbered,
+    "far segments": lambda x, y, c: _added_up(y, c, 2, 2),
+    "negative segments": lambda x, y, c: tf.math.unsorted_segment_sum(
+        y, tf.where(c > 0, _numbers(y), -1), _size(y)
+    ),
+    "more segments": lambda x, y, c: tf.math.unsorted_segment_sum(
+        y, _numbers(y), _size(y) * 2
+    ),
+    "segments in order": lambda x, y, c: tf.math.segment_mean(
+        _flat(x), tf.repeat(_numbers(x), 4)
+    ),
+    "segments with holes": lambda x, y, c: tf.math.segment_sum(
+        y, _numbers(y) // 2 * 2
+    ),
+    "half": lambda x, y, c: tf.gather(y, _numbers(y) // 2),
+    "twice": lambda x, y, c: tf.gather(
+        tf.concat([y, y + 1], 0), _numbers(y) * 2
+    ),
+    "of blocks": lambda x, y, c: tf.gather(
+        tf.concat([y, y + 1], 0), tf.range(2 * _size(y))
+    ),
+    "mask of blocks": lambda x, y, c: tf.boolean_mask(
+        tf.concat([y, -y], 0), tf.concat([y, -y], 0)[:, 0] > 0
+    ),
+    "mask along another axis": lambda x, y, c: tf.boolean_mask(
+        tf.transpose(y), tf.transpose(y) > 0
+    ),
+    "columns by a mask": lambda x, y, c: tf.boolean_mask(
+        y, tf.reduce_sum(y, 0) > 0, axis=1
+    ),
+    "short": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.cast(_numbers(y), tf.int8), tf.int32)
+    ),
+    "halves": lambda x, y, c: tf.gather(
+        y, tf.cast(tf.cast(_numbers(y), tf.float32) / 2, tf.int32)
+    ),
+    "only one is left": lambda x, y, c: (
+        y * tf.boolean_mask(y, tf.range(_size(y)) < 1)
+    ),
+    "the first that is true": lambda x, y, c: tf.where(c > -9)[0] + 1,
+    "sizes of several": lambda x, y, c: tf.fill(
+        tf.stack([_size(tf.where(y > 0)), _size(tf.where(x > 0))]), 2.0
+    ),
+    "longer": lambda x, y, c: tf.concat(
+        [tf.boolean_mask(y, c > 0), tf.boolean_mask(y, c < 1), y], 0
+    ),
+    "joined to itself": lambda x, y, c: tf.concat(
+        [tf.boolean_mask(y, c > 0), 2 * tf.boolean_mask(y, c > 0)], 0
+    ),
+    "cumulated": lambda x, y, c: tf.cumsum(tf.boolean_mask(y, c > 0)),
+    "normalized": lambda x, y, c: tf.nn.softmax(
+        tf.boolean_mask(y[:, 0], c > 0)
+    ),
+    "drawn": lambda x, y, c: tf.random.stateless_normal(
+        tf.shape(tf.boolean_mask(y, c > 0)), [1, 2]
+    ),
+    "of the first tower": lambda x, y, c: tf.boolean_mask(
+        y, tf.range(_size(y)) > 1
+    ),
+    "by a number": lambda x, y, c: tf.gather(y, tf.where(c > 0), axis=0),
+    "along the second": lambda x, y, c: tf.gather(
+        tf.transpose(y), tf.where(c > 0)[:, 0], axis=1
+    ),
+    "of all": lambda x, y, c: tf.matmul(
+        y, tf.boolean_mask(y, c > 0), transpose_b=True
+    ),
+    "squares": lambda x, y, c: tf.linalg.matmul(
+        *[tf.boolean_mask(y, c > 0)] * 2, transpose_a=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_what_may_reach_other_examples(name):
+    for seed in range(2):
+        check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
+
+
+def _best(y):
+    """The only row that has the largest first entry."""
+    return tf.boolean_mask(y, y[:, 0] >= tf.reduce_max(y[:, 0]))
+
+
+def _one_and_all(x, y, c):
+    """A single row is repeated for all, as the mask leaves but one."""
+    return _best(y) * y
+
+
+def _one_and_some(x, y, c):
+    some = tf.boolean_mask(y, c > 0)
+    return _best(y) * some + tf.cast(_size(_best(y) * some), tf.float32)
+
+
+@pytest.mark.parametrize("function", [_one_and_all, _one_and_some])
+def test_a_single_row_that_is_repeated(function):
+    for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
+        step = _training(function, reduce)
+        check(step, _X, _Y, _CLASS, towers=((3, 2), (4, 0, 3)))

@@ -1,0 +1,161 @@
+"""Ragged rows of examples, against one device."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition.layouts import RowSplits, Sharded
+from tests.partition.kit import Input, check, once, rows
+
+# Towers without entries, and without examples.
+TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
+_Y = rows(-1, 3)
+_LENGTHS = rows(-1, dtype="int32", low=0, high=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece(Input):
+    """The values or the splits of ragged rows; both draw the same rows."""
+
+    def made(self, count, generator):
+        drawn = np.random.default_rng([count, 5])
+        lengths = drawn.integers(0, 4, count)
+        lengths[-1] = 0 if count > 2 else lengths[-1]
+        return [drawn.uniform(-1, 1, (k, 3)) for k in lengths]
+
+    def one(self, whole):
+        if self.layout == RowSplits("r"):
+            lengths = [len(row) for row in whole]
+            return np.cumsum([0, *lengths]).astype("int64")
+        return np.concatenate([np.zeros((0, 3)), *whole]).astype("float32")
+
+    def parts(self, whole, counts):
+        ends = np.cumsum([0, *counts])
+        return [
+            self.one(whole[a:b]) for a, b in zip(ends, ends[1:], strict=False)
+        ]
+
+
+_RAGGED = (
+    _Piece(Sharded(0, "r"), (-1, 3)),
+    _Piece(RowSplits("r"), (-1,), "int64"),
+)
+
+
+def _normalized(r, y):
+    """Each entry by the mean of its row."""
+    mean = tf.reduce_sum(r, 1) / (1.0 + tf.reduce_sum(r * r, 1))
+    return r.with_values(r.values * tf.gather(mean, r.value_rowids()))
+
+
+_STEPS = {
+    "sum": lambda r, y: tf.reduce_sum(r, 1),
+    "mean": lambda r, y: tf.math.divide_no_nan(
+        tf.reduce_sum(r, 1), tf.reduce_sum(tf.ones_like(r), 1)
+    ),
+    "largest": lambda r, y: tf.maximum(tf.reduce_max(r, 1), -9.0),
+    "lengths": lambda r, y: (
+        tf.reduce_sum(r, 1) * tf.cast(r.row_lengths(), tf.float32)[:, None]
+    ),
+    "with rows": lambda r, y: tf.reduce_sum(r, 1) * y,
+    "spread": lambda r, y: tf.reduce_sum(_normalized(r, y), 1),
+    "mean of all": lambda r, y: tf.reduce_mean(r.values, 0),
+    "entries": lambda r, y: (r * r + 1.0).values,
+    "masked": lambda r, y: tf.boolean_mask(r.values, r.values[:, 0] > 0),
+    "of examples": lambda r, y: tf.gather(y, r.value_rowids()) * r.values,
+}
+_FORWARD = {
+    "dense": lambda r, y: r.to_tensor(shape=(None, 5, None)) + y[:, None],
+    "cut": lambda r, y: r.to_tensor(default_value=2.0, shape=(None, 2, 3)),
+}
+_ONCE = {
+    "longest": lambda r, y: tf.reduce_mean(r.to_tensor(), 1),
+    "starts": lambda r, y: tf.gather(
+        tf.pad(r.values, [[0, 1], [0, 0]]), r.row_starts()
+    ),
+    "limits": lambda r, y: r.row_limits(),
+    "splits": lambda r, y: r.row_splits * 2,
+    "bounding": lambda r, y: r.bounding_shape(),
+    "next": lambda r, y: tf.reduce_sum(
+        r.with_values(tf.roll(r.values, 1, 0)), 1
+    ),
+    "lengths apart": lambda r, y: r.row_starts() - r.row_limits(),
+    "neighbours": lambda r, y: r.row_splits[2:] - r.row_splits[:-2],
+    "segments in order": lambda r, y: tf.math.segment_sum(
+        r.values, r.value_rowids()
+    ),
+    "repeated": lambda r, y: tf.repeat(y, r.row_lengths(), axis=0),
+}
+
+
+def _on_ragged(function):
+    def step(values, splits, y):
+        r = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        return function(r, y)
+
+    return step
+
+
+@pytest.mark.parametrize("name", _STEPS)
+def test_ragged_rows(name):
+    def step(values, splits, y):
+        found = _on_ragged(_STEPS[name])(values, splits, y)
+        loss = tf.reduce_sum(tf.square(found))
+        grads = tf.gradients(loss, [values, y])
+        return found, loss, *[g for g in grads if g is not None]
+
+    program = check(step, *_RAGGED, _Y, towers=TOWERS)
+    assert not once(program), once(program)
+
+
+@pytest.mark.parametrize("name", _FORWARD)
+def test_ragged_rows_that_are_filled_up(name):
+    step = _on_ragged(_FORWARD[name])
+    program = check(step, *_RAGGED, _Y, towers=TOWERS)
+    assert not once(program), once(program)
+
+
+@pytest.mark.parametrize("name", _ONCE)
+def test_ragged_rows_that_meet(name):
+    check(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
+
+
+_REPEATS = {
+    "numbers": lambda n, y: tf.repeat(tf.range(tf.shape(n)[0]), n),
+    "entries": lambda n, y: tf.repeat(y[:, 0], n),
+    "summed again": lambda n, y: tf.math.unsorted_segment_sum(
+        tf.repeat(y[:, 0], n),
+        tf.repeat(tf.range(tf.shape(n)[0]), n),
+        tf.shape(n)[0],
+    ),
+    "picked": lambda n, y: tf.gather(y, tf.repeat(tf.range(tf.shape(n)[0]), n)),
+}
+
+
+@pytest.mark.parametrize("name", _REPEATS)
+def test_entries_that_are_repeated(name):
+    program = check(_on_repeats(name), _LENGTHS, _Y, towers=TOWERS)
+    assert not once(program), once(program)
+
+
+def _on_repeats(name):
+    return lambda n, y: _REPEATS[name](n, y)
+
+
+def test_what_only_looks_like_a_repeat():
+    """A mask that leaves other entries than the lengths say."""
+
+    def step(n, y):
+        most = tf.maximum(0, tf.reduce_max(n))
+        mask = tf.range(most) < n[:, None] - 1
+        tiled = tf.tile(y[:, :1], tf.stack([1, most]))
+        found = tf.boolean_mask(tiled, mask)
+        others = tf.boolean_mask(
+            tf.tile(tf.expand_dims(y[:, 0], 1), tf.stack([1, most])),
+            tf.range(most) < tf.expand_dims(n[::-1], -1),
+        )
+        return found, others
+
+    check(step, _LENGTHS, _Y, towers=TOWERS)

@@ -1,0 +1,152 @@
+"""Sparse rows of examples, against one device."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
+from tests.partition.kit import Input, check, once, rows, same
+
+# Towers without entries, and without examples.
+TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
+_Y = rows(-1, 4)
+_TABLE = same(6, 4)
+_WIDTH = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece(Input):
+    """One of the three tensors of sparse rows; all draw the same rows."""
+
+    which: int = 0
+
+    def made(self, count, generator):
+        dense = np.random.default_rng([count, 7]).uniform(
+            -1, 1, (count, _WIDTH)
+        )
+        dense = np.where(np.abs(dense) > 0.7, dense, 0).astype("float32")
+        return dense
+
+    def parts(self, whole, counts):
+        ends = np.cumsum(counts)[:-1]
+        return [self.one(own) for own in np.split(whole, ends)]
+
+    def one(self, dense):
+        at = np.argwhere(dense).astype("int64")
+        return (at, dense[tuple(at.T)], np.array(dense.shape, "int64"))[
+            self.which
+        ]
+
+
+def _sparse(name="s"):
+    return (
+        _Piece(SparseIndices(name), (-1, 2), "int64", which=0),
+        _Piece(Sharded(0, name), (-1,), "float32", which=1),
+        _Piece(SparseShape((_WIDTH,)), (2,), "int64", which=2),
+    )
+
+
+_STEPS = {
+    "product": lambda x, y, w: tf.sparse.sparse_dense_matmul(x, w),
+    "turned": lambda x, y, w: tf.sparse.sparse_dense_matmul(
+        x, tf.transpose(w), adjoint_b=True
+    ),
+    "over examples": lambda x, y, w: tf.sparse.sparse_dense_matmul(
+        x, y, adjoint_a=True
+    ),
+    "over examples, turned": lambda x, y, w: tf.sparse.sparse_dense_matmul(
+        x, tf.transpose(y), adjoint_a=True, adjoint_b=True
+    ),
+    "dense": lambda x, y, w: tf.sparse.to_dense(x),
+    "ordered": lambda x, y, w: tf.sparse.to_dense(
+        tf.sparse.reorder(tf.SparseTensor(x.indices, x.values, x.dense_shape))
+    ),
+    "centred": lambda x, y, w: tf.sparse.sparse_dense_matmul(
+        x.with_values(x.values - tf.reduce_mean(x.values)), w
+    ),
+    "scaled": lambda x, y, w: (
+        tf.sparse.sparse_dense_matmul(x, w)
+        / tf.cast(tf.size(x.values) + 1, tf.float32)
+    ),
+    "from dense": lambda x, y, w: tf.sparse.sparse_dense_matmul(
+        tf.sparse.from_dense(tf.where(y > 0, y, 0.0)), w[:4]
+    ),
+    "by rows": lambda x, y, w: tf.math.unsorted_segment_sum(
+        x.values, x.indices[:, 0], tf.shape(y, tf.int64)[0]
+    ),
+    "by columns": lambda x, y, w: tf.math.unsorted_segment_sum(
+        x.values, x.indices[:, 1], _WIDTH
+    ),
+    "indices": lambda x, y, w: tf.cast(x.indices, tf.float32),
+    "sums": lambda x, y, w: tf.sparse.reduce_sum(x, 1),
+}
+# TensorFlow has no gradient of the first; that of the second turns numbers of
+# entries around.
+_FORWARD = {"sums", "ordered"}
+
+
+@pytest.mark.parametrize("name", sorted(set(_STEPS) - _FORWARD))
+def test_sparse_rows(name):
+    def step(at, entries, shape, y, w):
+        found = _STEPS[name](tf.SparseTensor(at, entries, shape), y, w)
+        loss = tf.reduce_mean(tf.tanh(found))
+        grads = tf.gradients(loss, [entries, y, w])
+        return found, loss, shape, *[g for g in grads if g is not None]
+
+    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
+    assert not once(program), once(program)
+
+
+def test_sparse_rows_that_are_put_in_order():
+    def step(at, entries, shape, y, w):
+        found = tf.sparse.reorder(tf.SparseTensor(at, entries, shape))
+        return tf.sparse.to_dense(found), found.indices, found.values * 2
+
+    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
+    assert not once(program), once(program)
+
+
+def test_sums_and_gradients_of_an_order_are_computed_once():
+    def step(at, entries, shape, y, w):
+        found = tf.sparse.reorder(tf.SparseTensor(at, entries, shape))
+        loss = tf.reduce_sum(tf.tanh(tf.sparse.to_dense(found)))
+        return loss, tf.gradients(loss, entries), tf.sparse.reduce_sum(found, 1)
+
+    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
+    assert once(program)["SparseReduceSum"] == 1
+
+
+def test_two_sparse_inputs_that_have_other_entries():
+    """Products by entries of both would be of other rows."""
+
+    def step(at, entries, shape, other_at, others, other_shape, y):
+        one = tf.SparseTensor(at, entries, shape)
+        two = tf.SparseTensor(other_at, others[::-1], other_shape)
+        table = tf.ones([_WIDTH, 2])
+        return (
+            tf.sparse.sparse_dense_matmul(one, table)
+            + tf.sparse.sparse_dense_matmul(two, table),
+            tf.gather(others, tf.where(entries > 0)[:, 0]),
+            entries * others,
+        )
+
+    check(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
+
+
+def test_another_number_of_rows():
+    """Indices of other rows than those of the shape that is named."""
+
+    def step(at, entries, shape, y):
+        more = tf.SparseTensor(at, entries, shape + [3, 0])
+        turned = [tf.reverse(t, [k]) for t, k in ((at, 1), (shape, 0))]
+        turned = tf.SparseTensor(turned[0], entries, turned[1])
+        return (
+            tf.sparse.to_dense(more),
+            tf.sparse.sparse_dense_matmul(more, tf.ones([_WIDTH, 2])),
+            tf.sparse.sparse_dense_matmul(turned, y),
+            tf.sparse.to_dense(tf.sparse.transpose(more)),
+        )
+
+    check(step, *_sparse(), _Y, towers=TOWERS)

@@ -1,0 +1,233 @@
+"""Steps whose rows follow from the data, with gradients, against one device."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+from tests.partition.kit import Input, check, kinds, once, rows
+
+TOWERS = ((5, 2), (2, 0, 3), (0, 1, 0), (1, 1, 4))
+_GIVEN = (rows(-1, 4, 3), rows(-1, 3), rows(-1, dtype="int32", low=0, high=2))
+
+
+def _size(t, dtype=tf.int32):
+    return tf.shape(t, dtype)[0]
+
+
+def _masked_loss(x, y, c):
+    """A language model learns what was masked."""
+    mask = tf.abs(x[:, :, 0]) > 0.4
+    labels = tf.boolean_mask(tf.cast(x[:, :, 1] > 0, tf.int32), mask)
+    logits = tf.boolean_mask(x, mask)
+    loss = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+    right = tf.argmax(logits, 1, tf.int32) == labels
+    accuracy = tf.reduce_mean(tf.cast(right, tf.float32))
+    return loss, accuracy, tf.gradients(loss, x)
+
+
+def _normalized(x, y, c):
+    """Some examples are normalized by their own mean and variance."""
+    some = tf.boolean_mask(y, c > 0)
+    mean, variance = tf.nn.moments(some, [0])
+    loss = tf.reduce_sum(((some - mean) / tf.sqrt(variance + 1e-3)) ** 3)
+    return loss, tf.gradients(loss, y)
+
+
+def _put_back(x, y, c):
+    places = tf.where(c > 0)
+    some = tf.gather_nd(y, places)
+    some = some - tf.reduce_mean(some, 0)
+    one = tf.tensor_scatter_nd_update(y, places, some * 2)
+    two = tf.scatter_nd(places, some, tf.shape(y, tf.int64))
+    loss = tf.reduce_sum(one**2 * two)
+    return loss, one, tf.gradients(loss, y)
+
+
+def _experts(x, y, c):
+    """Each expert learns from the examples that are given to it."""
+    places = tf.dynamic_partition(tf.range(_size(y)), c, 3)
+    found = [
+        tf.tanh(part * (k + 1)) + tf.cast(_size(part), tf.float32)
+        for k, part in enumerate(tf.dynamic_partition(y, c, 3))
+    ]
+    whole = tf.dynamic_stitch(places, found)
+    loss = tf.reduce_mean(whole**2)
+    return loss, whole, tf.gradients(loss, y)
+
+
+def _masks_of_masks(x, y, c):
+    mask = c > 0
+    some = tf.boolean_mask(y, mask)
+    fewer = some[:, 0] > 0
+    left = tf.boolean_mask(some, fewer)
+    places = tf.boolean_mask(tf.where(mask)[:, 0], fewer)
+    back = tf.math.unsorted_segment_sum(left, places, _size(y, tf.int64))
+    among = tf.math.unsorted_segment_sum(
+        left, tf.where(fewer)[:, 0], _size(some, tf.int64)
+    )
+    loss = tf.reduce_sum(back * y) + tf.reduce_mean(among)
+    return back, among, places, loss, tf.gradients(loss, y)
+
+
+def _best_two(x, y, c):
+    _, best = tf.math.top_k(y, 2)
+    number = tf.range(_size(y))[:, None]
+    found = tf.gather(tf.reshape(y, [-1]), number * 3 + best)
+    loss = tf.reduce_sum(found * [1.0, 2.0])
+    return found, loss, tf.gradients(loss, y)
+
+
+def _parts_of_pairs(x, y, c):
+    parts = tf.stack([c, 1 - c % 2], 1)
+    found = tf.dynamic_partition(x[:, :2], parts, 3)
+    loss = tf.reduce_sum(found[0]) * 2 + tf.reduce_mean(found[1] ** 2)
+    return found, loss, tf.gradients(loss, x)
+
+
+def _statistics(x, y, c):
+    some = tf.boolean_mask(x, c > 0)
+    return (
+        tf.reduce_mean(some, [0, 1]),
+        tf.reduce_max(some),
+        tf.reduce_prod(some, 0),
+        tf.math.count_nonzero(some),
+        tf.reduce_any(some > 0),
+        tf.linalg.norm(some),
+        tf.nn.l2_normalize(some, 0),
+        tf.reduce_logsumexp(some),
+    )
+
+
+_STEPS = (
+    *(_masked_loss, _normalized, _put_back, _experts, _masks_of_masks),
+    *(_best_two, _parts_of_pairs, _statistics),
+)
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_steps_by_the_data(step):
+    for seed in range(2):
+        program = check(step, *_GIVEN, towers=TOWERS, seed=seed)
+        assert not once(program), once(program)
+
+
+def test_a_masked_mean_exchanges_sums_only():
+    def step(x, y, c):
+        loss = tf.reduce_mean(tf.boolean_mask(y, c > 0) ** 2)
+        (gradient,) = tf.gradients(loss, y)
+        return loss, tf.reduce_sum(gradient, 0)
+
+    program = check(step, *_GIVEN, towers=TOWERS)
+    assert kinds(program) == {"sum": 3}
+    assert not once(program)
+
+
+def _some_are_lost(x, y, c):
+    places = tf.dynamic_partition(tf.range(_size(y)), c, 3)
+    some = [tf.gather(y, at) for at in places[:2]]
+    whole = tf.dynamic_stitch(places[:2], some)
+    return whole, tf.reduce_mean(whole)
+
+
+def _with_gaps(x, y, c):
+    places = tf.dynamic_partition(tf.range(_size(y)) * 2, c, 3)
+    return tf.dynamic_stitch(places, [tf.gather(y, at // 2) for at in places])
+
+
+def _of_two_masks(x, y, c):
+    one, two = (tf.boolean_mask(y, mask) for mask in (c > 0, c < 1))
+    return (
+        tf.matmul(one, two, transpose_b=True),
+        tf.concat([one, two], 0),
+        tf.concat([two, one, one], 0),
+    )
+
+
+def _columns(x, y, c):
+    at = tf.where(y > 0)
+    rows_, columns = tf.unstack(at, axis=1)
+    halves = tf.split(at, 2, 1)
+    return (
+        tf.math.unsorted_segment_sum(tf.gather_nd(y, at), columns, 3),
+        tf.math.unsorted_segment_max(
+            tf.gather_nd(y, at), rows_, _size(y, tf.int64)
+        ),
+        rows_ * columns,
+        tf.gather(y, rows_),
+        tf.gather(tf.tile(y, [3, 1]), halves[1][:, 0]),
+        tf.gather(y, halves[0]),
+        tf.transpose(at),
+        tf.reduce_max(at, 1),
+        at[:, ::-1],
+        at + 1,
+    )
+
+
+def _other_orders(x, y, c):
+    number = tf.range(_size(y))
+    order = tf.argsort(y[:, 0])
+    pairs = tf.stack([number[1:], number[:-1]], 1)
+    return (
+        tf.gather(y, pairs[:, 0]) - tf.gather(y, pairs[:, 1]),
+        tf.gather(y, number[:2]),
+        tf.gather(y, tf.reverse(number, [0])),
+        tf.gather(y, tf.roll(number, 1, 0)),
+        tf.gather(number, order),
+        tf.gather(y, order),
+    )
+
+
+def _ranges(x, y, c):
+    n, more = _size(y), tf.tile(y, [4, 1])
+    return (
+        tf.gather(more, tf.range(0, n * 4, 4)),
+        tf.gather(more, tf.range(1, n)),
+        tf.gather(more, tf.range(n, 2 * n)),
+        tf.gather(tf.reshape(x, [-1, 3]), tf.range(0, n * 4, 3)),
+        tf.gather(y, tf.cast(tf.range(tf.cast(n, tf.float32)), tf.int32)),
+    )
+
+
+def _sums_of_numbers(x, y, c):
+    number, flat = tf.range(_size(y)), tf.reshape(x, [-1, 3])
+    alike = tf.cast(tf.equal(number[:, None], number), tf.float32)
+    return (
+        tf.gather(flat, number[:, None] * 4 + tf.range(4)),
+        tf.gather(flat, number[:, None] * 4 + c[:, None] + [0, 1]),
+        alike @ y,
+        tf.gather(y, number + tf.zeros_like(number)),
+        tf.gather(y, number[:, None] + tf.zeros([1, 2], tf.int32)),
+    )
+
+
+_OTHERS = (
+    *(_some_are_lost, _with_gaps, _of_two_masks, _columns, _other_orders),
+    *(_ranges, _sums_of_numbers),
+)
+
+
+@pytest.mark.parametrize("step", _OTHERS)
+def test_steps_of_which_something_is_computed_once(step):
+    for seed in range(2):
+        check(step, *_GIVEN, towers=TOWERS, seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfSix(Input):
+    """Rows of a batch of which the trace knows the number of examples."""
+
+    @property
+    def spec(self):
+        sizes = [6 if size == -1 else size for size in self.shape]
+        return tf.TensorSpec(sizes, self.dtype)
+
+
+@pytest.mark.parametrize("step", [*_STEPS, *_OTHERS])
+def test_batches_of_a_known_size(step):
+    given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
+    towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
+    program = check(step, *given, towers=towers)
+    assert step in _OTHERS or not once(program), once(program)
