@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import is_own
+from keras_towers.partition.sizes import longer
 
 # The label of an output's axis of size 1.
 ONE = "1"
@@ -85,21 +85,10 @@ class Factors:
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
         sizes: dict[Hashable, Any] = {ONE: 1}
-        open_: set[Hashable] = set()
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:
                 continue
             for label, size in zip(labels, value.shape, strict=True):
-                if label is None:
-                    continue
-                before = sizes.setdefault(label, size)
-                if size in (1, before):
-                    continue
-                if before == 1:
-                    sizes[label] = size
-                elif is_own(before) or is_own(size):
-                    # What is found may be one row, which is repeated.
-                    open_.add(label)
-                elif before is None:
-                    sizes[label] = size
-        return {k: None if k in open_ else v for k, v in sizes.items()}
+                if label is not None:
+                    sizes[label] = longer(sizes.get(label, 1), size)
+        return sizes

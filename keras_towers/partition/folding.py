@@ -16,7 +16,6 @@ from keras_towers.partition.sizes import (
     Size,
     broadcast,
     compared,
-    is_own,
 )
 from keras_towers.partition.slices import index_of
 
@@ -208,7 +207,7 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     if list(a) == list(b) and UNKNOWN not in wide[0]:
         return [np.array(axes, object) for axes in over]
     for axis, (d, e) in enumerate(zip(*wide, strict=True)):
-        if d != e and 1 not in (d, e) and (is_own(d) or is_own(e)):
+        if d != e and 1 not in (d, e):
             raise ValueError("one of the sizes may be 1")
         for mine, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)

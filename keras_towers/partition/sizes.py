@@ -275,18 +275,16 @@ def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     """Return the shape of an elementwise operation on two shapes."""
     rank = max(len(a), len(b))
     wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
-    return [_wider(d, e) for d, e in zip(*wide, strict=True)]
+    return [longer(d, e) for d, e in zip(*wide, strict=True)]
 
 
-def _wider(d: Any, e: Any) -> Any:
-    if isinstance(d, int) and d == 1:
-        return e
-    if isinstance(e, int) and e == 1:
+def longer(d: Any, e: Any) -> Any:
+    """Return the size of an axis along which one of two may be repeated.
+
+    It is None if that is not known: any symbol may be 1 when the step runs.
+    """
+    if d == e or e == 1:
         return d
-    if d != e and (is_own(d) or is_own(e)):
-        return None
-    # Both are the same when the step runs: the one is kept that is known best.
-    for size in (d, e):
-        if isinstance(size, int):
-            return size
-    return next((s for s in (d, e) if isinstance(s, Size)), None)
+    if d == 1:
+        return e
+    return next((size for size in (d, e) if isinstance(size, int)), None)

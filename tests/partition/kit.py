@@ -28,17 +28,25 @@ _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input: its layout, and its shape, in which -1 is the axis of rows."""
+    """An input: its layout, and its shape, in which -1 is the axis of rows.
+
+    Attributes:
+        hidden: other axes of which the trace does not know the size.
+    """
 
     layout: object
     shape: tuple[int, ...]
     dtype: str = "float32"
     low: float = -1.0
     high: float = 1.0
+    hidden: tuple[int, ...] = ()
 
     @property
     def spec(self):
-        sizes = [None if size == -1 else size for size in self.shape]
+        sizes = [
+            None if size == -1 or axis in self.hidden else size
+            for axis, size in enumerate(self.shape)
+        ]
         return tf.TensorSpec(sizes, self.dtype)
 
     def made(self, count, generator):

@@ -192,3 +192,17 @@ def test_a_mean_of_halves_may_have_a_large_sum():
 
     given = rows(-1, 4000, dtype="float16", low=20, high=30)
     check(function, given, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("times", [(1, 4), (4, 1), (4, 4)])
+def test_a_size_that_is_one_in_some_batches_is_repeated(times):
+    """Sizes that are not known while it is traced, such as of padded texts."""
+
+    def function(x, y):
+        both = x + y
+        flat = tf.reshape(both, [tf.shape(both)[0] * tf.shape(both)[1], 3])
+        loss = tf.reduce_sum(flat**2 * tf.cast(tf.shape(both)[1], tf.float32))
+        return loss, tf.gradients(loss, [x, y])
+
+    given = [rows(-1, time, 3, hidden=(1,)) for time in times]
+    check(function, *given)
