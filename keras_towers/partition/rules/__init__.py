@@ -4,6 +4,8 @@ from keras_towers.partition.rules import (  # noqa: F401
     control_flow,
     elementwise,
     images,
+    lists,
+    loops,
     moves,
     picks,
     products,
