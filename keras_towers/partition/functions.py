@@ -42,6 +42,13 @@ def graph_of(node: Node, name: str) -> Any:
     return compat.graph_of_function(node.operation.graph, name)
 
 
+def source(tensor: Any) -> Any:
+    """Return the tensor of which another is a copy."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def inside(partition: Partitioner, value: Value) -> Value:
     """Return a value of the program as functions see it."""
     if not value.is_replicated:

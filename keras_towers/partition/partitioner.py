@@ -99,9 +99,7 @@ class Partitioner:
             graph: it.
             given: the values of its N inputs.
         """
-        # The body of a loop is laid out several times.
-        if graph not in self.graphs:
-            self.graphs.append(graph)
+        self.note_graph(graph)
         values = {
             tensor.name: value
             for tensor, value in zip(graph.inputs, given, strict=True)
@@ -115,6 +113,12 @@ class Partitioner:
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
         return values
+
+    def note_graph(self, graph: Any) -> None:
+        """Note a graph, whose functions are called as they are."""
+        # The body of a loop is laid out several times.
+        if graph not in self.graphs:
+            self.graphs.append(graph)
 
     def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
         """Lay out a graph; return the values of its outputs."""

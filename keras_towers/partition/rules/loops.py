@@ -18,6 +18,7 @@ from keras_towers.partition.functions import (
     inside,
     joined,
     laid_out,
+    source,
     summed,
 )
 from keras_towers.partition.layouts import (
@@ -29,6 +30,7 @@ from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import rule
+from keras_towers.partition.rules.rounds import over_rows
 
 # More rounds of the pass change nothing, or a loop cannot be followed.
 _PASSES = 8
@@ -45,6 +47,9 @@ def _looped(
     condition = graph_of(node, node.attr("cond").name)
     if body is None or condition is None:
         return None
+    found = over_rows(partition, node, body, condition, inputs)
+    if found is not None:
+        return found
     loop = _Loop(partition, node, body, condition)
     try:
         return loop.laid_out(inputs)
@@ -55,13 +60,6 @@ def _looped(
         return loop.laid_out([summed(partition, v) for v in inputs])
     except NeedsExchange:
         return None
-
-
-def source(tensor: Any) -> Any:
-    """Return the tensor of which another is a copy."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 class _Loop:
