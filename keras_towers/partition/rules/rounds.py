@@ -223,20 +223,14 @@ class _Rounds:
             return False
         parts = [source(tensor) for tensor in adding.inputs]
         own = [part for part in parts if part is first]
-        # Its entries are not to be repeated by what is added.
-        shape = adding.outputs[0].shape
-        if not shape.is_fully_defined() or shape != first.shape:
-            return False
         if any(part.dtype == tf.variant for part in parts):
             return False
+        ends = [tensor.name for tensor in self._gives]
         return (
             len(own) == 1
-            and self._takers.get(first.name, []) == [adding]
+            and self._takers[first.name] == [adding]
             and not self._takers.get(adding.outputs[0].name)
-            and [source(t) for t in self._body.outputs].count(
-                adding.outputs[0]
-            )
-            == 1
+            and ends.count(adding.outputs[0].name) == 1
         )
 
     # ---- laying it out -------------------------------------------------------
@@ -277,8 +271,6 @@ class _Rounds:
             dtype = self._takes[index].dtype
             return build.cast(self._unit.start, dtype, is_repeated=False)
         if index in self._sums:
-            if value.sharded is not None or isinstance(value.layout, ListOf):
-                return None
             return build.partial(value)
         if index not in self._lists or not self._is_own(index):
             # The same in all rounds.
@@ -322,6 +314,13 @@ class _Rounds:
             ends = own.call(self._body, values)
             if not all(ends[index].is_replicated for index in carried):
                 return None
+            # What is added is not to repeat the entries of a sum.
+            if not all(
+                _is_whole(values[index].shape)
+                and values[index].shape == ends[index].shape
+                for index in self._sums
+            ):
+                return None
             settled = {
                 index: joined(values[index], ends[index])
                 for index in elements
@@ -364,7 +363,9 @@ class _Rounds:
             like = self._takes[index]
             tensor = Tensor(like.dtype, like.shape, on_towers=True)
             tensors.append(tensor)
-            shape = None if like.shape.rank is None else tuple(like.shape)
+            shape = value.shape
+            if index not in self._sums and like.shape.rank is not None:
+                shape = tuple(like.shape)
             element = elements.get(index)
             values.append(
                 Value(REPLICATED, whole=tensor, shape=shape, element=element)
@@ -530,3 +531,8 @@ class _Round(Partitioner):
 
 def _is(value: Any, number: int) -> bool:
     return isinstance(value, int) and value == number
+
+
+def _is_whole(shape: Any) -> bool:
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
