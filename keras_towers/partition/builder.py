@@ -123,7 +123,10 @@ class Builder:
             (self._constants[key],) = self.add(
                 "Const",
                 (),
-                {"dtype": attribute(tf.as_dtype(dtype)), "value": AttrValue(tensor=proto)},
+                {
+                    "dtype": attribute(tf.as_dtype(dtype)),
+                    "value": AttrValue(tensor=proto),
+                },
                 [(tf.as_dtype(dtype), tf.TensorShape(array.shape))],
                 is_repeated=True,
             )

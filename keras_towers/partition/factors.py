@@ -8,7 +8,7 @@ one axis that may be divided. Shardy's rules name such factors, too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Value
@@ -25,19 +25,22 @@ class Factors:
     Attributes:
         inputs: the labels of the axes of N inputs; None: an input that all
             towers have.
-        outputs: those of its outputs.
+        outputs: those of its outputs; None: their rank is not known.
         summed: labels over which it sums: the sum of the results for some of
             the entries each is the result for all.
         linear: groups of inputs; the operation is linear in those of a group
             together, if the others are what they are.
+        needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
+            it, if there are no rows.
         given: inputs that towers are given in place of those of one device.
     """
 
     inputs: Sequence[Labels | None]
-    outputs: Sequence[Labels]
+    outputs: Sequence[Labels | None]
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
-    given: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    needs_rows: bool = False
+    given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def labels(self, inputs: Sequence[Value]) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.
@@ -58,11 +61,13 @@ class Factors:
             )
         return found
 
-    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...]]:
+    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...] | None]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label) for label in labels)
+            None
+            if labels is None
+            else tuple(sizes.get(label) for label in labels)
             for labels in self.outputs
         ]
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 
 class Node:
-    """One operation of a traced graph."""
+    """One operation of a traced graph.
 
-    def __init__(self, operation: Any):
+    Args:
+        operation: the operation.
+        ranks: of its N inputs, where more is known of them than the trace says.
+    """
+
+    def __init__(
+        self, operation: Any, ranks: Sequence[int | None] | None = None
+    ):
         self.operation = operation
+        self._ranks = ranks
         self.type: str = operation.type
         self._inputs = list(operation.inputs)
         self._outputs = operation.outputs
@@ -39,7 +48,10 @@ class Node:
 
     def rank(self, index: int) -> int | None:
         """Return the rank of an input, or None."""
-        return self._inputs[index].shape.rank
+        rank = self._inputs[index].shape.rank
+        if rank is None and self._ranks is not None:
+            return self._ranks[index]
+        return rank
 
     def output_rank(self, index: int = 0) -> int | None:
         """Return the rank of an output, or None."""

@@ -20,6 +20,7 @@ from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
+    Layout,
     ListOf,
     Partial,
     Sharded,
@@ -108,7 +109,8 @@ class Partitioner:
             if operation.outputs and operation.outputs[0].name in values:
                 continue
             inputs = [values[tensor.name] for tensor in operation.inputs]
-            node = Node(operation)
+            ranks = [None if v.shape is None else len(v.shape) for v in inputs]
+            node = Node(operation, ranks)
             outputs = self._outputs(node, inputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
@@ -179,9 +181,13 @@ class Partitioner:
                 own = self.rows(value, layout.along(axis))
                 if own is None:
                     return None
+                if factors.needs_rows:
+                    own = self._with_a_row(own, layout.along(axis))
             given.append(self.local(value) if own is None else own)
         layouts = [
-            layout.along(labels.index(label)) if label in labels else PARTIAL
+            layout.along(labels.index(label))
+            if labels is not None and label in labels
+            else PARTIAL
             for labels in factors.outputs
         ]
         shapes = [
@@ -189,11 +195,47 @@ class Partitioner:
             for shape, own in zip(node.shapes, layouts, strict=True)
         ]
         locals_ = self.builder.copy(node.operation, given, shapes)
+        if factors.needs_rows:
+            locals_ = [
+                self._without_a_row(local, own, layout)
+                for local, own in zip(locals_, layouts, strict=True)
+            ]
         sizes = factors.shapes(inputs)
         return [
             Value(own, local, shape=shape)
             for own, local, shape in zip(layouts, locals_, sizes, strict=True)
         ]
+
+    def _with_a_row(self, tensor: Tensor, layout: Sharded) -> Tensor:
+        """Return rows, and where there are none a row of zeros for one unit."""
+        build, rank = self.builder, tensor.shape.rank or 0
+        none, one = build.constant(0, SIZE), build.constant(1, SIZE)
+        least = build.op(
+            "Maximum", [layout.unit.count, one], (), is_repeated=True
+        )
+        more = build.op("Sub", [least, layout.unit.count], (), is_repeated=True)
+        more = self.times(layout.count, more)
+        behind = [more if a == layout.axis else none for a in range(rank)]
+        ends = [self.vector([none] * rank, SIZE), self.vector(behind, SIZE)]
+        widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+        return build.op("Pad", [tensor, widths], tensor.shape)
+
+    def _without_a_row(
+        self, tensor: Tensor, own: Layout, layout: Sharded
+    ) -> Tensor:
+        """Return what was computed of rows that are there."""
+        build, count = self.builder, layout.unit.count
+        if isinstance(own, Sharded):
+            rank = tensor.shape.rank or 0
+            length = self.times(own.count, count)
+            every = build.constant(-1, SIZE)
+            sizes = [length if a == own.axis else every for a in range(rank)]
+            begin = build.constant([0] * rank, SIZE)
+            given = [tensor, begin, self.vector(sizes, SIZE)]
+            return build.op("Slice", given, tensor.shape)
+        some = build.op("Greater", [count, build.constant(0, SIZE)], ())
+        zeros = build.op("ZerosLike", [tensor], tensor.shape)
+        return build.op("SelectV2", [some, tensor, zeros], tensor.shape)
 
     def _chosen(
         self,
@@ -207,7 +249,7 @@ class Partitioner:
             label = None if layout is None else labels[layout.axis]
             if layout is None or label is None:
                 continue
-            kept = [label in output for output in factors.outputs]
+            kept = [label in (output or ()) for output in factors.outputs]
             if all(kept) or label in factors.summed and not any(kept):
                 return label, layout
         return None
@@ -246,9 +288,7 @@ class Partitioner:
         alike = before.dtype == after[index].dtype
         return alike and sizes[0] is not None and sizes[0] == sizes[1]
 
-    def computed_once(
-        self, node: Node, inputs: Sequence[Value]
-    ) -> list[Value]:
+    def computed_once(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
         """Compute an operation as one device does, for all towers."""
         if any(not v.is_replicated and not v.is_partial for v in inputs):
             self.once.append(node.operation)
@@ -465,7 +505,9 @@ class Partitioner:
         own = build.op("Range", [zero, count, one], (None,))
         own = build.op("AddV2", [own, first], (None,))
         blocks = build.constant(np.arange(layout.blocks)[:, None], SIZE)
-        ahead = build.op("Mul", [blocks, self.times(layout.rows, layout.unit.total)])
+        ahead = build.op(
+            "Mul", [blocks, self.times(layout.rows, layout.unit.total)]
+        )
         flat = build.op(
             "Reshape",
             [build.op("AddV2", [ahead, own]), build.constant([-1], SIZE)],
@@ -536,7 +578,9 @@ class Partitioner:
         found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(found, dtype)
 
-    def cast(self, tensor: Tensor, dtype: Any, is_repeated: bool = True) -> Tensor:
+    def cast(
+        self, tensor: Tensor, dtype: Any, is_repeated: bool = True
+    ) -> Tensor:
         """Return a tensor of another dtype."""
         if tensor.dtype == dtype:
             return tensor

@@ -58,7 +58,10 @@ class Input:
         axis, blocks = self.layout.axis, self.layout.blocks
         size = whole.shape[axis]
         split = whole.reshape(
-            *whole.shape[:axis], blocks, size // blocks, *whole.shape[axis + 1 :]
+            *whole.shape[:axis],
+            blocks,
+            size // blocks,
+            *whole.shape[axis + 1 :],
         )
         ends = np.cumsum(counts)[:-1] * self.layout.rows
         return [
@@ -109,7 +112,9 @@ def traced(function, *given):
     """Return the graph of a function, and its outputs."""
     graph = compat.FuncGraph("one_device")
     with graph.as_default():
-        inputs = [tf.compat.v1.placeholder(g.dtype, g.spec.shape) for g in given]
+        inputs = [
+            tf.compat.v1.placeholder(g.dtype, g.spec.shape) for g in given
+        ]
         found = tf.nest.flatten(function(*inputs), expand_composites=True)
         outputs = [tf.convert_to_tensor(o) for o in found if o is not None]
     graph.inputs, graph.outputs = inputs, outputs
@@ -162,9 +167,7 @@ def on_towers(program, parts, counts):
 
 
 def _exchange(program, exchange, towers, common, level):
-    every = [
-        emit([], {**common, **own}, [exchange.given])[0] for own in towers
-    ]
+    every = [emit([], {**common, **own}, [exchange.given])[0] for own in towers]
     if exchange.kind == "sum":
         common[exchange.result] = tf.add_n(every)
     elif exchange.kind == "gather":
@@ -176,6 +179,10 @@ def _exchange(program, exchange, towers, common, level):
         for own, value in zip(towers, every, strict=True):
             own[exchange.result] = before
             before = before + value
+
+
+class Refused(Exception):
+    """One device cannot compute it either."""
 
 
 def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
@@ -209,7 +216,10 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
 def _one_device(graph, fetched, wholes):
     with tf.compat.v1.Session(graph=graph, config=_AS_IT_IS) as session:
         feed = dict(zip([t.name for t in graph.inputs], wholes, strict=True))
-        return session.run([t.name for t in fetched], feed)
+        try:
+            return session.run([t.name for t in fetched], feed)
+        except tf.errors.OpError as error:
+            raise Refused(str(error)) from error
 
 
 def _run(program, parts, counts):
@@ -224,9 +234,7 @@ def _assert_alike(found, right, tolerance):
     right = np.asarray(right)
     assert found.shape == right.shape, (found.shape, right.shape)
     if right.dtype.kind in "fc":
-        np.testing.assert_allclose(
-            found, right, rtol=tolerance, atol=tolerance
-        )
+        np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
     else:
         np.testing.assert_array_equal(found, right)
 

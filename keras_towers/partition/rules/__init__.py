@@ -2,6 +2,7 @@
 
 from keras_towers.partition.rules import (  # noqa: F401
     control_flow,
+    draws,
     elementwise,
     images,
     lists,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -47,7 +46,7 @@ _COPIES = """
     PreventGradient DeepCopy Copy DebugIdentityV2 PlaceholderWithDefault
     EnsureShape Neg Real Imag Conj
 """
-_SUMS = "AddV2 Add Sub AddN AccumulateNV2"
+_SUMS = "AddV2 Add Sub AddN"
 _QUOTIENTS = "RealDiv Div DivNoNan Xdivy"
 
 _FIRST = (frozenset({0}),)
@@ -55,11 +54,11 @@ _FIRST = (frozenset({0}),)
 
 def broadcast(node: Node, linear: Linear = ()) -> Factors | None:
     """Return the axes of an operation whose inputs are broadcast."""
-    rank = node.output_rank()
     ranks = [node.rank(k) for k in range(node.num_inputs)]
-    if rank is None or None in ranks:
+    if None in ranks:
         return None
-    whole = tuple(range(rank))
+    whole = tuple(range(max(rank or 0 for rank in ranks)))
+    rank = len(whole)
     labels = [whole[rank - own :] if own else () for own in ranks]
     return Factors(labels, [whole] * node.num_outputs, linear=linear)
 

@@ -29,12 +29,16 @@ _IMAGES = {
     **dict.fromkeys(("MaxPoolGrad", "MaxPool3DGrad"), 3),
     **dict.fromkeys(("MaxPoolGradGrad", "MaxPool3DGradGrad"), 3),
     **dict.fromkeys(("LRNGrad",), 3),
+    **dict.fromkeys(("ImageProjectiveTransformV2",), 2),
+    **dict.fromkeys(("ImageProjectiveTransformV3",), 2),
     **dict.fromkeys(("ResizeBilinearGrad", "ResizeBicubicGrad"), 2),
     **dict.fromkeys(("ScaleAndTranslateGrad",), 2),
 }
 _LINEAR = {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "AvgPool", "AvgPool3D"}
 _LINEAR |= {"SpaceToDepth", "DepthToSpace", "ResizeBilinear"}
-# The place of the gradient, which is an image of the batch, and of its size.
+# Without an image TensorFlow refuses them, or returns memory as it finds it.
+_NEED_IMAGES = ("MaxPool3DGradGrad", "DepthwiseConv2dNativeBackpropFilter")
+# They are told the sizes of the images that they make.
 _TO_IMAGES = (
     "Conv2DBackpropInput",
     "DepthwiseConv2dNativeBackpropInput",
@@ -56,7 +60,12 @@ def _images(node: Node, *inputs: Value) -> Factors | None:
         for k, rank in enumerate(ranks)
     ]
     linear = (frozenset({0}),) if node.type in _LINEAR else ()
-    return Factors(labels, [[0, *[None] * (output - 1)]], linear=linear)
+    return Factors(
+        labels,
+        [[0, *[None] * (output - 1)]],
+        linear=linear,
+        needs_rows=node.type in _NEED_IMAGES,
+    )
 
 
 @rule(*_TO_IMAGES)
@@ -108,5 +117,5 @@ def _to_kernel(
         [[None] * output],
         frozenset({0}),
         (frozenset({0}), frozenset({2})),
+        needs_rows=node.type in _NEED_IMAGES,
     )
-

@@ -45,6 +45,7 @@ def _picked_at(node: Node, values: Value, places: Value) -> Factors | None:
         [labels, [*picked, None]],
         [[*picked, *behind]],
         linear=(frozenset({0}),),
+        needs_rows=True,
     )
 
 

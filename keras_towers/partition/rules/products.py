@@ -67,9 +67,7 @@ def _of_matrices(node: Node, value: Value, *rest: Value) -> Factors | None:
         return None
     own = {**_OF_LAST, **_LINEAR_OF_LAST}[node.type]
     ahead = tuple(range(rank - own))
-    outputs = [
-        [*ahead, *([None] * ((r or 0) - len(ahead)))] for r in ranks
-    ]
+    outputs = [[*ahead, *([None] * ((r or 0) - len(ahead)))] for r in ranks]
     inputs = [[*ahead, *([None] * own)], *[None] * len(rest)]
     filled = len(rest) > 1 and node.type.startswith("MatrixDiag")
     linear = _LINEAR if node.type in _LINEAR_OF_LAST and not filled else ()

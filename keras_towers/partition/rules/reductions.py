@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -11,7 +9,7 @@ from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import SIZE, Partitioner, local_shape
+from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.sizes import UNKNOWN, Size
 

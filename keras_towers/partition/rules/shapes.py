@@ -89,8 +89,8 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
     ]
 
 
-def _rows_of(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
-    """Where a tensor of some shape may have rows of the batch."""
+def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
+    """Return where a tensor of some sizes may have rows of the batch."""
     grown = [axis for axis, size in enumerate(sizes) if isinstance(size, Size)]
     if len(grown) != 1:
         return None
@@ -114,7 +114,7 @@ def _broadcast(
         sizes[layout.axis] = layout.size
         own = value.local
     else:
-        layout = _rows_of(partition, sizes)
+        layout = rows_of_sizes(partition, sizes)
         if layout is None:
             return None
         axis = layout.axis - ahead
@@ -138,7 +138,7 @@ def _filled(
     partition: Partitioner, node: Node, target: Value, value: Value
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
-    layout = None if sizes is None else _rows_of(partition, sizes)
+    layout = None if sizes is None else rows_of_sizes(partition, sizes)
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
@@ -192,10 +192,7 @@ def _reshaped(
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
     if value.is_partial:
-        labels = [None] * (node.rank(0) or 0)
-        output = [None] * (node.output_rank() or 0)
-        linear = [frozenset({0})]
-        factors = Factors([labels, None], [output], linear=linear)
+        factors = Factors([None, None], [None], linear=[frozenset({0})])
         return partition.divided(node, [value, target], factors)
     layout, shape = value.sharded, value.shape
     if layout is None or sizes is None or shape is None:
@@ -222,7 +219,9 @@ def _rows_after(
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
     the axes before and the blocks, what is behind the rows and axes after.
     """
-    ahead: Any = math.prod(s if s is not None else UNKNOWN for s in shape[: layout.axis])
+    ahead: Any = math.prod(
+        s if s is not None else UNKNOWN for s in shape[: layout.axis]
+    )
     ahead = ahead * layout.blocks
     before: Any = 1
     for axis, size in enumerate(sizes):
@@ -251,8 +250,6 @@ def _alike(node: Node, value: Value) -> Factors | None:
     return Factors([labels], [labels], linear=linear)
 
 
-
-
 @axes("Tile")
 def _tiled_axes(node: Node, value: Value, times: Value) -> Factors | None:
     rank, known = node.rank(0), times.known
@@ -273,7 +270,7 @@ def _tiled(
     sizes = _of_tiled(node, value, times)
     if factors is None or value.shape is None or sizes is None:
         return None
-    layout = _rows_of(partition, list(sizes))
+    layout = rows_of_sizes(partition, list(sizes))
     if value.sharded is not None or layout is None:
         return partition.divided(node, [value, times], factors)
     if value.shape[layout.axis] != 1:

@@ -160,15 +160,17 @@ def _split(
     if layout is None or layout.axis != along[0] % (node.rank(at) or 1):
         return partition.divided(node, list(inputs), factors)
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
+    if sizes is None:
+        return None
     results, begin = [], 0
-    for size in sizes or ():
+    for size in sizes:
         span = Span(layout.axis, begin, size)
         found = _blocks(partition, node, value, layout, span)
         if found is None:
             return None
         results.append(found)
         begin = begin + size
-    return results or None
+    return results
 
 
 def _taken(
@@ -316,9 +318,7 @@ def _padded(
     build, shape = partition.builder, list(value.shape or ())
     shape[axis] = found.size
     before = _at(partition, layout, len(shape), first, 0)
-    behind = _at(
-        partition, layout, len(shape), whole - first - layout.count, 0
-    )
+    behind = _at(partition, layout, len(shape), whole - first - layout.count, 0)
     widths = build.op("Pack", [before, behind], (len(shape), 2), axis=1)
     assert value.local is not None
     local = build.op(
@@ -338,7 +338,8 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value):
     ]
     linear = _LINEAR if not fill else ()
     given = [labels, None, *[None] * len(fill)]
-    return Factors(given, [labels], linear=linear)
+    mirrors = node.type.startswith("Mirror")
+    return Factors(given, [labels], linear=linear, needs_rows=mirrors)
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")

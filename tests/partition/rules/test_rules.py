@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
-from tests.partition.kit import TOWERS, Input, check
+from tests.partition.kit import TOWERS, Input, Refused, check
 from tests.splitting.layouts import SIZES, broadcast
 from tests.splitting.rules import (
     elementwise,
@@ -24,9 +24,7 @@ from tests.splitting.rules import (
 
 _FAMILIES = (elementwise, images, lists, matrices, moves, parts, picks)
 _CASES = [
-    case
-    for family in (*_FAMILIES, reductions, shapes)
-    for case in family.CASES
+    case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
 ]
 _PLACES = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 3))
 
@@ -44,26 +42,38 @@ def _given(arg, axes, axis, place, generator):
     return Input(layout, tuple(sizes), **options)
 
 
-def _drawn(case, seed):
-    generator = np.random.default_rng([zlib.crc32(case.name.encode()), seed])
+def _drawn(case, letter, plain):
+    """Draw layouts of which rows are along the axis of a letter."""
+    name = f"{case.name} {letter} {plain}"
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
     every = [arg.axes for arg in case.args]
-    if case.broadcast and seed:
+    if case.broadcast and not plain:
         every = broadcast(len(every), generator)
-    letters = "".join(sorted({a for axes in every for a in axes} - {"1"}))
-    axis = str(generator.choice([*letters])) if letters else ""
-    place = _PLACES[generator.integers(len(_PLACES))] if seed else (1, 1)
+    number = 0 if plain else generator.integers(len(_PLACES))
     return [
-        _given(arg, axes, axis, place, generator)
+        _given(arg, axes, letter, _PLACES[number], generator)
         for arg, axes in zip(case.args, every, strict=True)
     ]
 
 
+def _letters(case):
+    return sorted({a for arg in case.args for a in arg.axes} - {"1"})
+
+
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_towers_compute_what_one_device_does(case):
-    for seed in range(3):
-        given = _drawn(case, seed)
-        if not any(isinstance(g.layout, Sharded) for g in given):
-            continue
-        # What TensorFlow itself refuses cannot be compared.
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            check(case.function, *given, towers=TOWERS, seed=seed)
+    for letter in _letters(case):
+        for plain in (True, False):
+            given = _drawn(case, letter, plain)
+            if not any(isinstance(g.layout, Sharded) for g in given):
+                continue
+            # What TensorFlow itself refuses cannot be compared.
+            with contextlib.suppress(Refused):
+                check(_compared(case), *given, towers=TOWERS)
+
+
+def _compared(case):
+    """The function of a case, without outputs that TensorFlow leaves open."""
+    if not case.name.startswith("FusedBatchNorm"):
+        return case.function
+    return lambda *given: tf.nest.flatten(case.function(*given))[0]
