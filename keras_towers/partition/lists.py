@@ -72,9 +72,7 @@ def one_more(elements: Elements | None, item: Value) -> Elements | None:
     return own if elements.is_empty else joined_elements(elements, own)
 
 
-def joined_elements(
-    a: Elements | None, b: Elements | None
-) -> Elements | None:
+def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     """Return what is known of the elements of a list that is one of two."""
     if a is None or b is None or a.dtype != b.dtype:
         return None
@@ -159,7 +157,10 @@ def own_list(
     if elements.is_empty:
         length = _length(partition, elements, handle, element)
         return build.op(
-            "TensorListReserve", [told, length], (), element_dtype=elements.dtype
+            "TensorListReserve",
+            [told, length],
+            (),
+            element_dtype=elements.dtype,
         )
     sizes = _sizes(partition, elements.shape)
     if isinstance(element, ListOf) or sizes is None or not elements.is_full:

@@ -82,8 +82,8 @@ def _laid_out(
     branches, ends = [], []
     for graph in graphs:
         branch = partition.inside(Builder(meets=False))
-        given = [inside(partition, value) for value in inputs]
-        ends.append(branch.call(graph, given))
+        own = [inside(partition, value) for value in inputs]
+        ends.append(branch.call(graph, own))
         branches.append(branch)
     results = [
         functools.reduce(joined, values) for values in zip(*ends, strict=True)
@@ -96,13 +96,13 @@ def _laid_out(
         for branch, values in zip(branches, ends, strict=True)
     ]
     closed = [
-        captured(branch.builder, (), own)
-        for branch, own in zip(branches, outputs, strict=True)
+        captured(branch.builder, (), found)
+        for branch, found in zip(branches, outputs, strict=True)
     ]
     given = list(dict.fromkeys(t for _, others in closed for t in others))
     made = [
-        Function(given, own, operations)
-        for own, (operations, _) in zip(outputs, closed, strict=True)
+        Function(given, found, operations)
+        for found, (operations, _) in zip(outputs, closed, strict=True)
     ]
     functions: dict[str, Any] = {"branches": made}
     attributes = {"Tin": dtypes_of(given), "Tout": dtypes_of(outputs[0])}
@@ -115,7 +115,8 @@ def _laid_out(
             outputs[0], node.shapes, results, strict=True
         )
     ]
-    found = called(partition, node, [way, *given], attributes, specs, functions)
-    for result, tensor in zip(results, found, strict=True):
+    every = [way, *given]
+    made_of = called(partition, node, every, attributes, specs, functions)
+    for result, tensor in zip(results, made_of, strict=True):
         result.local = tensor
     return results

@@ -28,10 +28,8 @@ from keras_towers.partition.lists import (
 )
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import (
-    SIZE,
     Partitioner,
     local_shape,
-    static,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import AXES, rule
@@ -79,10 +77,10 @@ def _own_shape(
     if sizes is None or not shape.is_replicated:
         return None
     size = sizes[layout.axis]
-    if not fits(size, layout):
-        # Elements that were set have the rows, or one device would have failed.
-        if size is not UNKNOWN or elements is None or not elements.is_full:
-            return None
+    # Elements that were set have the rows, or one device would have failed.
+    is_full = elements is not None and elements.is_full
+    if not fits(size, layout) and not (size is UNKNOWN and is_full):
+        return None
     return partition.local_target(
         shape, [None if s is UNKNOWN else s for s in sizes], layout
     )
@@ -318,7 +316,7 @@ def _popped(
     if elements is not None:
         length = _more(elements.length, -1)
         found[0].element = dataclasses.replace(elements, length=length)
-        _describe(found[1], elements)
+        _describe(found[1], elements, shape)
     return found
 
 
@@ -344,7 +342,10 @@ def _added(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
     if node.output_dtype(0) != tf.variant:
-        return partition.divided(node, values, AXES[node.type](node, *values))
+        factors = AXES[node.type](node, *values)
+        if factors is None:
+            return None
+        return partition.divided(node, values, factors)
     layouts = {v.layout for v in values if isinstance(v.layout, ListOf)}
     if not all(v.is_replicated for v in values) and len(layouts) != 1:
         return None
@@ -372,12 +373,37 @@ def _added(
 # ---- what lists have ---------------------------------------------------------
 
 
-def _describe(value: Value, elements: Elements | None) -> None:
+def _describe(value: Value, elements: Elements | None, shape: Value) -> None:
     """Note what is known of an element that was taken out of a list."""
-    if elements is None or not elements.is_full or elements.is_empty:
-        return
-    value.shape, value.known = elements.shape, elements.known
-    value.element = elements.element
+    value.shape = _shape_of(elements, shape)
+    if elements is not None and elements.is_full and not elements.is_empty:
+        value.known, value.element = elements.known, elements.element
+
+
+def _shape_of(elements: Elements | None, shape: Value) -> Any:
+    """The shape of an element that is taken out of a list, or None.
+
+    Args:
+        elements: what is known of those of the list.
+        shape: what one device says of its shape.
+    """
+    if elements is None or elements.is_empty or elements.shape is None:
+        return None
+    if elements.is_full:
+        return elements.shape
+    # Those that were not set are as large as the list, or this, says.
+    told = [_each(e, len(elements.shape)) for e in (elements.told, shape.known)]
+    return tuple(
+        size if all(t is not UNKNOWN and t in (-1, size) for t in own) else None
+        for size, *own in zip(elements.shape, *told, strict=True)
+    )
+
+
+def _each(entries: Any, rank: int) -> list[Any]:
+    """The sizes that a shape gives, -1 for any."""
+    if entries is None:
+        return [UNKNOWN] * rank
+    return list(entries) if np.ndim(entries) else [-1] * rank
 
 
 @_rule("TensorListGetItem")
@@ -394,7 +420,7 @@ def _taken(
             return None
         given = [value.local, partition.local(place), own]
         found = _copy(partition, node, given, [_element(value)])
-    _describe(found[0], elements)
+    _describe(found[0], elements, shape)
     return found
 
 
@@ -415,9 +441,9 @@ def _stacked(
             attributes["num_elements"] = attribute(-1)
         given = [value.local, own]
         found = _copy(partition, node, given, [layout], attributes)
-    if elements is not None and elements.shape is not None:
-        if not elements.is_empty and elements.is_full:
-            found[0].shape = (elements.length, *elements.shape)
+    sizes = _shape_of(elements, shape)
+    if elements is not None and sizes is not None:
+        found[0].shape = (elements.length, *sizes)
     return found
 
 
@@ -469,9 +495,9 @@ def _picked(
             layout = layout.along(layout.axis + 1)
         given = [value.local, partition.local(places), own]
         found = _copy(partition, node, given, [layout])
-    if elements is not None and elements.shape is not None and places.shape:
-        if not elements.is_empty and elements.is_full:
-            found[0].shape = (*places.shape, *elements.shape)
+    sizes = _shape_of(elements, shape)
+    if sizes is not None and places.shape:
+        found[0].shape = (*places.shape, *sizes)
     return found
 
 
@@ -484,8 +510,9 @@ def _concatenated(
     sizes: Value,
 ) -> list[Value] | None:
     layout, elements = _element(value), value.element
-    if _done_once := _done(partition, node, (value, shape, sizes)):
-        return _done_once
+    done = _done(partition, node, (value, shape, sizes))
+    if done is not None:
+        return done
     if not sizes.is_replicated or value.local is None or elements is None:
         return None
     if isinstance(layout, Sharded) and layout.axis < 1:
@@ -505,17 +532,18 @@ def _concatenated(
 def _lengths(
     partition: Partitioner, node: Node, value: Value
 ) -> list[Value] | None:
+    length = None if value.element is None else value.element.length
     found = _done(partition, node, (value,))
+    if found is None and _are_rows(value):
+        size = partition.size(length)
+        if size is None:
+            return None
+        found = [Value(REPLICATED, whole=partition.cast(size, tf.int32))]
     if found is None:
-        element = _element(value)
-        if _are_rows(value):
-            size = partition.cast(element.unit.total, tf.int32)
-            found = [Value(REPLICATED, whole=size)]
-        else:
-            assert value.local is not None
-            found = _copy(partition, node, [value.local], [REPLICATED])
-    if value.element is not None and value.element.length is not None:
-        found[0].known = np.asarray(value.element.length, object)
+        assert value.local is not None
+        found = _copy(partition, node, [value.local], [REPLICATED])
+    if length is not None:
+        found[0].known = np.asarray(length, object)
     return found
 
 

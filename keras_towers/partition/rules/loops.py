@@ -105,11 +105,10 @@ class _Loop:
             laid_out(self._partition, inputs[index], states[index].layout)
             for index in self._carried
         ]
+        taken = [*rounds.inputs, *captures]
         functions = {
             "body": Function(
-                [*rounds.inputs, *captures],
-                [*rounds.outputs, *captures],
-                rounds.operations,
+                taken, [*rounds.outputs, *captures], rounds.operations
             ),
             "cond": Function(
                 [*asked.inputs, *captures], asked.outputs, asked.operations
@@ -121,7 +120,10 @@ class _Loop:
             self._node,
             every,
             {"T": dtypes_of(every)},
-            [(tensor.dtype, tensor.shape) for tensor in functions["body"].inputs],
+            [
+                (tensor.dtype, tensor.shape)
+                for tensor in functions["body"].inputs
+            ],
             functions,
         )
         results = list(inputs)

@@ -36,6 +36,7 @@ from keras_towers.partition.lists import own_list
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
+from keras_towers.partition.sizes import symbol
 
 _SHAPES = ("TensorListLength", "TensorListElementShape")
 # What a loop may do with a list, by what it hands to the next round.
@@ -223,7 +224,8 @@ class _Rounds:
             return False
         parts = [source(tensor) for tensor in adding.inputs]
         own = [part for part in parts if part is first]
-        if any(part.dtype == tf.variant for part in parts):
+        # Texts are joined, in an order.
+        if not _is_number(first.dtype):
             return False
         ends = [tensor.name for tensor in self._gives]
         return (
@@ -243,11 +245,11 @@ class _Rounds:
             return None
         if self._pops and not self._only_counts():
             return None
-        given = {index: self._given(index) for index in range(len(self._inputs))}
-        own = {i: tensor for i, tensor in given.items() if tensor is not None}
-        if len(own) < len(given):
-            return None
         try:
+            given = {i: self._given(i) for i in range(len(self._inputs))}
+            own = {i: t for i, t in given.items() if t is not None}
+            if len(own) < len(given):
+                return None
             found = self._settled(carried, own)
         except NeedsExchange:
             return None
@@ -276,7 +278,7 @@ class _Rounds:
             # The same in all rounds.
             if self._is_sharded(value) and index in self._kept:
                 return None
-            return build.whole(value) if value.local else build.local(value)
+            return build.local(value)
         elements, use = value.element, self._lists[index]
         if use == "TensorListPushBack":
             # What is taken apart from its end would be put down backwards.
@@ -322,8 +324,7 @@ class _Rounds:
             ):
                 return None
             settled = {
-                index: joined(values[index], ends[index])
-                for index in elements
+                index: joined(values[index], ends[index]) for index in elements
             }
             if all(alike(values[i], settled[i]) for i in settled):
                 after = {index: ends[index] for index in carried}
@@ -389,7 +390,7 @@ class _Rounds:
             for tensor in tensors
         ]
         at = next(k for k, i in enumerate(carried) if i in self._counters)
-        first, unit = carried[at], self._unit
+        unit = self._unit
         end = self._partition.builder.op("AddV2", [unit.start, unit.count], ())
         last = self._partition.cast(end, tensors[at].dtype, is_repeated=False)
         goes_on = builder.op("Less", [asked[at], last], ())
@@ -423,13 +424,19 @@ class _Rounds:
             known = np.asarray(self._unit.size, object)
             return Value(REPLICATED, whole=total, shape=(), known=known)
         elements, use = end.element, self._lists[index]
+        if use == "TensorListPopBack":
+            # Nothing is left, as on one device.
+            empty = dataclasses.replace(
+                self._inputs[index].element, length=0, is_empty=True
+            )
+            return Value(REPLICATED, local, shape=(), element=empty)
         if elements is not None:
-            length = 0 if use == "TensorListPopBack" else self._unit.size
+            # Every round has set its own.
+            is_set = use == "TensorListSetItem"
             elements = dataclasses.replace(
                 elements,
-                length=length,
-                # Every round has set its own.
-                is_full=elements.is_full or use == "TensorListSetItem",
+                length=self._unit.size,
+                is_full=elements.is_full or is_set,
             )
         return Value(self._layout, local, element=elements)
 
@@ -453,8 +460,9 @@ class _Round(Partitioner):
         places: Sequence[Value],
         new: set[str],
     ):
+        # Whatever a round makes belongs to one row: none of it has more.
         super().__init__(
-            partition.unit,
+            dataclasses.replace(partition.unit, size=symbol("none")),
             partition.is_first,
             partition.sizes,
             Builder(meets=False),
@@ -495,7 +503,10 @@ class _Round(Partitioner):
             elements = inputs[0].element
             if elements is not None and elements.are_places:
                 self._places.add(outputs[1])
-        if outputs[0].element is not None and node.output_dtype(0) == tf.variant:
+        if (
+            outputs[0].element is not None
+            and node.output_dtype(0) == tf.variant
+        ):
             self._own_lists.add(outputs[0])
         return outputs
 
@@ -536,3 +547,7 @@ def _is(value: Any, number: int) -> bool:
 def _is_whole(shape: Any) -> bool:
     """Whether all sizes of a shape are known."""
     return shape is not None and None not in shape
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex)
