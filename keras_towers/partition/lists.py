@@ -44,6 +44,7 @@ class Elements:
         is_empty: whether none was set yet.
         is_full: whether all were set.
         are_places: whether each is the number of its place in the list.
+        is_optional: whether it is no list, but an optional value.
     """
 
     dtype: Any
@@ -55,6 +56,7 @@ class Elements:
     is_empty: bool = True
     is_full: bool = True
     are_places: bool = False
+    is_optional: bool = False
 
 
 def one_more(elements: Elements | None, item: Value) -> Elements | None:
@@ -74,7 +76,9 @@ def one_more(elements: Elements | None, item: Value) -> Elements | None:
 
 def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     """Return what is known of the elements of a list that is one of two."""
-    if a is None or b is None or a.dtype != b.dtype:
+    if a is None or b is None:
+        return None
+    if (a.dtype, a.is_optional) != (b.dtype, b.is_optional):
         return None
     if a.is_empty or b.is_empty:
         # Of what there is none, everything is true.
@@ -126,11 +130,22 @@ def alike_elements(a: Elements | None, b: Elements | None) -> bool:
     if a is None or b is None:
         return a is b
     return (
-        (a.dtype, a.length, a.shape, a.is_empty, a.is_full, a.are_places)
-        == (b.dtype, b.length, b.shape, b.is_empty, b.is_full, b.are_places)
+        _facts(a) == _facts(b)
         and alike_entries(a.told, b.told)
         and alike_entries(a.known, b.known)
         and alike_elements(a.element, b.element)
+    )
+
+
+def _facts(elements: Elements) -> tuple[Any, ...]:
+    return (
+        elements.dtype,
+        elements.length,
+        elements.shape,
+        elements.is_empty,
+        elements.is_full,
+        elements.are_places,
+        elements.is_optional,
     )
 
 
@@ -147,7 +162,11 @@ def own_list(
     if value.layout == layout:
         return value.local
     elements = value.element
-    if not value.is_replicated or elements is None or elements.told is None:
+    if not value.is_replicated or elements is None:
+        return None
+    if elements.is_optional and elements.is_empty:
+        return partition.local(value)
+    if elements.told is None:
         return None
     build, element = partition.builder, layout.element
     told = _told(partition, elements, element)

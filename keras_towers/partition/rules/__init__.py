@@ -8,6 +8,7 @@ from keras_towers.partition.rules import (  # noqa: F401
     lists,
     loops,
     moves,
+    optionals,
     picks,
     products,
     reductions,
