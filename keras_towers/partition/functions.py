@@ -37,9 +37,20 @@ if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
 
 
-def graph_of(node: Node, name: str) -> Any:
-    """Return the graph of a function that an operation calls, or None."""
-    return compat.graph_of_function(node.operation.graph, name)
+def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
+    """Return the graph of a function that an operation calls.
+
+    It is None if it is not known, or takes something else.
+
+    Args:
+        node: the operation.
+        name: the name of the function.
+        ahead: how many inputs of the operation are not those of the function.
+    """
+    graph = compat.graph_of_function(node.operation.graph, name)
+    if graph is None or len(graph.inputs) != node.num_inputs - ahead:
+        return None
+    return graph
 
 
 def source(tensor: Any) -> Any:

@@ -164,7 +164,7 @@ def own_list(
     elements = value.element
     if not value.is_replicated or elements is None:
         return None
-    if elements.is_optional and elements.is_empty:
+    if _has_nothing(elements):
         return partition.local(value)
     if elements.told is None:
         return None
@@ -200,6 +200,13 @@ def own_list(
     if own is None:
         return None
     return build.op("TensorListFromTensor", [own, told], ())
+
+
+def _has_nothing(elements: Elements) -> bool:
+    """Whether all there is are optional values that are not there."""
+    if elements.is_empty:
+        return elements.is_optional
+    return elements.element is not None and _has_nothing(elements.element)
 
 
 def whole_list(partition: Partitioner, value: Value) -> Tensor | None:

@@ -32,7 +32,10 @@ def _called(
 ) -> list[Value] | None:
     """The operations of a function take the place of its call."""
     graph = graph_of(node, node.attr("f").name)
-    return None if graph is None else partition.call(graph, inputs)
+    if graph is None:
+        return None
+    # Gradients may have added outputs to the graph since it was called.
+    return partition.call(graph, inputs)[: node.num_outputs]
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", always=True)
@@ -44,12 +47,14 @@ def _branched(
     if isinstance(known, (bool, int)) and chosen.shape == ():
         # The last branch is that of all other numbers.
         at = int(known) if 0 <= known < len(names) else -1
-        graph = graph_of(node, names[at])
-        return None if graph is None else partition.call(graph, inputs)
+        graph = graph_of(node, names[at], ahead=1)
+        if graph is None:
+            return None
+        return partition.call(graph, inputs)[: node.num_outputs]
     divided = not all(value.is_replicated for value in (chosen, *inputs))
     if partition.builder.meets and not divided:
         return None
-    graphs = [graph_of(node, name) for name in names]
+    graphs = [graph_of(node, name, ahead=1) for name in names]
     if None in graphs:
         return None
     # All towers go the same way.
@@ -83,7 +88,7 @@ def _laid_out(
     for graph in graphs:
         branch = partition.inside(Builder(meets=False))
         own = [inside(partition, value) for value in inputs]
-        ends.append(branch.call(graph, own))
+        ends.append(branch.call(graph, own)[: node.num_outputs])
         branches.append(branch)
     results = [
         functools.reduce(joined, values) for values in zip(*ends, strict=True)

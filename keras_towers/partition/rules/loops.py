@@ -47,6 +47,8 @@ def _looped(
     condition = graph_of(node, node.attr("cond").name)
     if body is None or condition is None:
         return None
+    if len(body.outputs) != len(inputs):
+        return None
     found = over_rows(partition, node, body, condition, inputs)
     if found is not None:
         return found

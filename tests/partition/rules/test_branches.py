@@ -127,7 +127,9 @@ def test_a_branch_within_a_branch_and_a_function():
 
     def choose(way, x):
         first, second = tf.unstack(way)
-        return tf.cond(first, lambda: inner(x, second) @ x[0][:, None], lambda: x[:, :1])
+        return tf.cond(
+            first, lambda: inner(x, second) @ x[0][:, None], lambda: x[:, :1]
+        )
 
     given = same(2, dtype="bool"), rows(-1, 3)
     for seed in range(3):
