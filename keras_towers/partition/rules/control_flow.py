@@ -19,7 +19,7 @@ from keras_towers.partition.functions import (
     laid_out,
     summed,
 )
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import REPLICATED, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.program import Function, Tensor
@@ -59,16 +59,23 @@ def _branched(
         return None
     # All towers go the same way.
     way = partition.local(chosen)
+    before = len(partition.once)
     try:
-        return _laid_out(partition, node, graphs, way, inputs)
+        found = _laid_out(partition, node, graphs, way, inputs)
     except NeedsExchange:
         if not any(value.is_partial for value in inputs):
             return None
-    try:
-        inputs = tuple(summed(partition, value) for value in inputs)
-        return _laid_out(partition, node, graphs, way, inputs)
-    except NeedsExchange:
-        return None
+        del partition.once[before:]
+        whole = [summed(partition, value) for value in inputs]
+        try:
+            found = _laid_out(partition, node, graphs, way, whole)
+        except NeedsExchange:
+            return None
+    # What all towers would do alike is better done once.
+    is_divided = not partition.builder.meets or any(
+        value.layout != REPLICATED for value in found
+    )
+    return found if is_divided else None
 
 
 def _names(node: Node) -> list[str]:

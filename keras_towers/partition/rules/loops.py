@@ -54,14 +54,15 @@ def _looped(
         return found
     loop = _Loop(partition, node, body, condition)
     try:
-        return loop.laid_out(inputs)
+        found = loop.laid_out(inputs)
     except NeedsExchange:
         if not any(value.is_partial for value in inputs):
             return None
-    try:
-        return loop.laid_out([summed(partition, v) for v in inputs])
-    except NeedsExchange:
-        return None
+        try:
+            found = loop.laid_out([summed(partition, v) for v in inputs])
+        except NeedsExchange:
+            return None
+    return found if loop.is_divided else None
 
 
 class _Loop:
@@ -72,6 +73,9 @@ class _Loop:
         node: its operation.
         body: the graph of a round.
         condition: the graph of what says whether there is another.
+
+    Attributes:
+        is_divided: whether towers do different things in it.
     """
 
     def __init__(
@@ -81,6 +85,8 @@ class _Loop:
         self._node = node
         self._body = body
         self._condition = condition
+        self._once = len(partition.once)
+        self.is_divided = False
         # Those that change from one round to the next.
         self._carried = [
             index
@@ -100,6 +106,10 @@ class _Loop:
         if any(self._dtype(i) == tf.resource for i in self._carried):
             raise NeedsExchange
         states, rounds = self._settled(inputs)
+        # What all towers would do alike is better done once.
+        self.is_divided = not self._partition.builder.meets or any(
+            state.layout != REPLICATED for state in states.values()
+        )
         asked = self._pass(self._condition, inputs, states)
         asked.close([asked.ends[0]], [REPLICATED])
         captures = list(dict.fromkeys([*rounds.captures, *asked.captures]))
@@ -145,6 +155,8 @@ class _Loop:
             for index in self._carried
         }
         for _ in range(_PASSES):
+            # What the last pass finds counts.
+            del self._partition.once[self._once :]
             found = self._pass(self._body, inputs, states)
             settled = {
                 index: joined(states[index], found.ends[index])

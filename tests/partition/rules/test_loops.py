@@ -424,8 +424,9 @@ class _Masked(L.Layer):
     def build(self, shape):
         self.layer.build(shape)
 
-    def call(self, x):
-        return self.layer(x, mask=tf.reduce_sum(x, -1) > 0)
+    def call(self, x, training=None):
+        mask = tf.reduce_sum(x, -1) > 0
+        return self.layer(x, mask=mask, training=training)
 
 
 _STEPS = rows(-1, 3, 2)
