@@ -24,6 +24,7 @@ class Robust(keras.Model):
         self.hidden = keras.layers.Dense(64, "relu")
         self.mean = keras.layers.Dense(1)
         self.scale = keras.layers.Dense(1, "softplus")
+        self.shown = keras.metrics.Mean("loss")  # what fit prints
 
     def call(self, inputs):
         hidden = self.hidden(inputs)
@@ -37,7 +38,8 @@ class Robust(keras.Model):
             loss = tf.reduce_mean(errors)
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
+        self.shown.update_state(loss)
+        return {"loss": self.shown.result()}
 
 
 keras.utils.set_random_seed(1)

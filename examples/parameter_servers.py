@@ -36,7 +36,8 @@ def train():
 def start(role, index, addresses, **options):
     cluster = {"ps": addresses[:1], "worker": addresses[1:]}
     config = {"cluster": cluster, "task": {"type": role, "index": index}}
-    options["env"] = {**os.environ, "TF_CONFIG": json.dumps(config)}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}  # only errors of its C++ code
+    options["env"] = {**os.environ, **quiet, "TF_CONFIG": json.dumps(config)}
     return subprocess.Popen([sys.executable, "-u", __file__], **options)
 
 

@@ -13,7 +13,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from keras_towers import _imports
-from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.errors import (
+    CompatibilityError,
+    TowerError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from keras_towers import elastic
@@ -125,9 +129,9 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES and name not in _MODULES:
-            now = ": it is save_on_every_rank now" * (name == "every_rank")
             raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}{now}"
+                f"module {__name__!r} has no attribute {name!r}"
+                f"{did_you_mean(name, __all__)}"
             )
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")

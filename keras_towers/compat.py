@@ -87,7 +87,7 @@ _KERAS = "keras.src"
 # TensorFlow: distributed values.
 _VALUES = f"{_TF}.distribute.values"
 Mirrored = resolve(f"{_VALUES}:Mirrored")
-SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable")
+SyncOnReadVariable = resolve(f"{_VALUES}:SyncOnReadVariable", "assign")
 DistributedVariable = resolve(
     f"{_VALUES}:DistributedVariable",
     "_distributed_container _values _primary _distribute_strategy",
@@ -334,7 +334,11 @@ ImageLayer = resolve(
     ".base_image_preprocessing_layer:BaseImagePreprocessingLayer",
     "call _is_batched",
 )
-loss_module = resolve(f"{_KERAS}.losses.loss", "reduce_values apply_mask")
+loss_module = resolve(
+    f"{_KERAS}.losses.loss",
+    "reduce_values apply_mask "
+    "scale_loss_for_distribution unscale_loss_for_distribution",
+)
 _compiling = f"{_KERAS}.trainers.compile_utils"
 CompileMetrics = resolve(f"{_compiling}:CompileMetrics")
 MetricsList = resolve(f"{_compiling}:MetricsList")

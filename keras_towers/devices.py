@@ -61,9 +61,9 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
             raise TowerError(
                 f"virtual_towers({towers}) was called too late: TensorFlow has "
                 f"started with {have} {kind} device(s). Call it before the "
-                "first tensor, variable or model is created; in a task that "
-                "`keras-towers run` has connected with parameter servers "
-                f"before the script, give it --towers {towers} instead."
+                "first tensor, variable or model is created. `keras-towers "
+                "run` with --strategy or --ps starts it before the script: "
+                f"give it --towers {towers} instead."
             ) from error
     made = [f"/device:{kind}:{index}" for index in range(towers)]
     _made[:] = made

@@ -1,5 +1,7 @@
 """The errors that keras_towers raises."""
 
+import difflib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 
@@ -14,6 +16,12 @@ class TowerError(ValueError):
 
 class CompatibilityError(ImportError):
     """The installed TensorFlow or Keras is missing or incompatible."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name; may be empty."""
+    close = difflib.get_close_matches(given, known, 1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 # EX_TEMPFAIL of sysexits.h: what ended may go on when it is started again.

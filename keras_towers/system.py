@@ -34,9 +34,27 @@ def writable(folder: Path, advice: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError as error:
+    # A path with a null character is a ValueError.
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise UnusableFolder(
-            f"cannot write to the folder {folder} ({error.strerror}): {advice}"
+            f"cannot write to the folder {folder} ({why}): {advice}"
+        ) from error
+
+
+def writable_file(path: Path, who: str) -> None:
+    """Raise an error for who is to write a file later, if nobody can."""
+    try:
+        there = path.exists()
+        with path.open("a"):
+            pass
+        if not there:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TowerError(
+            f"{who} cannot write {str(path)!r} ({why}): give the path of a "
+            "file that can be written."
         ) from error
 
 

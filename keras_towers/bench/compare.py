@@ -172,14 +172,6 @@ class Comparison:
             path.write_text(text + "\n", encoding="utf-8")
 
 
-def check_file(path: Path | None) -> None:
-    """Check that a file can be written, before anything is measured."""
-    if path and path.is_dir():
-        raise TowerError(f"{path} is a folder; name a file in it")
-    if path and not path.absolute().parent.is_dir():
-        raise TowerError(f"there is no folder {path.absolute().parent}")
-
-
 def _models(text: str) -> list[str]:
     """Split comma-separated names of models, and functions."""
     names = _words(text)

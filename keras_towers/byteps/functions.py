@@ -41,7 +41,7 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    models.replace_compile(lambda: True)
+    models.replace_compile(lambda: True, transport)
 
 
 def shutdown() -> None:

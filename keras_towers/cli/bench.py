@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keras_towers.bench.compare import Comparison, check_file
+from keras_towers.bench.compare import Comparison
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import ROWS, Row
 from keras_towers.bench.runner import FIRST_STEPS, Setting
+from keras_towers.system import writable_file
 
 
 class Device(StrEnum):
@@ -130,8 +131,8 @@ def compare(
 ) -> Comparison:
     """Measure rows, show the results and write them to ``json_path``."""
     console = Console()
-    for path in (json_path, chart):
-        check_file(path)
+    for path in filter(None, (json_path, chart)):
+        writable_file(path, "bench")
     comparison = kind.of(rows, setting, **asked)
     comparison.run(console)
     comparison.show(console)

@@ -28,7 +28,7 @@ def doctor(
             "--self-test",
             help="Also train in two processes, over TensorFlow, parameter "
             "servers and Horovod, and compare the losses with those of one "
-            "process (about a minute).",
+            "process (one to three minutes).",
         ),
     ] = False,
     as_json: Annotated[

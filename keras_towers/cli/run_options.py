@@ -62,8 +62,8 @@ Towers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Towers per process, with --strategy or --ps. With --ps it "
-        "splits a CPU into as many.",
+        help="Towers per process, with --strategy or --ps. Without GPUs the "
+        "CPU is split into as many.",
     ),
 ]
 Seed = Annotated[

@@ -34,9 +34,13 @@ def check_compression(compression: Any, called: str) -> None:
         )
 
 
+class _NoList(TowerError, RuntimeError):
+    """The error of Horovod is a ``RuntimeError``."""
+
+
 def refuse_global_variables(called: str, root_rank: Any) -> NoReturn:
     """Raise the error of ``broadcast_global_variables``."""
-    raise TowerError(
+    raise _NoList(
         f"broadcast_global_variables({root_rank}) is not possible: "
         "TensorFlow 2 keeps no list of all variables. Name them: "
         f"{called}.broadcast_variables(model.weights + "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,6 +13,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.dropin import plain, variable_key
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls.callbacks import listed, with_added
+from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.meeting import check
@@ -105,11 +108,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model.train_function = first
 
     def _broadcast(self) -> None:
-        state = state_lib.collect(self.model)
-        variables = {
-            variable_key(variable): variable
-            for variable in (*state.weights, *state.optimizer_variables)
-        }
+        variables = {variable_key(v): v for v in _trained(self.model)}
         new = [
             variable
             for key, variable in variables.items()
@@ -173,3 +172,27 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs[name] = (
                 float(mean[0]) if value.ndim == 0 else mean.reshape(value.shape)
             )
+
+
+@contextlib.contextmanager
+def synced(transport: Transport, given: dict[str, Any]) -> Iterator[None]:
+    """Let callbacks that some ranks lack act for all, in a block."""
+    # Those that all have act on each rank, as in Horovod, which need not be at
+    # the same place in its epochs.
+    callbacks = listed(given.get("callbacks"))
+    mine = [type(callback).__name__ for callback in callbacks]
+    ranks = check.gather(transport, mine, "is at the beginning of fit")
+    odd = [
+        callback
+        for callback, name in zip(callbacks, mine, strict=True)
+        if len({names.count(name) for names in ranks}) > 1
+    ]
+    last = SyncedCallbacks(transport, odd, _trained)
+    given["callbacks"] = with_added(given.get("callbacks"), last)
+    with last.watching():
+        yield
+
+
+def _trained(model: keras.Model) -> list[keras.Variable]:
+    state = state_lib.collect(model)
+    return [*state.weights, *state.optimizer_variables]

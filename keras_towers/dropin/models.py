@@ -16,8 +16,15 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.dropin.optimizer import is_distributed, move_outward
+from keras_towers.dropin import callbacks
+from keras_towers.dropin.optimizer import (
+    is_distributed,
+    move_outward,
+    reducer_of,
+)
 from keras_towers.fit.context import patches
+from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.transport import Transport
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -25,8 +32,10 @@ _FORGOTTEN = "experimental_run_tf_function"
 _undo: list[Callable[[], None]] = []
 
 
-def replace_compile(is_initialized: Callable[[], bool]) -> None:
-    """Replace ``compile`` of all models until the engine is shut down."""
+def replace_compile(
+    is_initialized: Callable[[], bool], transport: Callable[[], Transport]
+) -> None:
+    """Replace ``compile`` and ``fit`` of models until the engine shuts down."""
     if _undo:
         return
     # In the class that defines it: Keras regards any other ``compile`` as a
@@ -37,6 +46,7 @@ def replace_compile(is_initialized: Callable[[], bool]) -> None:
         if "compile" in vars(cls)
     )
     signature = inspect.signature(trainer.compile)
+    fit_signature = inspect.signature(compat.TensorFlowTrainer.fit)
 
     def compile(
         original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
@@ -53,6 +63,17 @@ def replace_compile(is_initialized: Callable[[], bool]) -> None:
             if bound.arguments.get("jit_compile", "auto") == "auto":
                 model.jit_compile = False
 
+    def fit(
+        original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        optimizers = optimizers_in(model.optimizer)
+        reducers = filter(None, map(reducer_of, optimizers))
+        if not is_initialized() or not any(r.of_all for r in reducers):
+            return original(model, *args, **kwargs)
+        given = fit_signature.bind(model, *args, **kwargs).arguments
+        with callbacks.synced(transport(), given):
+            return original(given.pop("self"), **given)
+
     def scale(
         original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any
     ) -> None:
@@ -61,6 +82,7 @@ def replace_compile(is_initialized: Callable[[], bool]) -> None:
 
     scaling = keras.optimizers.LossScaleOptimizer
     _undo.append(patches.wrap(trainer, "compile", compile))
+    _undo.append(patches.wrap(compat.TensorFlowTrainer, "fit", fit))
     _undo.append(patches.wrap(scaling, "__init__", scale))
 
 

@@ -30,6 +30,8 @@ class Reducer(ABC):
     """Reduces the gradients of one optimizer over the ranks."""
 
     called: str
+    # Whether it reduces over all ranks of the job.
+    of_all: bool = True
 
     def __init__(self, sparse_as_dense: bool):
         self.local_keys: set[int] = set()

@@ -269,6 +269,11 @@ class Calls(Protocol):
         """The models placed on the towers."""
         ...
 
+    @property
+    def alone(self) -> bool:
+        """Whether all calls run as plain Keras does."""
+        ...
+
     def run(self, asked: KerasCall) -> Any:
         """Run a call of a method of Keras."""
         ...

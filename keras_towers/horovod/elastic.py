@@ -1,6 +1,7 @@
 """``hvd.elastic``: training that goes on when workers die or join.
 
-In a script written for ``horovod.keras.elastic``, only the import changes:
+In a script written for ``horovod.keras.elastic``, only the import changes, and
+what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
 
 >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 >>> @hvd.elastic.run

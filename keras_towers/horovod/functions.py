@@ -39,7 +39,7 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, once Horovod's own has run."""
     HorovodTransport()  # Starts the stall watch.
-    models.replace_compile(hvd.is_initialized)
+    models.replace_compile(hvd.is_initialized, HorovodTransport)
 
 
 def _tensor(value: Any) -> Any:

@@ -41,6 +41,7 @@ class GradientReducer(Reducer):
     def __init__(self, options: Options, key: str | None = None):
         super().__init__(options.sparse_as_dense)
         self.options = options
+        self.of_all = options.process_set.process_set_id == 0
         self._key = key
         self._compiled = tf.function(
             self._reduce_alike, reduce_retracing=True, autograph=False
@@ -91,7 +92,10 @@ class GradientReducer(Reducer):
         described: list[tuple[str, str]],
     ) -> list[Any]:
         """Reduce gradients, or fail on all ranks if theirs differ."""
-        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+        # What is made in a graph of TensorFlow 1 is of use only there.
+        eager = tf.compat.v1.executing_eagerly_outside_functions()
+        in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
+        if in_xla or not eager:
             return self._reduce_groups(grads, names, groups)
         with tf.control_dependencies([self._alike(described)]):
             reduced = self._reduce_groups(grads, names, groups)

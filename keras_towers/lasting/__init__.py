@@ -19,6 +19,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.lasting.resuming import Resuming, Stored
+from keras_towers.system import writable
 
 _NAME = "backup{}.npz"
 # How many calls of fit have ended with a backup in a folder.
@@ -50,7 +51,8 @@ class Backup(Resuming):
 
     Raises:
         TowerError: ``every`` is not positive; ``fit`` runs outside of a
-            strategy's block; or the backup is another model's.
+            strategy's block; ``folder`` cannot be written to when ``fit``
+            begins; or the backup is another model's.
 
     Example:
         >>> with kt.TowerStrategy():
@@ -93,6 +95,8 @@ class _File(Stored):
         self._shapes: list[str] = []
 
     def read(self) -> None:
+        if self.writes:
+            writable(self.folder, "give Backup another one.")
         # A script may call fit several times, and does when it starts again.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
@@ -139,7 +143,6 @@ class _File(Stored):
             return
         values = [_numpy(v) for v in self._variables]
         facts = {**self.place, "variables": _shapes(self._variables)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

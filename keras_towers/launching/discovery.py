@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -10,9 +12,12 @@ from pathlib import Path
 
 from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
+from keras_towers.meeting.addresses import is_local
 from keras_towers.meeting.hosts import read_entries
 
 Discover = Callable[[], dict[str, int]]
+HERE = "127.0.0."
+"""Slots of this machine, as hosts, are this and a number from 1."""
 
 
 def from_script(script: Path, slots: int) -> Discover:
@@ -55,6 +60,25 @@ def from_script(script: Path, slots: int) -> Discover:
     return discover
 
 
+def split(discover: Discover) -> Discover:
+    """Make each slot of this machine a host by itself."""
+    # A host is given up where a worker on it fails, with all others on it. If
+    # it were the only one, that would be the end of the job.
+    is_here = functools.cache(is_local)
+
+    def discover_slots() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        here = itertools.count(1)
+        for host, count in discover().items():
+            if is_here(host):
+                hosts |= {f"{HERE}{next(here)}": 1 for _ in range(count)}
+            else:
+                hosts[host] = count
+        return hosts
+
+    return discover_slots
+
+
 class Hosts:
     """The hosts of an elastic job, oldest first."""
 
@@ -90,7 +114,14 @@ class Hosts:
         self._failures[host] += 1
         pause_s = min(longest, shortest * 2 ** self._failures[host])
         self._avoided_until[host] = time.monotonic() + pause_s
+        text = f"no worker on {host} for {pause_s} s, as one has failed there"
+        self._say(f"{text} (--blacklist-cooldown-range)")
         self.available()
+
+    @property
+    def here(self) -> int:
+        """The number of slots of this machine, with those avoided."""
+        return sum(host.startswith(HERE) for host in self._found)
 
     def available(self) -> dict[str, int]:
         """The slots of each host that is not avoided."""

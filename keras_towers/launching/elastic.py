@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.discovery import Discover, Hosts, from_script
+from keras_towers.launching import discovery
 from keras_towers.launching.job import Job, Running, check_horovod
 from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
@@ -37,10 +37,7 @@ class Elastic:
     ranks: int
     least: int
     most: int | None
-    discover: Discover
-    # Whether hosts are slots of this machine: a worker that fails on the only
-    # machine would be the end of the job, so each slot is a host, 127.0.0.N.
-    divided: bool = False
+    discover: discovery.Discover
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
@@ -74,9 +71,9 @@ def elastic_options(
         )
     if script and hosts:
         raise TowerError("give --host-discovery-script or hosts, not both")
-    divided = False
     if script:
-        discover = from_script(script, slots)
+        found = discovery.from_script(script, slots)
+        discover = discovery.split(found)
     else:
         hosts = dict(hosts or {"localhost": most or ranks})
         count = sum(hosts.values())
@@ -85,19 +82,14 @@ def elastic_options(
                 f"{ranks} processes are more than the {count} slots of the "
                 "hosts"
             )
-        if len(hosts) == 1:
-            divided = is_local(next(iter(hosts)))
-            if not divided:
-                raise TowerError(
-                    "an elastic job on other machines needs two of them at "
-                    "least: a host is given up when a worker on it fails"
-                )
-            hosts = {f"127.0.0.{n}": 1 for n in range(1, count + 1)}
-        discover = hosts.copy
+        if len(hosts) == 1 and not is_local(next(iter(hosts))):
+            raise TowerError(
+                "an elastic job on other machines needs two of them at "
+                "least: a host is given up when a worker on it fails"
+            )
+        discover = discovery.split(hosts.copy)
     return Elastic(
-        *(ranks, least, most, discover, divided),
-        cooldown_s=cooldown_s,
-        **limits,
+        ranks, least, most, discover, cooldown_s=cooldown_s, **limits
     )
 
 
@@ -118,7 +110,7 @@ class Driver:
         self._run, self._elastic = run, elastic
         self._environment = run.environment(elastic=True)
         self._say = run.console.say
-        self.hosts = Hosts(
+        self.hosts = discovery.Hosts(
             elastic.discover, first, elastic.cooldown_s, self._say
         )
         self.rounds = Rounds(lambda: run.events.put(None))
@@ -192,7 +184,7 @@ class Driver:
             return self.verdict()
         limit = self._elastic.reset_limit
         if limit is not None and self._resets >= limit:
-            self._say(f"ranks have come or gone more than {limit} times")
+            self._say(f"ranks came or went over {limit} times (--reset-limit)")
             return 1
         return None
 
@@ -211,6 +203,8 @@ class Driver:
             return 0
         if not ended:
             code, text = 1, "no worker could be started"
+        if signal_name(code):
+            text += ", and no worker is left that has the training's state"
         if code:
             self._say(text)
         return code
@@ -274,10 +268,12 @@ class Driver:
             )
         key, sharing = key_of(slot), slot.local_size
         own = {**self._environment, **slot.environment}
-        if self._elastic.divided:
-            sharing = self._elastic.most or self._elastic.ranks
-            index = int(slot.hostname.rpartition(".")[2]) - 1
-            own.update(_own_gpus(index, sharing))
+        if slot.hostname.startswith(discovery.HERE):
+            # It passes for a host with one rank.
+            place = int(slot.hostname.removeprefix(discovery.HERE))
+            # It may have gone meanwhile.
+            sharing = max(place, self.hosts.here)
+            own.update(_own_gpus(place - 1, sharing))
         try:
             self.workers[key] = Rank(
                 *(self._run, str(number), number, own),

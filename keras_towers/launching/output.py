@@ -27,6 +27,15 @@ _INFORMATION = re.compile(
     rb"I\d{4} [\d:.]+ +\d+ (.+)"
     rb"|(WARNING: All log messages before absl::InitializeLog\(\) .+)"
 )
+# What it warns of where an operation is cancelled, as at the end of a training
+# or where another one fails, whose error it tells by itself; and how such a
+# message goes on in further lines.
+_CANCELLED = re.compile(
+    rb"W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
+    rb"rendezvous is aborting with status: (CANCELLED|ABORTED: (Cleanup|Step "
+    rb"-?\d+ cancelled)))"
+)
+_GOES_ON = re.compile(rb"\t \[\[|Additional GRPC error |:\w+:Error received ")
 _COLOURS = (
     "cyan",
     "magenta",
@@ -163,12 +172,14 @@ class Tagger:
 
     def __init__(self, sink: Sink, tag: bytes, known: set[bytes] | None = None):
         self.tail: bytes = b""
-        # TensorFlow's information that is not written again; None: all is.
+        # TensorFlow's information that is not written again; None: all that
+        # it says is.
         self._known = known
         self._sink = sink
         self._tag = tag
         self._line = b""
         self._drawn = 0.0
+        self._in_cancelled = False
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes."""
@@ -195,9 +206,15 @@ class Tagger:
         self._line = b""
 
     def _is_news(self, line: bytes) -> bool:
-        """Whether a line is more than information that is known already."""
+        """Whether a line is no cancellation, and not known already."""
+        if self._known is None:
+            return True
+        goes_on = self._in_cancelled and _GOES_ON.match(line)
+        self._in_cancelled = bool(goes_on or _CANCELLED.match(line))
+        if self._in_cancelled:
+            return False
         found = _INFORMATION.fullmatch(line)
-        if found is None or self._known is None:
+        if found is None:
             return True
         text = found[1] or found[2]
         is_news = text not in self._known

@@ -92,11 +92,11 @@ def _connected(
     chosen = {} if towers is None else {"towers": towers}
     strategy: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     try:
+        if towers is not None:
+            _split_cpu(towers, name)
         if connects:
             from keras_towers.parameter_servers.connection import take_role
 
-            if towers is not None:
-                _split_cpu(towers, name)
             # While no model has been made yet.
             take_role("keras-towers run")
         if name is not None:
@@ -118,7 +118,10 @@ def _connected(
 
 
 def _split_cpu(towers: int, strategy: str | None) -> None:
-    """Split the CPU before the task connects, and so before the script."""
+    """Split the CPU where it is the only device.
+
+    When the script runs, the strategy has started TensorFlow already.
+    """
     import tensorflow as tf
 
     import keras_towers as kt

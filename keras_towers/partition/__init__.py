@@ -44,6 +44,20 @@ def partitioned(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
     """
+    program, _ = laid_out(graph, layouts, wanted)
+    return program
+
+
+def laid_out(
+    graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any]
+) -> tuple[Program, dict[str, Value]]:
+    """Lay out a graph; return what is known of its tensors, too.
+
+    Args:
+        graph: the trace of what one device does.
+        layouts: those of its N inputs.
+        wanted: tensors of the graph that are to be known to all.
+    """
     try:
         return _laid_out(graph, layouts, wanted, lists=True)
     except CannotGather:
@@ -53,7 +67,7 @@ def partitioned(
 
 def _laid_out(
     graph: Any, layouts: Sequence[Layout], wanted: Sequence[Any], lists: bool
-) -> Program:
+) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
@@ -69,7 +83,7 @@ def _laid_out(
         for own, layout in zip(given, layouts, strict=True)
         if isinstance(layout, Sharded)
     )
-    unit = Unit(EXAMPLES, count, start, total)
+    unit = Unit(_examples(graph, layouts), count, start, total)
     values = [
         _value(index, tensor, own, layout, unit, sizes)
         for index, (tensor, own, layout) in enumerate(
@@ -83,7 +97,7 @@ def _laid_out(
     operations, exchanges = needed(
         builder.operations, builder.exchanges, results
     )
-    return Program(
+    program = Program(
         Inputs(given, start, total, is_first, sizes),
         operations,
         exchanges,
@@ -91,6 +105,16 @@ def _laid_out(
         partition.graphs,
         partition.once,
     )
+    return program, by_name
+
+
+def _examples(graph: Any, layouts: Sequence[Layout]) -> Any:
+    """The number of examples, if the trace knows it, or its symbol."""
+    for tensor, layout in zip(graph.inputs, layouts, strict=True):
+        if isinstance(layout, Sharded):
+            size = tensor.shape[layout.axis]
+            return EXAMPLES if size is None else size // layout.count
+    return EXAMPLES
 
 
 def _value(

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.program import Tensor
 
+# The label of an output's axis of size 1.
+ONE = "1"
 # None: an axis that cannot be divided.
 Labels: TypeAlias = "Sequence[Hashable | None]"
 
@@ -32,6 +34,7 @@ class Factors:
             together, if the others are what they are.
         needs_rows: whether TensorFlow refuses it, or makes nothing sensible of
             it, if there are no rows.
+        attributes: those that are others on towers.
         given: inputs that towers are given in place of those of one device.
     """
 
@@ -40,7 +43,15 @@ class Factors:
     summed: frozenset[Hashable] = frozenset()
     linear: Sequence[frozenset[int]] = ()
     needs_rows: bool = False
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     given: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def may_divide(self, label: Hashable | None) -> bool:
+        """Whether the operation may be divided by an axis."""
+        if label is None:
+            return False
+        kept = [label in (output or ()) for output in self.outputs]
+        return all(kept) or (label in self.summed and not any(kept))
 
     def labels(self, inputs: Sequence[Value]) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.
@@ -72,11 +83,14 @@ class Factors:
         ]
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
-        sizes: dict[Hashable, Any] = {}
+        sizes: dict[Hashable, Any] = {ONE: 1}
         for value, labels in zip(inputs, self.inputs, strict=True):
             if labels is None or value.shape is None:
                 continue
             for label, size in zip(labels, value.shape, strict=True):
-                if label is not None and sizes.get(label) in (None, 1):
-                    sizes[label] = size
+                # What is not known may be longer than 1.
+                if sizes.get(label, 1) == 1 or sizes[label] is None:
+                    is_longer = size != 1 or label not in sizes
+                    sizes[label] = size if is_longer else sizes[label]
+        sizes.pop(None, None)
         return sizes

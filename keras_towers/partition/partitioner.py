@@ -8,6 +8,7 @@ one device. A rule that is missing costs time; it does not change a result.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -194,7 +195,9 @@ class Partitioner:
             local_shape(shape, own)
             for shape, own in zip(node.shapes, layouts, strict=True)
         ]
-        locals_ = self.builder.copy(node.operation, given, shapes)
+        locals_ = self.builder.copy(
+            node.operation, given, shapes, factors.attributes
+        )
         if factors.needs_rows:
             locals_ = [
                 self._without_a_row(local, own, layout)
@@ -247,11 +250,19 @@ class Partitioner:
         for value, labels in zip(inputs, every, strict=True):
             layout = value.sharded
             label = None if layout is None else labels[layout.axis]
-            if layout is None or label is None:
-                continue
-            kept = [label in (output or ()) for output in factors.outputs]
-            if all(kept) or label in factors.summed and not any(kept):
+            if layout is not None and factors.may_divide(label):
                 return label, layout
+        if all(value.sharded is None for value in inputs):
+            return None
+        # Something has to be gathered; the rest may be divided nevertheless.
+        for value, labels in zip(inputs, every, strict=True):
+            for axis, size in enumerate(value.shape or ()):
+                if not isinstance(size, Size) or axis >= len(labels):
+                    continue
+                layout = Sharded(axis, self.unit)
+                rows = layout.units_in(size)
+                if rows and factors.may_divide(labels[axis]):
+                    return labels[axis], dataclasses.replace(layout, rows=rows)
         return None
 
     def _linear(
@@ -378,7 +389,7 @@ class Partitioner:
         if all(shape.is_fully_defined() for shape in node.shapes):
             return None
         if node.type in SHAPES:
-            return [SHAPES[node.type](node, *inputs)]
+            return SHAPES[node.type](node, *inputs)
         if node.type not in AXES or any(v.shape is None for v in inputs):
             return None
         factors = AXES[node.type](node, *inputs)

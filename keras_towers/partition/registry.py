@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Shape, Value
+from keras_towers.partition.node import Node
 
 # Takes the partitioner, the operation and the values of its inputs, and returns
 # those of its outputs; None: it is computed once.
@@ -21,8 +22,8 @@ RULES: dict[str, Rule] = {}
 # Asked even if all inputs are the same for all: what makes rows of nothing.
 ALWAYS: set[str] = set()
 OF_LISTS: set[str] = set()
-# What gives the shape of an output that is computed once.
-SHAPES: dict[str, Callable[..., Shape | None]] = {}
+# What gives the shapes of outputs, where the trace does not know them.
+SHAPES: dict[str, Callable[..., Sequence[Shape | None]]] = {}
 
 
 def axes(*types: str) -> Callable[[AxesT], AxesT]:
@@ -63,7 +64,10 @@ def shape_of(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register what gives the shape of operations' outputs."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        SHAPES.update(dict.fromkeys(types, function))
+        def shapes(node: Node, *inputs: Value) -> Sequence[Shape | None]:
+            return [function(node, *inputs)] * node.num_outputs
+
+        SHAPES.update(dict.fromkeys(types, shapes))
         return function
 
     return add

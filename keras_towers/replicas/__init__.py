@@ -81,6 +81,11 @@ class ReplicaCounts:
     used: tuple[int, ...]
     dropped: tuple[int, ...]
 
+    @classmethod
+    def none(cls, replicas: int) -> ReplicaCounts:
+        """The counts before the first ``fit``."""
+        return cls(0, (0,) * replicas, (0,) * replicas)
+
     def __str__(self) -> str:
         used = " ".join(map(str, self.used))
         dropped = " ".join(map(str, self.dropped))

@@ -304,10 +304,3 @@ class EarlyCoordinator(Coordinator):
         if self._running is not None:
             self._running.cancel()
             self._running = None
-
-
-def counts_of(coordinator: Coordinator | None, replicas: int) -> ReplicaCounts:
-    """Return the counts of a ``fit``, or of none if there was none."""
-    if coordinator is None:
-        return ReplicaCounts(0, (0,) * replicas, (0,) * replicas)
-    return coordinator.counts

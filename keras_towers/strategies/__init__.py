@@ -11,7 +11,11 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.errors import (
+    CompatibilityError,
+    TowerError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     import keras_towers as kt
@@ -103,7 +107,7 @@ def strategy(name: str, **options: Any) -> Any:
     """
     made_by = _load(find(name))
     # Imports TensorFlow, which the commands that import this module need not.
-    from keras_towers.strategies.options import RENAMED
+    from keras_towers.strategies.options import RENAMED, unknown
 
     known = {name: options[name] for name in options.keys() - RENAMED}
     try:
@@ -112,7 +116,7 @@ def strategy(name: str, **options: Any) -> Any:
         given = ", ".join(options)
         raise TowerError(
             f"the strategy '{name}' does not take these options: {given} "
-            f"({error})"
+            f"({error}{unknown(options, inspect.signature(made_by))})"
         ) from error
     return made_by(**options)
 
@@ -158,5 +162,6 @@ def find(name: str) -> EntryPoint:
         raise TowerError(
             f"unknown strategy '{name}'; known are "
             f"{', '.join(strategy_names())}"
+            f"{did_you_mean(name, strategy_names())}"
         )
     return found[0]

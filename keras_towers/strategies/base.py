@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Self, SupportsIndex
 
 import keras
@@ -35,12 +35,20 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting.check import Peers, permit_alone
+from keras_towers.meeting.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
+
+_KERAS_2 = "tf_keras"
+_OTHER_KERAS = (
+    "this is a model of tf_keras (Keras 2), and strategies of keras_towers "
+    "train those of Keras 3: import keras instead of tf_keras, and unset "
+    "TF_USE_LEGACY_KERAS."
+)
 
 # TensorFlow numbers the collectives of every strategy from this base; two
 # strategies of different size in one process must not share numbers.
@@ -66,6 +74,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         others: Peers | None = None,
         replicas_are_called: str | None = None,
     ):
+        # TensorFlow reads it, too, and expects a JSON object.
+        tf_config.read()
         self._options = options or Options()
         self._mode = modes.choose(
             devices, self._options.mode, self._options.packer
@@ -178,11 +188,28 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """The number of towers of all processes; 1 inside a step of ``fit``.
 
         There the strategy itself averages over the towers, and a loss must not
-        be divided again. ``tf.distribute.get_replica_context()`` always has the
-        number of towers of all processes.
+        be divided again. Outside of steps Keras divides no loss either, only in
+        functions that ``run`` runs. ``tf.distribute.get_replica_context()``
+        always has the number of towers of all processes.
         """
         inside = tower_lib.current() is not None
         return 1 if inside else self.num_replicas
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function on each tower, as ``tf.distribute.Strategy`` does.
+
+        Raises:
+            TowerError: it is a step of a model of tf_keras.
+        """
+        # Of all that such a model calls, wherever it was made and compiled,
+        # only its steps are known to be its own.
+        module = getattr(fn, "__module__", None) or ""
+        if module.partition(".")[0] == _KERAS_2:
+            error = TowerError(_OTHER_KERAS)
+            # AutoGraph would wrap the message in its own.
+            vars(error)["ag_pass_through"] = True
+            raise error
+        return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
         """Describe the towers, what runs on them, and why.
@@ -241,6 +268,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"{type(self).__name__} cannot be entered inside the scope of "
                 f"another {another(current, self)}: leave that one first."
             )
+        if isinstance(self._config.peers, SingleProcess):
+            _warn_of_others(type(self).__name__)
         with hooks.installed(), super().scope():
             yield self
 
@@ -262,14 +291,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def _announce(self) -> None:
         """Say in one line what trains now."""
         alone = isinstance(self._config.peers, SingleProcess)
-        if alone:
-            _warn_of_others(type(self).__name__)
         one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
-        if one and alone:
+        if one and alone and self._components.calls.alone:
             logger.warning(
                 "%r: this process sees no other device, so training runs as "
                 "without a strategy. To try several towers on a CPU, call "
-                "keras_towers.virtual_towers(4) before anything else.",
+                "keras_towers.virtual_towers(4) before anything else, or give "
+                "`keras-towers run` --towers 4.",
                 self,
             )
         elif self._config.peers.rank == 0:
@@ -304,8 +332,13 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """Put a built model on the towers now instead of at its first ``fit``.
 
         Raises:
-            TowerError: the model belongs to another strategy.
+            TowerError: the model belongs to another strategy, or is not of
+                Keras 3.
         """
+        if not isinstance(model, keras.Model):
+            raise TowerError(
+                f"adopt takes a keras.Model of Keras 3, but got {model!r}."
+            )
         if self.num_replicas > 1:
             self._components.adoption.claim(model)
             with self.scope():
@@ -327,21 +360,20 @@ def _warn_of_others(name: str) -> None:
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
         detect,
-        tf_config,
     )
 
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
     others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
+    # One of an unknown number may be meant to train by itself.
+    apart = member is not None and member.size not in (None, 1)
     if member is None:
         # One process needs no cluster, and none that is described well.
         with contextlib.suppress(TowerError):
             member = tf_config.from_environment()
-        if member is not None and not member.trains:
-            return
-        others = "MultiWorkerTowerStrategy"
-        advice = f"If that is what you want, unset {tf_config.VARIABLE}."
-    # One of an unknown number may be meant to train by itself.
-    if member is None or member.size in (None, 1):
+        if member is not None:
+            apart = member.members > 1 and member.role != "evaluator"
+            others, advice = member.connected_by, tf_config.HOW_TO_BE_ALONE
+    if not apart:
         return
     logger.warning(
         "%s trains within one process, and this is %s: each of them trains a "

@@ -73,6 +73,12 @@ class TowerExtended(compat.MirroredExtended):
                 return call(self._container_strategy(), fn, args, kwargs)
             return super()._call_for_each_replica(fn, args, kwargs)
 
+    def _get_cross_device_ops(self, value):
+        # Those that TensorFlow takes for int32 know of one process only.
+        if self._transport.size > 1:
+            return self._cross_device_ops
+        return super()._get_cross_device_ops(value)
+
     def _reduce_to(self, reduce_op, value, destinations, options):
         if self._transport.size == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)

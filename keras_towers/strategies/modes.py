@@ -92,7 +92,6 @@ def choose(
 
 
 def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
-    # On GPUs as in tensorpack's replicated trainer.
     if len(devices) == 1:
         return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
     if on_host:
@@ -100,11 +99,13 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
             "cpu",
             "all towers are on the host, so summing there needs no copy",
         )
-    if len(devices) == 8:
-        return "hierarchical", "eight GPUs: two groups of four, as on a DGX-1"
     obstacle = _obstacle("nccl", devices)
     if obstacle is None:
-        return "nccl", "several physical GPUs"
+        return (
+            "nccl",
+            "several GPUs, whose links NCCL finds out by itself; tensorpack "
+            'took "hierarchical" for eight, which assumes those of a DGX-1',
+        )
     return "gpu", f"NCCL cannot run: {obstacle}"
 
 

@@ -85,8 +85,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             raise TowerError(
                 f"TF_CONFIG says that this process is {cluster}, and "
                 "MultiWorkerTowerStrategy is for those that train: the chief "
-                "and the workers. An evaluator evaluates checkpoints on its "
-                "own, without a strategy."
+                f"and the workers. {tf_config.EVALUATOR}"
             )
         towers = share_machine(cluster, towers)
         transport = _connected(

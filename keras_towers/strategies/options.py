@@ -9,12 +9,12 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 
-from keras_towers.errors import TowerError
+from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.contract import (
     Batches,
     Extent,
@@ -222,7 +222,9 @@ def takes_options(init: Init) -> Init:
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:
-            hint = ": give options by name" * ("positional" in str(error))
+            hint = unknown(options, signature)
+            if "positional" in str(error):
+                hint = ": give options by name"
             raise TypeError(f"{kind}() {error}{hint}") from None
         init(self, *args, **options)
 
@@ -230,6 +232,12 @@ def takes_options(init: Init) -> Init:
     shared = [p.name for p in parameters if p.name not in own.parameters]
     checked.__doc__ = _documentation(shared)
     return typing.cast(Init, checked)
+
+
+def unknown(options: Iterable[str], signature: inspect.Signature) -> str:
+    """The end of a message about options that a strategy does not take."""
+    known = signature.parameters
+    return "".join(did_you_mean(o, known) for o in options if o not in known)
 
 
 def check_seconds(name: str, seconds: Any) -> None:

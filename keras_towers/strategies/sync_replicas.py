@@ -60,8 +60,9 @@ class SyncReplicasStrategy(BaseStrategy):
 
     With parameter servers in ``TF_CONFIG`` every worker is a replica: weights,
     gradients and the optimizer are on the servers, and the chief has averages
-    applied. There ``fit`` is all that trains, ``counts`` are known to the chief
-    only, and ``fit`` ends in all workers together, with the same model.
+    applied. There ``fit`` is all that trains, and it ends in all workers
+    together, with the same model and ``counts``, which until then only the
+    chief has.
 
     Ports TensorFlow 1's ``SyncReplicasOptimizer``; the algorithm is that of
     Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting Distributed Synchronous
@@ -174,8 +175,7 @@ class SyncReplicasStrategy(BaseStrategy):
             update = HogwildUpdate(
                 self._config, self._mode.reduce, also=self._average
             )
-            alone = aggregate == 1 and averages is None
-            self._calls = ReplicaCalls(update, quorum, alone, stall_shutdown_s)
+            self._calls = ReplicaCalls(update, quorum, stall_shutdown_s)
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
@@ -224,6 +224,12 @@ class SyncReplicasStrategy(BaseStrategy):
         if self._moving is not None:
             with compat.single_device_mode():
                 self._moving.apply([getattr(v, "_value", v) for v in variables])
+
+    def __repr__(self) -> str:
+        # What one device does not do, even if it is the only one.
+        several = self.replicas_to_aggregate > self.total_num_replicas
+        says = f"; every update averages {self.replicas_to_aggregate} gradients"
+        return f"{super().__repr__()}{says if several else ''}"
 
     def _described(self) -> list[str]:
         wanted, there = self.replicas_to_aggregate, self.total_num_replicas

@@ -18,6 +18,7 @@ from keras_towers.fit.calls.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.meeting import check
+from keras_towers.system import writable, writable_file
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.measured import summarise
 from keras_towers.timeline.recorded import Host, OfRank, align
@@ -112,7 +113,8 @@ class Timeline(ObservesFit):
                 "refuses after enable_op_determinism(): measure without it."
             )
         rank = 0 if config is None else config.peers.rank
-        _check_writable(self._path_of(rank))
+        writable(self.path.absolute().parent, "give Timeline another path.")
+        writable_file(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, []
         kept = max(self._last, _KEPT)
         self._recorder = recorder = marks.Recorder(model, kept)
@@ -223,20 +225,3 @@ class Timeline(ObservesFit):
 
     setattr(on_train_batch_begin, NEVER_STOPS, True)
     setattr(on_train_batch_end, NEVER_STOPS, True)
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        there = path.exists()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-        if not there:
-            path.unlink()
-    # A path with a null character is a ValueError.
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise TowerError(
-            f"Timeline cannot write {str(path)!r} ({why}): give the path of a "
-            "file that can be written."
-        ) from error

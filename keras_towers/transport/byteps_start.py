@@ -15,7 +15,7 @@ from types import ModuleType
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.meeting import check, environments
-from keras_towers.meeting.environments import dmlc
+from keras_towers.meeting.environments import dmlc, tf_config
 from keras_towers.meeting.liveness import waiting
 from keras_towers.meeting.variables import seconds
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
@@ -52,6 +52,8 @@ def connect(bps: ModuleType) -> None:
             f"`keras-towers run -np 2 --servers 1`. "
             f"{environments.HOW_TO_BE_ALONE}"
         )
+    if _place is None and member is None:
+        tf_config.refuse_apart("BytePS")
     check.introduce("BytePS")
     dmlc.prepare(_place)
     with _waited_for(_place), _patient_threads():

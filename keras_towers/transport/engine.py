@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
@@ -64,6 +66,13 @@ class Engine:
 def load(name: str, title: str) -> ModuleType:
     """Import ``name.tensorflow``, or raise an error with instructions."""
     install = f"run `keras-towers install {name}`"
+    # A script of that name would run a second time.
+    found = sys.modules.get(name) is None and importlib.util.find_spec(name)
+    if found and found.submodule_search_locations is None:
+        raise TowerError(
+            f"{title} is hidden by {found.origin}, which has its name: rename "
+            "that file."
+        )
     try:
         return importlib.import_module(f"{name}.tensorflow")
     except ModuleNotFoundError as error:

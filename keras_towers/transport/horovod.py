@@ -28,6 +28,7 @@ from keras_towers.meeting import (
     store,
     watch,
 )
+from keras_towers.meeting.environments import tf_config
 from keras_towers.transport import engine, messages
 
 
@@ -62,6 +63,8 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         with _seen_waiting():
             hvd.init(*args, **kwargs)
     _connected = True
+    if member is None and hvd.size() == 1:
+        tf_config.refuse_apart("Horovod")
     # Of an elastic job one may be left, and a list of ranks may name one.
     some = args or kwargs.get("comm") or _is_elastic()
     if member and not member.alone and hvd.size() == 1 and not some:

@@ -53,8 +53,8 @@ def machine(monkeypatch):
         ("--towers 2 --device gpu", "2 GPUs are needed, 0 visible"),
         ("--towers 6", "6 replicas cannot share --batch-size 64"),
         ("--batch-size 61", "from 2 to 6 can share --batch-size 61"),
-        ("--json /no/such/folder/a.json", "there is no folder /no/such"),
-        ("--json /tmp", "/tmp is a folder; name a file in it"),
+        ("--json /no/such/folder/a.json", "'/no/such/folder/a.json' (No such"),
+        ("--json /tmp", "bench cannot write '/tmp' (Is a"),
     ],
 )
 def test_wrong_argument_is_refused_in_one_line(arguments, said):

@@ -6,6 +6,7 @@ The real build is what `make test` begins with.
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -214,3 +215,20 @@ def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
     with pytest.raises(InstallError, match="undefined symbol"):
         install(Horovod(), wheel, cached, print)
     assert not wheel.exists()
+
+
+def test_an_engine_is_looked_at_with_the_backend_that_it_needs(monkeypatch):
+    """Whatever Keras's is here, which the doctor names by itself."""
+    asked = []
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(
+        "keras_towers.building.recipe.metadata.distribution",
+        lambda name: SimpleNamespace(version="1", read_text=lambda file: None),
+    )
+    monkeypatch.setattr(
+        "keras_towers.building.recipe.ask_python",
+        lambda command, limit_s, variables: asked.append(variables) or {},
+    )
+    monkeypatch.setattr(Horovod, "built_for", lambda self, package: "")
+    assert Horovod().look().loads
+    assert asked[0]["KERAS_BACKEND"] == "tensorflow"

@@ -14,6 +14,7 @@ MORE = (
     "embedding-clipped in shares",
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
     "other_gradients_are_refused",
+    "other_data_of_an_epoch_that_follows_is_refused",
     *("weights_optimizer_and_shuffles_are_those_of_rank_0", "own_loop"),
 )
 

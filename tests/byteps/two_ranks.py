@@ -183,6 +183,22 @@ def a_warm_up_begins_with_the_rate_of_one_rank():
     np.testing.assert_allclose(rates[-1], 0.1, rtol=1e-5)
 
 
+@check
+def a_callback_of_one_rank_acts_for_all_by_the_drop_in():
+    bps.init()
+    mine, rates = s.eager(seed=0), keras.callbacks.LearningRateScheduler
+    mine.compile(bps.DistributedOptimizer(_sgd()), "mse", run_eagerly=True)
+    halves = s.Does(
+        on_train_end=lambda it: it.set_weights(
+            [0.5 * weight for weight in it.get_weights()]
+        )
+    )
+    callbacks = [rates(lambda epoch: 0.5), halves] if RANK == 0 else []
+    s.fit(mine, epochs=2, callbacks=callbacks)
+    assert float(mine.optimizer.learning_rate) == 0.5
+    s.assert_same_model(mine)
+
+
 def _sgd():
     return keras.optimizers.SGD(0.1)
 

@@ -46,6 +46,8 @@ def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert said in out
+    # What no metric tracks is shown as 0 at the end of an epoch.
+    assert "loss: 0.0000e+00" not in out
     if "largest difference" in out:
         difference = re.search(r"largest difference .*: (\S+)$", out, re.M)
         assert float(difference[1]) < 1e-4
@@ -57,8 +59,11 @@ def launched(name, folder):
     command = re.search(r"``(keras-towers run [^`]+)``", text)[1]
     command = command.replace("examples/", f"{EXAMPLES}/")
     arguments = tuple(shlex.split(command)[2:])
-    done = Launched(folder, arguments, warm=True).finish(200)
+    # As the launcher sets it where nobody has.
+    level = {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    done = Launched(folder, arguments, warm=True, **level).finish(200)
     assert done.code == 0, done.out + done.err
+    assert_quiet(done.err)
     return done.out
 
 
@@ -84,13 +89,29 @@ def test_a_slow_worker_is_not_waited_for(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_worker_is_killed():
-    done = python(str(EXAMPLES / "parameter_servers.py"), limit_s=200)
+    done = python(
+        str(EXAMPLES / "parameter_servers.py"), TF_CPP_MIN_LOG_LEVEL="0"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     before, _, after = done.stdout.partition("is killed")
     assert "worker 1: epoch 3" not in before
     assert "worker 1: epoch 1" not in after
     one, other = re.findall(r"bias (\S+)", after)
     assert one == other
+    assert_quiet(done.stderr)
+
+
+# What TensorFlow says in any process that imports it, and we of training.
+USUAL = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:"
+    r"|(SyncReplicas|Horovod)Strategy: |ps 0 |keras-towers run: "
+)
+
+
+def assert_quiet(err):
+    tags = re.compile(r"^\[[^]]*\] ")
+    lines = [tags.sub("", line) for line in err.splitlines()]
+    assert not [line for line in lines if line and not USUAL.match(line)]
 
 
 # What a job of a cluster runs.

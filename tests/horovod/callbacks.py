@@ -1,5 +1,7 @@
 """Checks of two ranks: callbacks, functions and refusals."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -188,6 +190,125 @@ def ranks_of_other_sets_do_not_take_part():
     for each in sets:
         hvd.remove_process_set(each)
     np.testing.assert_allclose(variable, [0.9 - 0.1 * hvd.rank()])
+
+
+@check
+def callbacks_that_some_ranks_lack_act_for_all():
+    x, y = small.first_batch()
+    y = tf.one_hot(y, 3)
+
+    def fit(*of_rank_0):
+        made = m.mlp()
+        made.compile(
+            hvd.DistributedOptimizer(m.momentum()), "mse", run_eagerly=True
+        )
+        made.fit(
+            *(x, y, 4),
+            epochs=4,
+            callbacks=of_rank_0 if hvd.rank() == 0 else [],
+            verbose=0,
+        )
+        return made, int(made.optimizer.iterations)
+
+    class Begins(keras.callbacks.Callback):
+        """Goes on where it was, and changes what it likes."""
+
+        def on_train_begin(self, logs=None):
+            self.model._initial_epoch = 2
+            for weight in self.model.weights:
+                weight.assign(0.5 * weight)
+
+    stops = keras.callbacks.EarlyStopping(
+        "loss", mode="max", restore_best_weights=True
+    )
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5**epoch)
+    for callbacks, steps, rate in (
+        ([stops, rates], 4, 0.5),
+        ([Begins()], 4, 0.1),
+        ([keras.callbacks.CSVLogger(os.devnull)], 8, 0.1),
+    ):
+        made, done = fit(*callbacks)
+        assert small.ranks_apart(made.weights) == 0, callbacks
+        assert hvd.allgather_object(done) == [steps, steps], callbacks
+        assert float(made.optimizer.learning_rate) == np.float32(rate)
+
+
+@check
+def one_rank_alone_validates_and_averages():
+    made = m.mlp()
+    rule = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    made.compile(hvd.DistributedOptimizer(rule), m.cross_entropy())
+    x, y = small.first_batch()
+    made.fit(
+        *(x, y, 4),
+        epochs=2,
+        callbacks=[] if hvd.rank() else [keras.callbacks.SwapEMAWeights()],
+        validation_data=None if hvd.rank() else (x, y),
+        verbose=0,
+    )
+    assert small.ranks_apart([*made.weights, *rule.variables]) == 0
+
+
+@check
+def frozen_weights_are_those_of_another_root():
+    value = keras.initializers.Constant(hvd.rank())
+    layers = [keras.layers.Dense(3, kernel_initializer=value) for _ in range(2)]
+    made = keras.Sequential([keras.Input((6,)), *layers])
+    made.trainable = False
+    made.compile(loss="mse", run_eagerly=True)
+    local = layers[0].weights
+    begins = hvd.callbacks.BroadcastGlobalVariablesCallback(1, "", local)
+    made.fit(m.FEATURES[:4], m.FEATURES[:4, :3], callbacks=[begins], verbose=0)
+    assert np.all(layers[0].kernel.numpy() == hvd.rank())
+    assert np.all(layers[1].kernel.numpy() == 1)
+
+
+@check
+def a_state_is_synced_restored_and_committed():
+    made = m.mlp()
+    made.set_weights([w + hvd.rank() for w in made.get_weights()])
+    first = m.mlp().get_weights()
+    rank = hvd.rank()
+    state = hvd.elastic.KerasState(made, m.momentum(), batch=20 + rank, epoch=3)
+    state.sync()
+
+    def is_at(factor, batch):
+        assert state.batch == batch
+        for now, wanted in zip(made.get_weights(), first, strict=True):
+            np.testing.assert_array_equal(now, factor * wanted)
+
+    is_at(1, 20)
+    for ends, factor, batch in ((state.restore, 1, 20), (state.commit, 2, 21)):
+        made.set_weights([2 * weight for weight in first])
+        state.batch = 21
+        ends()
+        state.restore()
+        is_at(factor, batch)
+
+
+@check
+def functions_and_tapes_of_a_set_of_ranks():
+    sets = [hvd.add_process_set([rank]) for rank in range(2)]
+    of = {"process_set": sets[hvd.rank()]}
+    mine = tf.constant([1.0 + hvd.rank()])
+    assert hvd.allreduce(mine, op=hvd.Sum, **of) == mine
+    assert hvd.allgather(mine, **of).shape == (1,)
+    assert hvd.broadcast(mine, hvd.rank(), **of) == mine
+    assert hvd.allgather_object(hvd.rank(), **of) == [hvd.rank()]
+    with tf.GradientTape() as tape:
+        tape.watch(mine)
+        value = mine * mine
+    tape = hvd.DistributedGradientTape(tape, **of)
+    assert tape.gradient(value, mine) == 2 * mine
+    # A fit of some ranks does not wait for the others.
+    if hvd.rank() == 0:
+        made = m.mlp()
+        optimizer = hvd.DistributedOptimizer(m.momentum(), **of)
+        made.compile(optimizer, m.cross_entropy(), run_eagerly=True)
+        stops = keras.callbacks.EarlyStopping("loss")
+        made.fit(*small.first_batch(), callbacks=[stops], verbose=0)
+    for each in sets:
+        hvd.remove_process_set(each)
 
 
 @check

@@ -14,6 +14,7 @@ from tests.kit.ranks import check
 
 @check
 def a_tape_reduces_gradients_of_a_structure():
+    tape_lib._reducer.cache_clear()
     alone = small.train(m.momentum(), small.WORDS, alone=True)
     made, optimizer = m.with_embedding(), m.momentum()
     made.compile(optimizer, m.cross_entropy())
@@ -36,6 +37,22 @@ def a_tape_reduces_gradients_of_a_structure():
     small.assert_as_alone(made, alone)
     # One for all steps of a loop, though each has a tape of its own.
     assert tape_lib._reducer.cache_info().currsize == 2
+
+
+@check
+def a_tape_in_a_graph_of_tensorflow_1_and_eagerly():
+    def reduced():
+        x = tf.constant([2.0 * hvd.rank()])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = x * x
+        return hvd.DistributedGradientTape(tape).gradient(value, x)
+
+    tape_lib._reducer.cache_clear()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert session.run(reduced()).tolist() == [2.0]
+    for run in (tf.function(reduced), reduced):
+        assert run().numpy().tolist() == [2.0]
 
 
 @check

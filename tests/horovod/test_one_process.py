@@ -120,6 +120,14 @@ def test_compile_is_keras_s_own_after_shutdown(end):
         made.compile("sgd", **OF_KERAS_2)
 
 
+def test_fit_is_wrapped_and_unwrapped_as_often_as_it_is_begun():
+    fit = keras.Model.fit
+    for _ in range(2):
+        hvd.shutdown()
+        hvd.init()
+    assert keras.Model.fit is fit
+
+
 def test_auto_jit_is_off_only_for_a_distributed_optimizer(monkeypatch):
     # What Keras does on a machine with GPUs: XLA where nothing is said.
     trainer = keras.Model.__mro__[2]
@@ -205,6 +213,23 @@ def _distributed(**options):
 def test_what_is_refused(call, words):
     with pytest.raises(TowerError, match=words):
         call()
+
+
+def test_global_variables_are_the_error_that_horovod_raises():
+    with pytest.raises(RuntimeError, match="model.optimizer.variables"):
+        hvd.broadcast_global_variables(0)
+
+
+def test_an_infinite_gradient_is_gone_in_the_next_update():
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(SGD(0.5), backward_passes_per_step=2)
+    for grad in (np.inf, 1.0):
+        optimizer.apply([tf.constant([grad])], [variable])
+    assert not np.isfinite(variable.numpy())
+    variable.assign([1.0])
+    for grad in (1.0, 2.0):
+        optimizer.apply([tf.constant([grad])], [variable])
+    np.testing.assert_allclose(variable, [-0.5])
 
 
 def test_an_optimizer_is_distributed_once_and_outside_of_strategies():

@@ -130,3 +130,20 @@ def test_what_is_refused(given, words, tmp_path):
 def test_outside_of_a_block_it_says_what_to_do(tmp_path):
     with pytest.raises(kt.TowerError, match=r"TowerStrategy\(1\)"):
         model().fit(X, Y, verbose=0, callbacks=[kt.Backup(tmp_path)])
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(
+    tmp_path,
+):
+    (tmp_path / "file").touch()
+    began = []
+    note = keras.callbacks.LambdaCallback(on_train_begin=began.append)
+    for place, why in (
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "file" / "below", "Not a directory"),
+        ("a\0b", "null"),
+    ):
+        words = rf"cannot write to the folder .*{why}.*give Backup another"
+        with pytest.raises(kt.TowerError, match=words):
+            train(kt.Backup(place), note)
+    assert not began

@@ -46,6 +46,48 @@ def test_killed_workers_of_an_elastic_job(run):
     assert done.code == 137, done.err
     assert done.last.startswith("keras-towers run: worker ")
     assert "was killed by SIGKILL" in done.last
+    assert "no worker is left that has the training's state" in done.last
+
+
+# Whoever joins rank 0 is killed.
+KILLS = """
+import os, time
+import horovod.tensorflow as hvd, tensorflow as tf
+from horovod.tensorflow import elastic
+hvd.init()
+
+@elastic.run
+def train(state):
+    print("of", hvd.size(), flush=True)
+    hvd.allreduce(tf.ones(()), name="x")
+    while True:
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), 9)
+        hvd.allreduce(tf.ones(()), name="y")
+        time.sleep(0.1)
+        state.commit()
+
+train(elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_again_and_again_on_the_only_host(
+    run, tmp_path
+):
+    executable(tmp_path / "hosts.sh", "echo localhost:2")
+    options = (
+        "--min-np 1 --reset-limit 2 --blacklist-cooldown-range 1 1 "
+        "--host-discovery-script ./hosts.sh"
+    )
+    done = run(options, KILLS, warm=True)
+    assert done.code == 1, done.out + done.err
+    # The first one does not end the job, nor the one beside it.
+    sizes = [line.split()[-1] for line in done.out.splitlines() if "of" in line]
+    assert sizes == ["2", "2", "1", "2", "2"]
+    assert done.err.count("was killed by SIGKILL") == 2
+    assert "no worker on 127.0.0.2 for 1 s, as one has failed there" in done.err
+    assert "over 2 times (--reset-limit)" in done.last
 
 
 def test_too_few_slots_are_named_and_waited_for(run, tmp_path):

@@ -100,3 +100,36 @@ def test_what_tensorflow_tells_of_itself_is_shown_once_in_a_job(stream):
     first, last = ([header, told % (n, n)] for n in (0, 2))
     wanted = [*first, other, news % 0, news % 1, *last, header, other, news % 2]
     assert stream.getvalue() == b"".join(wanted)
+
+
+CANCELLED = b"""\
+W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
+aborting with status: CANCELLED: RecvFromRemoteAsync is cancelled.
+\t [[{{node Cast/_14}}]]
+Additional GRPC error information from remote target /job:localhost/replica:0:
+:UNKNOWN:Error received from peer  {grpc_message:"", grpc_status:1}
+\t [[Identity_3/_20]] [type.googleapis.com/tensorflow.DerivedStatus='']
+W0000 00:00:1795575119.694 26389 grpc_worker_service.cc:536] RecvTensor \
+cancelled for -2508889085185673070
+W0000 00:00:1795575114.997 26378 local_rendezvous.cc:412] Local rendezvous is \
+aborting with status: ABORTED: Cleanup -12196 [DerivedStatus='']
+W0000 00:00:1795575367.119 7796 local_rendezvous.cc:412] Local rendezvous is \
+aborting with status: ABORTED: Step -28651 cancelled.  Cancelling rendezvous.
+"""
+FAULT = b"""\
+W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
+aborting with status: UNAVAILABLE: Socket closed
+\t [[{{node Cast/_14}}]]
+Additional GRPC error information from remote target /job:ps:
+"""
+
+
+def test_cancelled_operations_are_not_shown_and_faults_are(stream):
+    tagger = Tagger(Sink(stream, lambda: None), b"", set())
+    tagger.feed(CANCELLED + b"one\n" + FAULT + CANCELLED + b"two\n")
+    assert stream.getvalue() == b"one\n" + FAULT + b"two\n"
+    # What ranks are judged by.
+    assert tagger.tail.count(CANCELLED) == 2
+    alone = Tagger(Sink(stream, lambda: None), b"", None)
+    alone.feed(CANCELLED)
+    assert stream.getvalue().endswith(CANCELLED)

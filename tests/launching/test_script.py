@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.meeting import check
 from keras_towers.strategies import STRATEGIES, Registered
@@ -78,6 +79,7 @@ def under(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setattr(kt, "loud", loud, raising=False)
+    monkeypatch.setattr(devices, "_made", [])
     entry = Registered("loud", one_process=False)
     monkeypatch.setitem(STRATEGIES, "loud", entry)
     script = tmp_path / "script.py"
@@ -166,3 +168,23 @@ def test_a_second_strategy_is_refused(own, under):
     assert "inside" not in said.out
     assert "by `keras-towers run --strategy noop`" in said.err
     assert said.err.endswith("a strategy of its own, drop one of them.\n")
+
+
+# It runs on one device as well, up to the call that is refused.
+SPLIT = """
+import keras, numpy as np
+import keras_towers as kt
+print(len(kt.virtual_towers(3)), "devices")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((6, 4)), np.ones((6, 1)), verbose=0)
+kt.virtual_towers(4)
+"""
+
+
+def test_towers_split_the_cpu_before_the_script_begins(run):
+    done = run("-np 1 --strategy tower --towers 3", SPLIT, warm=True)
+    assert done.out == "3 devices\n", done.err
+    assert "TowerStrategy: 3 towers (/device:CPU:0 to" in done.err
+    # What comes too late in the script has its place in the command.
+    assert "give it --towers 4 instead" in done.err

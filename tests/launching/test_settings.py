@@ -64,20 +64,24 @@ def test_what_is_not_taken_from_the_user_or_the_machine():
     assert exported(here) == {"PATH": "/a", "PYTHONPATH": "d"}
 
 
-OWN, TWO = {"127.0.0.1": 1, "127.0.0.2": 1}, {"127.0.0.1": 2, "127.0.0.2": 2}
+def own(slots):
+    """Slots of one machine are hosts of their own."""
+    return {f"127.0.0.{n + 1}": 1 for n in range(slots)}
+
+
+TWO = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
 
 
 @pytest.mark.parametrize(
     ("changes", "limits", "hosts"),
     [
-        # Slots of one machine are hosts of their own.
-        ({"least": 1, "ranks": 1, "most": 2}, (1, 1, 2, True), OWN),
-        ({"least": 2, "hosts": TWO}, (2, 2, None, False), TWO),
+        ({"least": 1, "ranks": 1, "most": 2}, (1, 1, 2), own(2)),
+        ({"least": 2, "hosts": TWO}, (2, 2, None), own(3) | {"192.0.2.1": 4}),
     ],
 )
 def test_how_far_an_elastic_job_may_go(changes, limits, hosts):
     given = dict.fromkeys(("ranks", "least", "most", "hosts", "script"))
     options = {"slots": 1, "timeout_s": 60, "reset_limit": None}
     found = elastic_options(**given | changes, **options, cooldown_s=(5, 600))
-    assert (found.ranks, found.least, found.most, found.divided) == limits
+    assert (found.ranks, found.least, found.most) == limits
     assert found.discover() == hosts

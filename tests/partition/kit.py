@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition import partitioned
+from keras_towers.partition import laid_out
 from keras_towers.partition.emission import emit
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -15,6 +15,7 @@ from keras_towers.partition.layouts import (
     Partial,
     Sharded,
 )
+from keras_towers.partition.sizes import UNKNOWN, Size
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
@@ -198,7 +199,7 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
     graph = traced(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program = partitioned(graph, layouts, fetched)
+    program, values = laid_out(graph, layouts, fetched)
     generator = np.random.default_rng(seed)
     for counts in towers:
         wholes = [g.made(sum(counts), generator) for g in given]
@@ -207,10 +208,46 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
             for g, whole in zip(given, wholes, strict=True)
         ]
         wanted = _one_device(graph, fetched, wholes)
+        _check_claims(graph, values, wholes, sum(counts))
         found = _run(program, parts, counts)
         for own, right in zip(found, wanted, strict=True):
             _assert_alike(own, right, tolerance)
     return program
+
+
+def _check_claims(graph, values, wholes, count):
+    """Check shapes and entries that were known before anything ran."""
+    tensors = [
+        tensor
+        for operation in graph.get_operations()
+        for tensor in operation.outputs
+        if tensor.dtype not in _SPECIAL and tensor.name in values
+        # One row is broadcast, which changes what the gradient sums over.
+        and operation.type not in ("Const", "BroadcastGradientArgs")
+    ]
+    for tensor, array in zip(
+        tensors, _one_device(graph, tensors, wholes), strict=True
+    ):
+        value, array = values[tensor.name], np.asarray(array)
+        pairs = []
+        if value.shape is not None:
+            assert len(value.shape) == array.ndim, (tensor, value.shape)
+            pairs += zip(value.shape, array.shape, strict=True)
+        if value.known is not None:
+            assert value.known.shape == array.shape, (tensor, value.known)
+            pairs += zip(value.known.flat, array.flat, strict=True)
+        for claimed, actual in pairs:
+            number = evaluated(claimed, count)
+            assert number is None or number == actual, (tensor, claimed)
+
+
+def evaluated(claimed, count):
+    """Return a size for a number of examples; None: it is not known."""
+    if isinstance(claimed, Size):
+        if any(symbol != "n" for symbol, _ in claimed.powers):
+            return None
+        return claimed.number * count ** claimed.power("n")
+    return None if claimed is UNKNOWN else claimed
 
 
 def _one_device(graph, fetched, wholes):

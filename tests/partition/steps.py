@@ -1,5 +1,9 @@
-"""A model's training step, laid out over towers."""
+"""Keras's own training steps, laid out over towers."""
 
+import contextlib
+import unittest.mock
+
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -10,99 +14,100 @@ from tests.partition.kit import on_towers
 
 
 class Step:
-    """The training step of a model that is built and compiled.
+    """A function of a batch as one device traces it, run by towers.
 
     Args:
-        model: the model.
-        batch: a batch, which says of what shapes and dtypes batches are.
-        static: whether the number of examples is known while it is traced.
+        function: takes a batch and returns logs, such as ``train_step``.
+        batch: says of what shapes and dtypes batches are.
     """
 
-    def __init__(self, model, batch, static=False):
-        self._model = model
-        self._updates = []
-        leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(batch)]
-        first = [None] if not static else leaves[0].shape[:1]
+    def __init__(self, function, batch):
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        count = examples_in(batch)
+        is_row = [leaf.shape[:1] == [count] for leaf in leaves]
         specs = [
-            tf.TensorSpec([*first, *leaf.shape[1:]], leaf.dtype)
-            for leaf in leaves
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+            if row
+            else tf.TensorSpec.from_tensor(leaf)
+            for leaf, row in zip(leaves, is_row, strict=True)
         ]
-        optimizer = model.optimizer
-        vars(optimizer)["apply"] = self._note
-        try:
-            self.graph = compat.func_graph_from_py_func(
-                "one_device",
-                lambda *given: self._traced(batch, given),
-                specs,
-                {},
+
+        def traced(*given):
+            packed = tf.nest.pack_sequence_as(
+                batch, given, expand_composites=True
             )
-        finally:
-            del vars(optimizer)["apply"]
-        outside = {id(inside) for _, inside in self.graph.captures}
+            self._logs = tf.nest.map_structure(
+                tf.convert_to_tensor, function(packed)
+            )
+
+        self.graph = compat.func_graph_from_py_func(
+            "one_device", traced, specs, {}
+        )
         self._captured = [tensor for tensor, _ in self.graph.captures]
-        layouts = [
-            REPLICATED if id(tensor) in outside else Sharded(0)
-            for tensor in self.graph.inputs
-        ]
-        self._gradients = [
-            part
-            for gradients, _ in self._updates
-            for gradient in gradients
-            for part in _parts(gradient)
-        ]
-        self._logs_flat = [
-            tf.nest.flatten(log)[0] for log in tf.nest.flatten(self._logs)
-        ]
-        wanted = [*self._gradients, *self._logs_flat]
+        layouts = [Sharded(0) if row else REPLICATED for row in is_row]
+        layouts += [REPLICATED] * len(self._captured)
+        wanted = tf.nest.flatten(self._logs)
         self.program = partitioned(self.graph, layouts, wanted)
+        self._is_row = is_row
         self._run = tf.function(self._step, autograph=False)
 
-    def _note(self, gradients, variables=None):
-        self._updates.append((list(gradients), list(variables)))
-
-    def _traced(self, batch, given):
-        packed = tf.nest.pack_sequence_as(batch, given)
-        logs = self._model.train_step(packed)
-        self._logs = {k: tf.convert_to_tensor(v) for k, v in logs.items()}
-
     def _step(self, parts, counts):
-        given = [[*own] for own in zip(*parts, strict=True)]
-        given += [[tensor] for tensor in self._captured]
+        given = [*parts, *([tensor] for tensor in self._captured)]
         found = on_towers(self.program, given, counts)
-        left = iter(found[: len(self._gradients)])
-        for gradients, variables in self._updates:
-            sums = [
-                _again(gradient, variable, left)
-                for gradient, variable in zip(gradients, variables, strict=True)
-            ]
-            self._model.optimizer.apply(sums, variables)
-        logs = found[len(self._gradients) :]
-        return tf.nest.pack_sequence_as(self._logs, logs)
+        return tf.nest.pack_sequence_as(self._logs, found)
 
     def __call__(self, batch, counts):
         """Take a step on the parts of a batch; return its logs."""
-        leaves = tf.nest.flatten(batch)
+        leaves = tf.nest.flatten(batch, expand_composites=True)
         ends = np.cumsum([0, *counts])
         parts = [
-            [tf.convert_to_tensor(leaf[a:b]) for leaf in leaves]
-            for a, b in zip(ends, ends[1:], strict=False)
+            [leaf[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+            if row
+            else [leaf]
+            for leaf, row in zip(leaves, self._is_row, strict=True)
         ]
-        logs = self._run(parts, tuple(counts))
-        return {key: np.asarray(value) for key, value in logs.items()}
+        return self._run(parts, tuple(counts))
 
 
-def _parts(gradient):
-    if gradient is None:
-        return []
-    if isinstance(gradient, tf.IndexedSlices):
-        return [gradient.values, gradient.indices]
-    return [gradient]
+def examples_in(batch):
+    """Return the number of examples of a batch."""
+    leaf = tf.nest.flatten(batch)[0]
+    return int(tf.shape(leaf, tf.int64)[0])
 
 
-def _again(gradient, variable, left):
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        shape = tf.constant(list(variable.shape))
-        return tf.IndexedSlices(next(left), next(left), shape)
-    return next(left)
+def uneven(count):
+    """Return the numbers of examples of three towers, one of them none."""
+    first = count * 5 // 8
+    return first, 0, count - first
+
+
+@contextlib.contextmanager
+def laid_out(made):
+    """Have Keras's ``fit`` train by towers in a block.
+
+    Args:
+        made: gets the steps that are traced.
+    """
+
+    def make_train_function(model, force=False):
+        steps = {}
+
+        def function(iterator):
+            batch = next(iterator)
+            count = examples_in(batch)
+            key = tuple(
+                leaf.shape[1:] if leaf.shape[:1] == [count] else leaf.shape
+                for leaf in tf.nest.flatten(batch, expand_composites=True)
+            )
+            if key not in steps:
+                steps[key] = Step(model.train_step, batch)
+                made.append(steps[key])
+            return steps[key](batch, uneven(count))
+
+        if model.train_function is None or force:
+            model.train_function = function
+
+    with unittest.mock.patch.object(
+        keras.Model, "make_train_function", make_train_function
+    ):
+        yield

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.calls.callbacks import EVENTS
 from tests.kit.ranks import check
 from tests.kit.traces import written
 from tests.processes import small as s
@@ -82,6 +83,80 @@ def rank_0_restores_for_all():
     if s.RANK == 0:
         s.fit(alone, batch_size=s.COUNT, epochs=3)
     s.assert_same_model(again, alone)
+
+
+def writes(factor=0.5):
+    """A callback that writes all weights, and the rate, at every event."""
+
+    def write(model):
+        for variable in model.trainable_variables:
+            variable.assign(factor * variable)
+        model.optimizer.learning_rate = 0.9 * model.optimizer.learning_rate
+
+    events = [e for e in EVENTS if not e.startswith("on_batch")]
+    return s.Does(**dict.fromkeys(events, write))
+
+
+def trained_with(*callbacks, on=0, make=s.eager, **options):
+    """Ranks of which one has the callbacks train as one process with them."""
+    options = {"batch_size": 25, "epochs": 2, **options}
+
+    def train(callbacks):
+        return lambda it: s.fit(it, callbacks=callbacks, **options)
+
+    s.assert_as_one_process(
+        make(),
+        train([c() for c in callbacks] if on == s.RANK else []),
+        alone=make() if s.RANK == 0 else None,
+        reference=lambda it: train([c() for c in callbacks])(it),
+    )
+
+
+@check
+def what_callbacks_of_one_rank_write_reaches_all():
+    validated = {"validation_data": (s.X, s.Y), "validation_batch_size": 25}
+    for rank in range(2):
+        trained_with(writes, on=rank, **validated)
+
+    def restores():
+        # Each epoch is worse than the first one.
+        return keras.callbacks.EarlyStopping(
+            "loss", mode="max", restore_best_weights=True
+        )
+
+    def averaging():
+        rule = keras.optimizers.SGD(0.1, 0.9, use_ema=True, ema_momentum=0.5)
+        return s.eager(optimizer=rule)
+
+    swaps = keras.callbacks.SwapEMAWeights
+    trained_with(restores, lambda: swaps(swap_on_epoch=True), make=averaging)
+    trained_with(swaps, make=averaging, **validated)
+
+
+@check
+def what_a_callback_writes_is_there_for_the_next_one():
+    mine, seen = s.eager(), []
+
+    def evaluate(model):
+        seen.append(model.evaluate(s.X, s.Y, verbose=0))
+
+    chief = kt.ChiefOnly(s.Does(on_epoch_end=lambda it: it.set_weights(zeros)))
+    zeros = [np.zeros_like(weight) for weight in mine.get_weights()]
+    with s.Strategy():
+        s.fit(mine, callbacks=[chief, s.Does(on_epoch_end=evaluate)])
+    s.assert_equal_on_ranks(seen)
+    np.testing.assert_allclose(seen[0][0], np.mean(s.Y**2), rtol=1e-5)
+
+
+@check
+def ranks_that_write_other_values_are_told():
+    mine = s.eager()
+    own = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * s.RANK)
+    with s.Messages() as messages, s.Strategy():
+        s.fit(mine, callbacks=[own])
+    s.assert_equal_on_ranks(float(mine.optimizer.learning_rate))
+    words = "on some ranks into sgd/learning_rate (rank 0: LearningRateSched"
+    assert messages.have(words) == (s.RANK == 0), messages.texts
 
 
 class Stop(keras.callbacks.Callback):

@@ -169,11 +169,23 @@ def model_is_ordinary_after_an_error_in_every_worker():
 
 
 def assert_counted(strategy, updates, used):
-    """The chief has counted gradients, which the others do not know."""
+    """The chief has counted gradients, and has told the others."""
     counts, size = strategy.counts, len(s.gather(None))
-    if s.RANK == 0:
-        found = counts.updates, counts.used, counts.dropped
-        assert found == (updates, (used,) * size, (0,) * size), counts
+    found = counts.updates, counts.used, counts.dropped
+    assert found == (updates, (used,) * size, (0,) * size), counts
+
+
+def asks_for_counts(strategy):
+    """What a callback sees of them, in the middle of a fit."""
+
+    def ask(batch, logs):
+        if s.RANK == 0:
+            assert strategy.counts.updates <= batch + 1
+            return
+        with s.refused("counts are known to the chief only"):
+            print(strategy.counts)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=ask)
 
 
 @check
@@ -185,7 +197,8 @@ def trains_exactly_again_and_again():
     for _ in range(REPETITIONS):
         mine = s.model(optimizer="adam")
         with kt.SyncReplicasStrategy() as strategy:
-            s.fit(mine, x, y, batch_size=12)
+            callbacks = [asks_for_counts(strategy)]
+            s.fit(mine, x, y, batch_size=12, callbacks=callbacks)
         s.assert_same_model(mine, alone)
         assert_counted(strategy, 3, 3)
         held.append(len(resources._known))

@@ -75,6 +75,7 @@ TENSORFLOW = [
     *checks("over_tensorflow"),
     "attributes",
     "other_versions_are_refused",
+    "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
     # Its pieces need the shapes of one another.
     "batch-norm of the global batch",
@@ -83,6 +84,8 @@ TENSORFLOW_REST = [
     # Makes its strategy first, which has to start TensorFlow.
     "dtypes_of_collectives",
     "own_data_of_unequal_length",
+    "what_is_computed_by_hand_is_that_of_one_process",
+    "integers_are_reduced_over_all_ranks",
     "xla_compiles_what_each_rank_computes",
     "what_differs_between_ranks_is_named",
     "forms_are_near_the_exact_sum",

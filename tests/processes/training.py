@@ -90,16 +90,77 @@ def unseeded_shuffles_agree_and_change_by_epoch():
     s.assert_same_model(mine)
 
 
+OTHER = "rank 1 has other examples"
+REMEDIES = "leave `shard` out", 'batches="each"'
+
+
 @check
-def unseeded_dataset_is_warned_of():
+def unseeded_dataset_is_refused():
     mine = s.eager()
     data = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
-    with s.Strategy(), s.Messages() as messages:
+    with s.Strategy():
         s.fit(mine, data.shuffle(s.COUNT, seed=1).batch(s.COUNT), None)
-        assert not messages.have("without a seed")
         s.forget_seed()
-        s.fit(mine, data.shuffle(s.COUNT).batch(s.COUNT), None)
-        assert messages.have("without a seed")
+        with s.refused("without a seed", *REMEDIES):
+            s.fit(mine, data.shuffle(s.COUNT).batch(s.COUNT), None)
+
+
+@check
+def other_data_is_refused_before_the_first_update():
+    """Of each kind of data, in a graph and eagerly; what is whole trains."""
+    whole = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
+    shard = whole.shard(2, s.RANK).batch(5)
+    # Of the same examples; by the same seed where all set the same.
+    order = whole.shuffle(s.COUNT, seed=s.RANK + 1).batch(25)
+    keras.utils.set_random_seed(s.RANK)
+    noise = whole.batch(25).map(lambda x, y: (x + tf.random.normal([4]), y))
+    keras.utils.set_random_seed(3)
+    seeded = whole.map(lambda x, y: (x + tf.random.normal([4]), y)).batch(25)
+    mine = s.model(steps_per_execution=2)
+    before = mine.get_weights()
+    with s.Strategy():
+        for data in shard, order, noise:
+            with s.refused(OTHER, *REMEDIES):
+                s.fit(mine, data, None)
+        for act in mine.evaluate, mine.predict:
+            with s.refused(OTHER, *REMEDIES):
+                act(shard, verbose=0)
+        for weight, was in zip(mine.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(weight, was)
+        with s.refused(OTHER):
+            s.fit(mine, seeded, None, validation_data=shard)
+        s.fit(mine, seeded, None)
+    s.assert_same_model(mine)
+    mine = s.eager()
+    x = s.X + s.RANK
+    with s.Strategy():
+        for data in (x, s.Y), (s.X, s.Y + s.RANK), (x, s.Y):
+            with s.refused(OTHER):
+                s.fit(mine, (each for each in [data]), None, steps_per_epoch=1)
+            with s.refused(OTHER):
+                s.fit(mine, *data)
+        s.fit(mine, (each for each in [(s.X, s.Y)]), None, steps_per_epoch=1)
+        with s.refused(OTHER):
+            mine.train_on_batch(x, s.Y)
+
+
+@check
+def other_data_of_an_epoch_that_follows_is_refused():
+    """One epoch is the same, as by chance; rounding is no difference."""
+    off = [1e-6 * s.RANK]
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([(s.X + off[0], s.Y)]), output_signature=s.SPEC
+    )
+
+    def drift(epoch, logs):
+        off[0] *= 1 + epoch * 1e5
+
+    drifts = keras.callbacks.LambdaCallback(on_epoch_begin=drift)
+    mine = s.eager()
+    with s.Strategy():
+        s.fit(mine, data, None, epochs=1, callbacks=[drifts])
+        with s.refused(OTHER):
+            s.fit(mine, data, None, epochs=2, callbacks=[drifts])
 
 
 @check
@@ -336,3 +397,57 @@ def own_loop():
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
     assert [int(n) for n in numbers] == [s.RANK]
+
+
+class Seen(keras.metrics.Metric):
+    """Counts examples; its result is its variable."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable((), "zeros", dtype="int32")
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.seen.assign(self.seen + tf.shape(y)[0])
+
+    def result(self):
+        return self.seen
+
+
+@check
+def what_is_computed_by_hand_is_that_of_one_process():
+    def act(mine):
+        def values(*args):
+            outputs = mine(s.X)
+            found.append(float(mine.compute_loss(s.X, s.Y, outputs)))
+            mine.reset_metrics()
+            for number in (3, 4):
+                logs = mine.test_step((s.X[:number], s.Y[:number]))
+            found.extend(float(logs[name]) for name in ("loss", "mae", "seen"))
+            seen = Seen()
+            seen.update_state(s.Y, outputs)
+            found.append(float(seen.result()))
+
+        found = []
+        values()
+        noted = keras.callbacks.LambdaCallback(on_epoch_end=values)
+        history = s.fit(mine, batch_size=s.COUNT, callbacks=[noted])
+        values()
+        found += mine.evaluate(s.X, s.Y, verbose=0)
+        # Fewer examples than ranks.
+        found += s.fit(mine, s.X[:1], s.Y[:1]).history["loss"]
+        history.history["by hand"] = found
+        return history
+
+    made = [s.eager(metrics=["mae", Seen()]) for _ in range(2)]
+    s.assert_as_one_process(made[0], act, made[1])
+
+
+@check
+def integers_are_reduced_over_all_ranks():
+    with s.Strategy() as strategy:
+        count = strategy.run(lambda: tf.constant(s.RANK + 1))
+        for operation, wanted in (("SUM", 3), ("MEAN", 1.5)):
+            here = len(strategy.experimental_local_results(count))
+            times = here if operation == "SUM" else 1
+            found = strategy.reduce(operation, count, axis=None)
+            assert found.numpy() in (wanted * times, int(wanted) * times)

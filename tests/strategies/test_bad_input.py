@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, linear
+from tests.kit.training import compiled, linear, strategy_of
 from tests.strategies.before import Before
 
 X, Y = m.FEATURES, m.LABELS
@@ -79,34 +79,40 @@ def test_empty_data(model, before):
             before.assert_still()
 
 
-@pytest.mark.parametrize(
-    "count, batches, what",
-    [
-        (1, "split", "1 example"),
-        (3, "split", "3 examples"),
-        (1, "each", "1 batch"),
-        (3, "each", "3 batches"),
-    ],
-)
-def test_data_smaller_than_the_towers(model, before, count, batches, what):
+@pytest.mark.parametrize("count, what", [(1, "1 batch"), (3, "3 batches")])
+def test_fewer_batches_than_towers(model, before, count, what):
     message = rf"{what}\b.* 4 towers.* at most {count} tower"
-    strategy = kt.TowerStrategy(4, batches=batches)
+    strategy = kt.TowerStrategy(4, batches="each")
     with pytest.raises(kt.TowerError, match=message), strategy:
         model.fit(X[:count], Y[:count], batch_size=1, verbose=0)
     before.assert_still()
 
 
-def test_few_examples_of_unknown_number_train_exactly():
-    # Nobody can tell before that there are fewer than towers.
+TWO = X[:2], Y[:2]
+DATASET = tf.data.Dataset.from_tensor_slices(TWO)
+
+
+@pytest.mark.parametrize(
+    "data, prefetch",
+    [
+        (TWO, False),
+        ((DATASET.batch(2, drop_remainder=True), None), True),
+        # Nobody can tell before that there are fewer than towers.
+        ((DATASET.batch(8).filter(lambda *_: True), None), False),
+    ],
+    ids=["arrays", "known", "unknown"],
+)
+def test_fewer_examples_than_towers_train_exactly(data, prefetch):
     def act(model):
-        dataset = tf.data.Dataset.from_tensor_slices((X[:1], Y[:1]))
-        trained = train(model, dataset.batch(8).filter(lambda *_: True), None)
-        # To evaluate and predict, any number of examples is enough.
+        if data is not TWO:
+            return train(model, *data)
+        trained = train(model, *data)
         evaluated = model.evaluate(X[:1], Y[:1], verbose=0)
         return trained, evaluated, model.predict(X[:1], verbose=0)
 
     # Keras counts one more iteration where it has to look for the end.
-    assert_exact(linear, act, kt.TowerStrategy(2), in_graph=True)
+    strategy = strategy_of(3, prefetch)
+    assert_exact(linear, act, strategy, in_graph=data is not TWO)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +167,43 @@ def test_towers_that_do_not_do_the_same():
     # The context tells the truth; the strategy averages by itself.
     assert seen == {(0, 2, 1), (1, 2, 1)}
     was.assert_still()
+
+
+class StepOfKeras2:
+    """Asks as a model of tf_keras does, which is not installed here."""
+
+    def run_step(self, data):
+        raise AssertionError
+
+    run_step.__module__ = "tf_keras.src.engine.training"
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_model_of_keras_2_is_refused_in_one_line(in_graph):
+    strategy = kt.TowerStrategy(2)
+    data = tf.zeros([2, 3])
+
+    def step():
+        return strategy.run(StepOfKeras2().run_step, (data,))
+
+    with (
+        strategy.scope(),
+        pytest.raises(kt.TowerError, match="^this is a model of tf_keras"),
+    ):
+        (tf.function(step) if in_graph else step)()
+    with pytest.raises(kt.TowerError, match="adopt takes a keras.Model"):
+        strategy.adopt(StepOfKeras2())
+
+
+def test_an_empty_dataset_and_one_without_batches(model, before):
+    rows = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+    scalars = tf.data.Dataset.from_tensor_slices((X, X[:, 0]))
+    with kt.TowerStrategy(2):
+        with pytest.raises(kt.TowerError, match="^the dataset is empty: give"):
+            train(model, rows.batch(4).take(0), None)
+        with pytest.raises(kt.TowerError, match=r"needs \.batch\(n\)"):
+            train(model, rows, None)
+        with pytest.raises(ValueError, match="incompatible") as error:
+            train(model, scalars, None)
+        assert ".batch(n)" in "".join(error.value.__notes__)
+    before.assert_still()

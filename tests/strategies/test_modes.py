@@ -28,13 +28,12 @@ def nccl(request, monkeypatch):
 
 
 def test_default(nccl):
-    on_gpus = ("nccl", "several") if nccl else ("gpu", "the test says so")
+    on_gpus = ("nccl", "DGX-1") if nccl else ("gpu", "the test says so")
     for devices, name, reason in (
         (CPUS[:1], "cpu", "one tower"),
         *((CPUS[:number], "cpu", "on the host") for number in range(2, 9)),
         (GPUS[:1], "gpu", "one tower"),
-        *((GPUS[:number], *on_gpus) for number in range(2, 8)),
-        (GPUS, "hierarchical", "eight"),
+        *((GPUS[:number], *on_gpus) for number in range(2, 9)),
         ([CPUS[0], GPUS[0]], "gpu", "CPU:0 is not a GPU"),
     ):
         mode = modes.choose(devices, None)

@@ -14,6 +14,7 @@ from keras_towers.meeting.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.ranks import share_machine
+from keras_towers.transport import byteps_start, horovod
 
 pytestmark = pytest.mark.core
 
@@ -66,13 +67,51 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
 ):
     for name in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
-    base._warn_of_others.cache_clear()
     place("worker", index, worker=["a:1", "b:1"])
-    with kt.TowerStrategy(1):
-        pass
+    for entered in (lambda s: s, lambda s: s.scope()):
+        base._warn_of_others.cache_clear()
+        caplog.clear()
+        with entered(kt.TowerStrategy(1)):
+            pass
     base._warn_of_others.cache_clear()
     told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
     assert told == (index is not None)
+
+
+def test_what_tensorflow_cannot_read_is_refused(monkeypatch):
+    for text in ("abc", "[1]"):
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(TowerError, match="TF_CONFIG is .*for example"):
+            kt.TowerStrategy(1)
+
+
+@pytest.mark.parametrize(
+    "role, jobs, words",
+    [
+        ("worker", {"chief": ["a:1"], "worker": ["b:1"]}, "MultiWorkerTower"),
+        ("ps", {"worker": ["a:1"], "ps": ["b:1"]}, "DistributedReplicated"),
+        ("evaluator", {"chief": ["a:1"], "evaluator": ["b:1"]}, "checkpoints"),
+    ],
+)
+def test_engines_that_would_train_apart_are_refused(
+    place, monkeypatch, role, jobs, words
+):
+    """What calls Horovod's ``init``, strategy or drop-in, comes here."""
+    for name in [e.rank_in for e in environments.LAUNCHERS]:
+        monkeypatch.delenv(name, raising=False)
+    place(role, 0, **jobs)
+    alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
+    tasks = ", ".join(f"{name} 0" for name in jobs)
+    said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
+    with pytest.raises(TowerError, match=said):
+        horovod.connect(alone)
+    with pytest.raises(TowerError, match=said):
+        byteps_start.connect(alone)
+
+
+def test_an_engine_of_a_single_task_is_not_refused(place):
+    place("chief", 0, chief=["a:1"], evaluator=["b:1"])
+    tf_config.refuse_apart("Horovod")
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -96,3 +96,19 @@ def test_errors_of_constructors():
         kt.TowerStrategy(bogus=1)
     with pytest.raises(TypeError, match="give options by name"):
         kt.TowerStrategy(2, "cpu")
+
+
+def test_unknown_names_suggest_the_nearest():
+    for ask, nearest in (
+        (lambda: kt.TowerStrategy(1, exakt=True), "exact"),
+        (lambda: kt.strategy("tower", tower=1), "towers"),
+        (lambda: kt.strategy("horvod"), "horovod"),
+        (lambda: kt.HorvodStrategy, "HorovodStrategy"),
+    ):
+        with pytest.raises(
+            (TypeError, kt.TowerError, AttributeError),
+            match=rf"Did you mean '{nearest}'\?",
+        ):
+            ask()
+    with pytest.raises(TypeError, match="argument 'foo'$"):
+        kt.TowerStrategy(1, foo=1)

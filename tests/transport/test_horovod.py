@@ -1,6 +1,7 @@
 """What is said where Horovod cannot be used."""
 
 import importlib
+import sys
 
 import pytest
 import tensorflow as tf
@@ -49,3 +50,13 @@ def test_a_launcher_is_known_by_what_it_sets(monkeypatch, name):
     assert not horovod.was_launched()
     monkeypatch.setenv(name, "0")
     assert horovod.was_launched()
+
+
+def test_a_file_that_hides_horovod_is_named(tmp_path, monkeypatch):
+    """Importing it would run the script again."""
+    path = tmp_path / "horovod.py"
+    path.write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    with pytest.raises(TowerError, match=f"hidden by {path}, .*: rename"):
+        horovod.load()

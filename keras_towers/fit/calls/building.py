@@ -16,6 +16,7 @@ from keras_towers.fit.capture.capture import capture
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.contract import TRAINING
+from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
@@ -95,10 +96,24 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
         logger.debug("building %s while tracing: %s", model.name, error)
         for part in unbuilt:
             part.built = False
+        # TensorFlow leaves what a function makes that fails without a value,
+        # and the error of such a step would hide this one.
+        if _without_values(model):
+            raise
         return error
     finally:
         attributes.put(before)
     return None
+
+
+def _without_values(model: keras.Model) -> bool:
+    """Whether variables of the model were made, but not initialized."""
+    values = [v._value for v in state_lib.collect(model).everything()]
+    return not all(
+        bool(value.is_initialized())
+        for value in values
+        if isinstance(value, compat.BaseResourceVariable)
+    )
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

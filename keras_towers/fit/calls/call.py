@@ -124,6 +124,8 @@ class TowerCall:
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
         self.not_built: Exception | None = None
+        # Takes over what callbacks of other ranks have written so far.
+        self.agree: Callable[[], None] = lambda: None
         self.order: Order | None = None
         self._step = step
         self._prepared = prepared
@@ -152,6 +154,8 @@ class TowerCall:
             patches.shadowed(self.model, self.shadows()),
         ):
             self._step.order.begin_call(self.kind in ("fit", "evaluate"))
+            if not self._prepared:
+                self._step.begin_epoch()
             try:
                 yield
             finally:
@@ -279,6 +283,7 @@ class TowerCall:
     def _end(self, logs: Any) -> Any:
         """Replacement for ``_get_metrics_result_or_logs``."""
         self.config.transport.mark(f"end of {self.kind}")
+        self._step.begin_epoch()
         logs = self.end_of_steps(logs)
         iterator = self.epoch_iterator
         if not logs and iterator is not None and iterator.was_empty():
@@ -292,8 +297,9 @@ class TowerCall:
         finish = self._own("_get_metrics_result_or_logs")
         if self.config.transport.size == 1:
             return finish(logs)
-        with self.logs.over_all_towers(self.model.metrics):
-            return finish(logs)
+        return self.logs.read_over_all_towers(
+            self.model.metrics, lambda: finish(logs)
+        )
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given those of its last step."""

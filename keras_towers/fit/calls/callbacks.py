@@ -28,7 +28,7 @@ _COUNTING = (
 )
 
 _Kind = TypeVar("_Kind")
-_EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 
 
 class _Marked(keras.callbacks.Callback):
@@ -62,7 +62,7 @@ def _forwarding(name: str) -> Callable[..., None]:
 
 
 # Where there is one process, nobody unwraps it, also without a strategy.
-for _name in _EVENTS:
+for _name in EVENTS:
     setattr(_Marked, _name, _forwarding(_name))
 
 
@@ -71,9 +71,8 @@ class ChiefOnly(_Marked):
 
     For callbacks that write files, draw or send messages. Keras's
     ``ModelCheckpoint``, ``BackupAndRestore``, ``TensorBoard`` and ``CSVLogger``
-    run on rank 0 without it. Weights that the callback changes when training
-    begins are sent to the other ranks immediately, later changes at the end of
-    the epoch.
+    run on rank 0 without it. Weights and learning rates that the callback
+    writes are sent to the other ranks at once.
 
     Args:
         callback: any Keras callback. It must not call ``fit``, ``evaluate`` or
@@ -110,7 +109,7 @@ def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
     """Let a callback write its files on this rank, whatever other ranks do."""
-    for name in _EVENTS:
+    for name in EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
         inherited = function is getattr(keras.callbacks.Callback, name)
@@ -131,7 +130,7 @@ def _by_itself(method: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# Of a callback's method: it does not set ``model.stop_training``.
+# Of a callback's method: it stops no loop, and writes no weights.
 NEVER_STOPS = "_never_stops"
 
 

@@ -26,6 +26,7 @@ class NoOpCalls:
 
     # Keras's own method runs epochs, counts steps and calls callbacks; only its
     # iterator and step function are replaced.
+    alone: bool = False
 
     def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
         self._strategy = update.config.strategy

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterable
-from typing import Any, Literal
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from keras_towers.fit import told
 from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.callbacks import (
     NEVER_STOPS,
     ChiefOnly,
     EveryRank,
     saves_by_itself,
 )
-from keras_towers.fit.contract import KerasCall, TowerConfig
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.adoption import Adoption, held_in_common
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 
-Loop = Literal["train", "test", "predict"]
+logger = logging.getLogger("keras_towers")
 
-_ATTRIBUTES: dict[Loop, str] = {
-    "train": "stop_training",
-    "test": "stop_evaluating",
-    "predict": "stop_predicting",
-}
+_STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
+# The older ones are part of the newer.
+_EVENTS = [e for e in callbacks_lib.EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -40,34 +50,41 @@ _CHIEF_ONLY = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
-# What these do around a batch stops no loop.
-_NEVER_STOP = (keras.callbacks.Callback, *_CHIEF_ONLY)
+# What these do around a batch stops no loop, and writes no weights.
+_HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 
 
-def adapt(
-    config: TowerConfig,
-    adoption: Adoption,
-    asked: KerasCall,
-    nested: bool,
-) -> None:
-    """Keep this rank's callbacks only, and a progress bar on rank 0 only."""
+@contextlib.contextmanager
+def adapted(
+    config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
+) -> Iterator[None]:
+    """Keep this rank's callbacks only, whose effects reach all ranks."""
+    given = call.asked.given
     # A nested call may be the validation of another one.
-    if asked.kind.endswith("_on_batch"):
+    if call.kind.endswith("_on_batch"):
+        yield
         return
-    given = asked.given
     callbacks = given.get("callbacks")
+    # A progress bar is on rank 0 only.
     if config.peers.rank > 0:
         given["verbose"] = 0
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = _of_this_rank(config.peers, callbacks)
-    listed = callbacks_lib.listed(callbacks)
-    # The validation of fit has its callbacks.
-    has_one = nested and any(isinstance(c, SyncedCallbacks) for c in listed)
-    if config.transport.size > 1 and not has_one:
-        others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
-        synced = SyncedCallbacks(config.transport, adoption, others)
-        callbacks = callbacks_lib.with_added(callbacks, synced)
     given["callbacks"] = callbacks
+    listed = callbacks_lib.listed(callbacks)
+    others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
+    with contextlib.ExitStack() as stack:
+        # The validation of fit has its callbacks.
+        if nested and len(others) < len(listed):
+            call.agree = next(c for c in listed if c not in others).agree
+        elif config.transport.size > 1:
+            synced = SyncedCallbacks(
+                config.transport, others, held_in_common, adoption
+            )
+            given["callbacks"] = callbacks_lib.with_added(callbacks, synced)
+            call.agree = synced.agree
+            stack.enter_context(synced.watching())
+        yield
 
 
 def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
@@ -87,120 +104,139 @@ def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
-    """Propagates the effects of callbacks to all ranks."""
+    """Propagates the effects of callbacks to all ranks. Collective."""
 
-    # It runs after all others: one on rank 0 may have restored weights, and one
-    # on any rank may have stopped the loop. A rank that left the loop by itself
-    # would be waited for in the next step. The ranks agree after every batch
-    # only if one of them has a callback with a method that Keras runs there,
-    # and before the first one only if one has a callback.
+    # It runs after all others: one on any rank may have written weights, or
+    # stopped the loop. A rank that left the loop by itself would be waited for
+    # in the next step. The ranks agree at an event only if one of them has a
+    # callback that does something there.
 
     def __init__(
         self,
         transport: Transport,
-        adoption: Adoption,
-        callbacks: Iterable[Any],
+        callbacks: list[Any],
+        variables: Callable[[keras.Model], list[keras.Variable]],
+        adoption: Adoption | None = None,
     ):
         super().__init__()
         self._transport = transport
+        self._callbacks = callbacks
+        self._variables = variables
         self._adoption = adoption
-        self._callbacks = list(callbacks)
-        self._asked: dict[Loop, bool] = {}
-        self._depth = 0
-        self._any = False
+        # Those that callbacks have written, and who was the last.
+        self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
+        acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
+        if adoption is None:
+            # Ranks validate by themselves, or only some of them do.
+            acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
+        ranks = check.gather(transport, acting, "begins to run callbacks")
+        self._asked: set[str] = set(itertools.chain(*ranks))
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Take over rank 0's place in the epochs, and its weights."""
-        begins = self._begin(self.model._initial_epoch)
-        self.model._initial_epoch = begins[0]
-        if self._any:
-            self._adoption.copy_from_first(self.model)
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what the callbacks write, in a block."""
+        with contextlib.ExitStack() as stack:
+            for callback in self._callbacks:
+                run = {e: self._run for e in _EVENTS if _acts(callback, e)}
+                bound = patches.bound(callback, run)
+                stack.enter_context(patches.shadowed(callback, bound))
+            yield
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Find out the callbacks, unless the call is part of a ``fit``."""
-        self._begin()
-
-    on_predict_begin = on_test_begin
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Forget the callbacks, unless an outer loop goes on."""
-        self._depth -= 1
-
-    on_test_end = on_predict_end = on_train_end
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop that was set before the first batch."""
-        if self._any:
-            self._agree("train")
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Take over a stop that was set at the end of the epoch."""
-        self._transport.mark(f"the end of epoch {epoch + 1}")
-        self._agree("train")
+    def _run(
+        self,
+        callback: Any,
+        original: Callable[..., None],
+        *args: Any,
+        **kw: Any,
+    ) -> None:
+        before = [(v, _value(v)) for v in self._variables(self.model)]
+        original(*args, **kw)
+        for variable, value in before:
+            if not _is_same(value, _value(variable)):
+                self._written[variable] = type(callback).__name__
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Let the step begin: all other callbacks have run."""
-        self._adoption.begin_steps()
+        self._settle("on_train_batch_begin")
+        if self._adoption is not None:
+            self._adoption.begin_steps()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._after_batch("train", batch)
+    def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
+        if event in self._asked:
+            self._transport.mark(event)
+            self.agree()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._after_batch("test", batch)
+    def agree(self) -> None:
+        """Take over what callbacks have written, and stops of loops."""
+        model = self.model
+        stops = [bool(getattr(model, name, False)) for name in _STOPS]
+        # Rank 0 may have restored its place in the epochs.
+        first = 0 if self._transport.rank else model._initial_epoch or 0
+        mine = tf.constant([*map(int, stops), first, len(self._written)])
+        *asked, first, written = sum_over_ranks(self._transport, [mine])[0]
+        model._initial_epoch = int(first) or None
+        for name, stopped, stop in zip(_STOPS, stops, asked, strict=True):
+            if stop and not stopped:
+                setattr(model, name, True)
+        if written:
+            self._take_over()
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take over a stop."""
-        self._after_batch("predict", batch)
-
-    def _begin(self, mine: Any = None) -> list[Any]:
-        self._depth += 1
-        if self._depth > 1:
-            return []
-        stop = {
-            loop: any(_may_stop(loop, c) for c in self._callbacks)
-            for loop in _ATTRIBUTES
-        }
-        ranks = check.gather(
+    def _take_over(self) -> None:
+        roots, unlike = agreement.written(
             self._transport,
-            (bool(self._callbacks), stop, mine),
-            "begins to run callbacks",
+            self._variables(self.model),
+            self._written,
+            self._adoption.holds_apart if self._adoption else lambda v: False,
         )
-        self._any = any(rank[0] for rank in ranks)
-        self._asked = {
-            loop: any(rank[1][loop] for rank in ranks) for loop in _ATTRIBUTES
-        }
-        return [rank[2] for rank in ranks]
-
-    def _after_batch(self, loop: Loop, batch: int) -> None:
-        if self._asked[loop]:
-            self._transport.mark(f"the end of {loop} batch {batch}")
-            self._agree(loop)
-
-    def _agree(self, loop: Loop) -> None:
-        name = _ATTRIBUTES[loop]
-        mine = tf.constant(int(getattr(self.model, name)))
-        (stops,) = sum_over_ranks(self._transport, [mine])
-        setattr(self.model, name, int(stops) > 0)
+        self._written.clear()
+        if roots and self._adoption is not None:
+            self._adoption.take_over()
+        for root, variables in roots.items():
+            values = [variable._value for variable in variables]
+            agreement.broadcast(self._transport, values, root)
+        if unlike and self._transport.rank == 0 and told.is_news(unlike):
+            logger.warning(
+                "callbacks have written other values on some ranks into %s: "
+                "all go on with those of the first of these ranks.",
+                unlike,
+            )
 
 
-def _may_stop(loop: Loop, callback: Any) -> bool:
-    """Whether a callback does anything around a batch that may stop a loop."""
-    hooks = [f"on_{loop}_batch_begin", f"on_{loop}_batch_end"]
-    if loop == "train":
-        hooks += ["on_batch_begin", "on_batch_end"]
-    harmless = {
-        vars(cls).get(hook) for cls in _NEVER_STOP for hook in hooks
-    } - {None}
-    # A callback of no class of Keras's may lack some.
+for _event in set(_EVENTS) - set(vars(SyncedCallbacks)):
+    _settled = functools.partialmethod(SyncedCallbacks._settle, _event)
+    setattr(SyncedCallbacks, _event, _settled)
+
+
+def _acts(callback: Any, event: str) -> bool:
+    """Whether a callback may stop a loop or write weights at an event."""
+    # Keras runs methods of older names there, too; a callback of no class of
+    # Keras's may lack some.
+    names = {event, event.replace("train_batch", "batch")}
+    classes = _HARMLESS if "_batch_" in event else _HARMLESS[:1]
+    harmless = {vars(cls).get(name) for cls in classes for name in names}
     methods = [
-        inspect.unwrap(getattr(callback, hook))
-        for hook in hooks
-        if hasattr(callback, hook)
+        inspect.unwrap(getattr(callback, name))
+        for name in names
+        if hasattr(callback, name)
     ]
     functions = (getattr(method, "__func__", method) for method in methods)
-    return any(
+    return hasattr(callback, event) and any(
         function not in harmless and not hasattr(function, NEVER_STOPS)
         for function in functions
     )
+
+
+def _value(variable: keras.Variable) -> Any:
+    held = variables_lib.component(variable._value)
+    # Another rank may have it.
+    return held.read_value() if hasattr(held, "read_value") else None
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is None or after is None or before.dtype == tf.string:
+        return True
+    if "CPU" not in before.device:
+        return bool(tf.reduce_all(before == after))
+    # TensorFlow writes to another buffer while somebody holds this one.
+    one, other = np.asarray(before), np.asarray(after)
+    return np.shares_memory(one, other) or one.tobytes() == other.tobytes()

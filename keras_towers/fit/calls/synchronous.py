@@ -45,13 +45,13 @@ class TowerCalls:
         return self._config
 
     @property
-    def _alone(self) -> bool:
-        """Whether a call runs as plain Keras does."""
+    def alone(self) -> bool:
+        """Whether all calls run as plain Keras does."""
         return self._config.num_replicas == 1
 
     def _start(self, asked: KerasCall, start: Start | None) -> Any:
         kind, model = asked.kind, asked.model
-        if self._alone and start is None:
+        if self.alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_alone(asked)
@@ -59,6 +59,7 @@ class TowerCalls:
         outer = call_lib.current()
         if outer is not None:
             outer.settle(asked.trains)
+            outer.agree()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.knows(
             model, kind
@@ -85,6 +86,8 @@ class TowerCalls:
                     return self._run(call)
         except tf.errors.OpError as error:
             refused, self._step.rows.refused = self._step.rows.refused, None
+            if refused is None and self._step.same is not None:
+                refused = self._step.same.difference()
             if refused is not None:
                 raise refused from None
             if not self._step.order.failed(error):
@@ -115,12 +118,16 @@ class TowerCalls:
         with call.opened():
             if call.kind == "predict_on_batch":
                 call.prepare((asked.given["x"],))
+            adapted: Any = contextlib.nullcontext()
             if self._config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                rank_callbacks.adapt(self._config, self.adoption, asked, nested)
+                adapted = rank_callbacks.adapted(
+                    self._config, self.adoption, call, nested
+                )
             with (
                 order,
+                adapted,
                 callbacks.on_one_device(asked.given),
                 callbacks.observed(asked, self._config),
             ):
@@ -177,6 +184,11 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 f"Before, model {model.name!r} could not be built on one "
                 f"device: {type(reason).__name__}: {reason}"
             )
+        if _lacks_rows(call.epoch_iterator):
+            error.add_note(
+                "The targets of the dataset have no rows: if it yields single "
+                "examples, it needs .batch(n)."
+            )
         for size, name in fixed_inputs(model):
             error.add_note(
                 f"Model {model.name!r} was built for batches of exactly {size} "
@@ -186,6 +198,16 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 "batch_size."
             )
         raise
+
+
+def _lacks_rows(iterator: Any) -> bool:
+    """Whether a dataset has scalars for targets, as one of examples has."""
+    if iterator is None:
+        return False
+    spec = iterator.source.element_spec
+    return isinstance(spec, tuple) and any(
+        getattr(leaf, "shape", None) == () for leaf in tf.nest.flatten(spec[1:])
+    )
 
 
 def fixed_inputs(model: keras.Model) -> list[tuple[int, str]]:

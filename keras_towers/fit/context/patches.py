@@ -74,13 +74,21 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         setattr(owner, name, replacement)
 
 
+def add(owner: type, name: str, method: Callable) -> None:
+    """Give a class a method that it lacks, until ``replace`` is undone."""
+    with _lock:
+        if name not in vars(owner):
+            _undo[_installing].append(lambda: delattr(owner, name))
+            setattr(owner, name, method)
+
+
 def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
     """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone."""
     # What ``replace`` patches later lies inside: ``inner`` looks it up when it
     # is called.
     with _lock:
         there = getattr(owner, name)
-        cell = _cell_of_wrapped(there)
+        cell = _cell_of_wrapped(there, outermost=True)
         if cell is None:
             setattr(owner, name, _wrapper(there, ours))
             return lambda: setattr(owner, name, there)
@@ -119,13 +127,14 @@ def _is_ours(value: Any) -> bool:
     return "__keras_towers__" in getattr(value, "__dict__", {})
 
 
-def _cell_of_wrapped(function: Any) -> Any:
+def _cell_of_wrapped(function: Any, outermost: bool = False) -> Any:
     """The closure cell in which a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
         if wrapped is not None and _innermost(cell) is wrapped:
             outer = "__keras_towers_outer__" in vars(wrapped)
-            return _cell_of_wrapped(wrapped) if outer else cell
+            inside = outer and not outermost
+            return _cell_of_wrapped(wrapped) if inside else cell
     return None
 
 

@@ -290,6 +290,13 @@ def _forget_sizes(*batch: Any) -> Any:
     return batch[0] if len(batch) == 1 else batch
 
 
+def is_whole(batch: Any) -> bool:
+    """Whether it is a batch for all towers, which has not been split."""
+    return not isinstance(batch, TowerBatch) and not any(
+        isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
+    )
+
+
 def as_tower_batch(
     config: TowerConfig, batch: Any, check: RowCheck
 ) -> TowerBatch:
@@ -297,9 +304,7 @@ def as_tower_batch(
     if isinstance(batch, TowerBatch):
         return batch
     towers = config.num_towers
-    if not any(
-        isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
-    ):
+    if is_whole(batch):
         if config.batches == "split":
             return split(
                 batch, config.num_replicas, config.first_tower, towers, check

@@ -15,7 +15,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.meeting.check import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.ranks import Order
@@ -90,32 +89,26 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self.source: Any = dataset
         if not by_user:
             if trains:
-                self._check_enough(dataset, config, whole)
+                self._check_enough(dataset, config)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
-                self._agree(config.peers, kind, dataset, config.num_replicas)
+                self._agree(config, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
                 config, own or dataset, self._each, self._to_one_end, whole
             )
         self._set_steps()
 
     def _agree(
-        self,
-        peers: Peers,
-        kind: str,
-        dataset: tf.data.Dataset,
-        replicas: int,
+        self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
     ) -> None:
         """Make all ranks run the same number of steps."""
         from keras_towers.fit.data import ranks as ranks_lib
 
-        numbers = ranks_lib.agree(
-            peers, kind, self.data_adapter, same_data=not self._each
-        )
+        same = None if self._each else dataset
+        numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
-            ranks_lib.warn_of_shuffles(dataset)
-            if peers.rank == 0:
-                self._warn_of_idle_ranks(dataset, replicas)
+            if config.peers.rank == 0:
+                self._warn_of_idle_ranks(dataset, config.num_replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
@@ -158,37 +151,19 @@ class TowerEpochIterator(compat.TFEpochIterator):
         )
 
     def _check_enough(
-        self, dataset: tf.data.Dataset, config: TowerConfig, whole: bool
+        self, dataset: tf.data.Dataset, config: TowerConfig
     ) -> None:
-        """Reject training data that cannot occupy all towers once."""
-        adapter = self.data_adapter
-        batches, size = (
-            adapter.num_batches,
-            data_lib.static_size(dataset.element_spec),
-        )
-        have, what = None, "example"
-        need = config.num_replicas
-        if self._each or config.batches == "each":
-            need = self._towers
-        if self._each or whole:
-            have, what = batches, "batch"
-        elif isinstance(adapter, compat.ArrayDataAdapter):
-            have = adapter._num_samples
-        elif batches == 0:
-            have = 0
-        elif batches is not None and size:
-            have = batches * size
-        if whole:
-            # Towers without a batch may be idle.
-            need = 0
-            if have == 0:
-                raise TowerError("the dataset is empty: give it one batch.")
-        if have is not None and have < need:
+        """Reject data without examples, or batches for some towers only."""
+        have, need = self.data_adapter.num_batches, self._towers
+        size = data_lib.static_size(dataset.element_spec)
+        if have == 0 or size == 0:
+            raise TowerError("the dataset is empty: give it one example.")
+        if self._each and have is not None and have < need:
+            called = config.replicas_are_called
             raise TowerError(
-                f"the dataset has {_number(have, what)}, fewer than the "
-                f"{need} {config.replicas_are_called}s: give at least "
-                f"{need}, or use at most "
-                f"{_number(max(have, 1), config.replicas_are_called)}."
+                f"the dataset has {_number(have, 'batch')}, fewer than the "
+                f"{need} {called}s: give at least {need}, or use at most "
+                f"{_number(have, called)}."
             )
 
     def skip_to(self, start: Start) -> None:

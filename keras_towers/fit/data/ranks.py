@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,14 +18,21 @@ from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
+from keras_towers.transport import Transport, next_key
 
-logger = logging.getLogger("keras_towers")
-
-_ENDS = 4
 _REMEDY = (
-    "Give every rank all of the data, and it takes its part of each batch; or "
-    'set batches="each" to let every rank read its own data.'
+    'With batches="split" every rank has to read the same data, of which it '
+    "takes its part: leave `shard` out, and give shuffles and random "
+    "augmentations the same seed on every rank (keras.utils.set_random_seed). "
+    'Or set batches="each" to let every rank read its own data.'
 )
+# So many values of a batch and rows of arrays are looked at, or a few more.
+_VALUES = 2**20
+_ROWS = 64
+_PRIME = 1_000_000_007
+_FACTORS = (618_033, 414_213)
+# Machines may round differently what they compute from the same data.
+_TOLERANCE = 1e-4
 
 
 class Order:
@@ -93,53 +99,139 @@ class Order:
 
 
 def agree(
-    peers: Peers, kind: str, adapter: Any, same_data: bool
+    peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
 ) -> list[int | None]:
-    """Return each rank's number of batches, None if unknown."""
+    """Return each rank's number of batches, None if unknown.
+
+    Args:
+        same: what has to be the same on all ranks; None: data of their own.
+
+    Raises:
+        TowerError: the ranks have to have the same data, and do not.
+    """
     where = f"begins to read the data of {kind}"
-    mine = adapter.num_batches, digest(adapter)
+    unseeded = same is not None and _shuffles_unseeded(same)
+    mine = adapter.num_batches, of_rows(adapter), unseeded
     plans = check.gather(peers, mine, where)
     numbers = [plan[0] for plan in plans]
-    if same_data:
-        _check_alike(numbers, [plan[1] for plan in plans])
-    return numbers
-
-
-def digest(adapter: Any) -> str:
-    """A digest of the first and the last examples, where they are in memory."""
-    if not isinstance(adapter, compat.ArrayDataAdapter):
-        return ""
-    rows = []
-    for leaf in tf.nest.flatten(adapter._inputs):
-        try:
-            ends = [np.asarray(part) for part in (leaf[:_ENDS], leaf[-_ENDS:])]
-        except Exception:  # A sparse or ragged array, or a data frame.
-            return ""
-        rows += [(end.shape, end.dtype.str, _content(end)) for end in ends]
-    return hashlib.sha256(repr(rows).encode()).hexdigest()
-
-
-def _content(array: np.ndarray) -> Any:
-    if array.dtype.kind != "O":
-        return array.tobytes()
-    # Strings; other objects need not be known by the same words on all ranks.
-    return [v for v in array.flat if isinstance(v, str | bytes)]
-
-
-def _check_alike(numbers: list[int | None], digests: list[str]) -> None:
-    """Check that all ranks have the same data, by numbers and digests."""
-    for rank, other in enumerate(digests):
-        if other != digests[0] and numbers[rank] == numbers[0]:
-            raise TowerError(
-                f"the ranks were given different data: rank {rank} has other "
-                f"examples than rank 0, in as many batches. {_REMEDY}"
-            )
+    if same is None:
+        return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
         raise TowerError(
             "the ranks were given different data: they have different numbers "
             f"of batches ({check.each(counts)}). {_REMEDY}"
         )
+    if any(plan[2] for plan in plans):
+        raise TowerError(
+            "the ranks were given different data: the dataset shuffles without "
+            f"a seed, so every rank reads it in another order. {_REMEDY}"
+        )
+    if all(plan[1] for plan in plans):
+        odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
+        if odd:
+            raise _different(odd, "examples")
+    return numbers
+
+
+def of_rows(adapter: Any) -> list[float]:
+    """A sketch of some rows of arrays in memory; empty where there are none."""
+    if not isinstance(adapter, compat.ArrayDataAdapter):
+        return []
+    try:
+        rows = keras.tree.map_structure(
+            lambda a: a if a is None else a[:: 1 + a.shape[0] // _ROWS],
+            adapter._inputs,
+        )
+        arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
+        return [adapter._num_samples, *sketch(arrays).numpy().tolist()]
+    except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
+        return []
+
+
+def _different(rank: int, what: str) -> TowerError:
+    return TowerError(
+        f"the ranks were given different data: rank {rank} has other {what} "
+        f"than rank 0. {_REMEDY}"
+    )
+
+
+def sketch(structure: Any) -> tf.Tensor:
+    """Four numbers, nearly equal for nearly equal values, and else others."""
+    rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
+    for leaf in tf.nest.flatten(structure, expand_composites=True):
+        # An accelerator would get a copy of an array in memory.
+        with tf.device("CPU:0"):
+            if leaf is not None and leaf.dtype != tf.variant:
+                rows.append(_sketch(tf.reshape(leaf, [-1]), len(rows)))
+    return tf.add_n(rows)
+
+
+def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
+    if flat.dtype == tf.string:
+        flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
+    elif flat.dtype.is_complex:
+        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
+    count = tf.size(flat, tf.int64)
+    flat = tf.cast(flat[:: 1 + count // _VALUES], tf.float64)
+    # A column of large numbers must not hide what differs in others.
+    flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
+    norm = tf.norm(flat)
+    # Positions weigh differently, so that an order counts, too.
+    place = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
+    weights = [
+        2 / _PRIME * tf.cast(place**2 * factor % _PRIME, tf.float64) - 1
+        for factor in _FACTORS
+    ]
+    sums = [tf.tensordot(flat, weight, 1) for weight in weights]
+    found = [tf.cast(count, tf.float64), tf.math.log1p(norm)]
+    found += [tf.math.divide_no_nan(total, norm) for total in sums]
+    return tf.cast(tf.stack(found), tf.float32)
+
+
+def _first_other(sketches: tf.Tensor) -> tf.Tensor:
+    """The first rank whose sketch is another than rank 0's; 0: none."""
+    far = tf.abs(sketches - sketches[0]) > _TOLERANCE
+    return tf.argmax(tf.reduce_any(far, 1))
+
+
+class SameBatches:
+    """Checks that ranks are given the same batches: the first of each epoch."""
+
+    # It looks at a batch in the step that uses it: what a generator gives
+    # cannot be read twice, and a dataset may draw a new order.
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._due = compat.hidden_variable("CPU:0", False)
+        self._odd = compat.hidden_variable("CPU:0", 0, tf.int64)
+
+    def begin(self) -> None:
+        """Check the next batch."""
+        self._due.assign(True)
+
+    def check(self, batch: Any) -> tf.Tensor:
+        """Fail a step on all ranks if the batches that it splits differ."""
+
+        def compare() -> tf.Tensor:
+            mine = sketch(batch)[tf.newaxis]
+            odd = _first_other(
+                self._transport.all_gather(mine, next_key("data"))
+            )
+            with tf.control_dependencies(
+                [self._due.assign(False), self._odd.assign(odd)]
+            ):
+                same = tf.debugging.Assert(odd == 0, ["other data on a rank"])
+            with tf.control_dependencies(same and [same]):
+                return tf.identity(odd)
+
+        return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
+
+    def difference(self) -> TowerError | None:
+        """The error of a step that has failed here, once."""
+        odd = int(self._odd)
+        self._odd.assign(0)
+        return _different(odd, "examples in a batch") if odd else None
 
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
@@ -177,19 +269,13 @@ def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
     )
 
 
-def warn_of_shuffles(dataset: tf.data.Dataset) -> None:
-    """Warn of a dataset that each rank would shuffle differently."""
-    for part in _parts(dataset):
-        if type(part).__name__ == "_ShuffleDataset" and not any(
-            int(getattr(part, name, 1)) for name in ("_seed", "_seed2")
-        ):
-            logger.warning(
-                "the dataset shuffles without a seed, so every rank reads it "
-                "in a different order, and an epoch uses some examples twice: "
-                "call keras.utils.set_random_seed() before creating it, or "
-                "pass a seed to shuffle()."
-            )
-            return
+def _shuffles_unseeded(dataset: tf.data.Dataset) -> bool:
+    """Whether each rank would shuffle the dataset differently."""
+    return any(
+        type(part).__name__ == "_ShuffleDataset"
+        and not any(int(getattr(part, name, 1)) for name in ("_seed", "_seed2"))
+        for part in _parts(dataset)
+    )
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

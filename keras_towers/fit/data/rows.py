@@ -62,13 +62,13 @@ class RowCheck:
         parts = f"the parts of a batch have different numbers of rows: {listed}"
         if units < replicas:
             raise TowerError(
-                f"{parts}. They cannot be divided equally among {replicas} "
-                "towers. Give numbers of rows with a common divisor of at "
-                f"least {replicas} (drop_remainder=True helps at the end of "
-                "an epoch). A part whose rows belong to rows of another "
-                "(nodes and edges of graphs) has to be a RaggedTensor with a "
-                "row for each example; one that is no batch (a table) belongs "
-                'in the model; or use batches="each", which splits nothing.'
+                f"{parts}, which {replicas} towers cannot share equally. A "
+                "dataset of single examples needs .batch(n); a part whose rows "
+                "belong to rows of another (nodes and edges of graphs) has to "
+                "be a RaggedTensor with a row for each example; a table "
+                "belongs in the model. Otherwise give numbers of rows with a "
+                f"common divisor of at least {replicas} (drop_remainder=True), "
+                'or batches="each", which splits nothing.'
             )
         if not self._warned:
             self._warned = True

@@ -79,6 +79,7 @@ def _install() -> None:
     patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
+    patches.replace(compat.SyncOnReadVariable, "assign", _assigned)
     patches.replace(compat.BaseResourceVariable, "handle", spread_lib.handle)
     read = "_read_variable_op"
     patches.replace(compat.BaseResourceVariable, read, spread_lib.read)
@@ -96,6 +97,10 @@ def _install() -> None:
     patches.replace(losses, "apply_mask", whole_batch.apply_mask)
     name = "_aggregate_additional_loss"
     patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
+    # Keras divides losses by the replicas, also where none of them runs.
+    scaled = whole_batch.scaled_loss
+    patches.replace(losses, "scale_loss_for_distribution", scaled)
+    patches.replace(losses, "unscale_loss_for_distribution", scaled)
     # Some losses and layers couple the examples of a batch.
     wrapper = compat.LossFunctionWrapper
     patches.replace(wrapper, "call", whole_batch.loss)
@@ -105,6 +110,10 @@ def _install() -> None:
     # Statistics may have to be those of the global batch.
     batch_norm = keras.layers.BatchNormalization
     patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
+    # A variable on several devices is a number, as one on one device is.
+    for name in variables_lib.CONVERSIONS:
+        convert = getattr(compat.BaseResourceVariable, name)
+        patches.add(compat.DistributedVariable, name, convert)
     # A scalar per batch is weighted by the tower's share of the batch.
     name = "reduce_to_samplewise_values"
     patches.replace(compat.mean_and_sum, name, whole_batch.values_of_metric)
@@ -231,6 +240,29 @@ def _written(
     original(variable, value)
 
 
+def _assigned(
+    original: Callable[..., Any],
+    variable: Any,
+    value: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Write a sum of all towers that was made here, outside of a step."""
+    # TensorFlow divides it by the replicas, and so rounds integers.
+    strategy = contract.in_force()
+    across = tf.distribute.in_cross_replica_context()
+    is_sum = variable.aggregation == tf.VariableAggregation.SUM
+    if strategy is None or not (across and is_sum):
+        return original(variable, value, *args, **kwargs)
+    holds = strategy._components.config.transport.rank == 0
+    for component in variable.values:
+        mine = value if holds else tf.zeros_like(value)
+        with tf.device(component.device):
+            component.assign(mine, read_value=False)
+        holds = False
+    return variable
+
+
 def _unseeded(original: Callable[[], Any]) -> Any:
     """Give all towers the same generator for draws without a seed."""
     tower = tower_lib.current()
@@ -270,8 +302,9 @@ def _call_loaded(
     outside = tf.distribute.get_replica_context() is None
     if not outside and tower_lib.current() is not None:
         # By its handle it would be that of the first tower everywhere.
-        spread = {id(v.handle): owner_of(v) for v in function.variables}
-        captured = [spread.get(id(item)) or item for item in captured]
+        owners = ((v.handle, owner_of(v)) for v in function.variables)
+        spread = {id(h): owner for h, owner in owners if owner is not None}
+        captured = [spread.get(id(item), item) for item in captured]
     elif outside and contract.in_force() is not None:
         captured = [
             item._primary.handle

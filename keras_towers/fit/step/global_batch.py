@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -28,6 +28,9 @@ from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 
+if TYPE_CHECKING:
+    from keras_towers.fit.data.ranks import SameBatches
+
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
 
@@ -46,6 +49,17 @@ class GlobalStep:
         if self.config.random == "global":
             self.hidden = HiddenRows()
         self._devices = [tower_lib.short_name(d) for d in self.config.devices]
+        self.same: SameBatches | None = None
+        transport, splits = self.config.transport, self.config.batches
+        if transport.size > 1 and splits == "split":
+            from keras_towers.fit.data.ranks import SameBatches
+
+            self.same = SameBatches(transport)
+
+    def begin_epoch(self) -> None:
+        """Note that the next step begins to read data."""
+        if self.same is not None:
+            self.same.begin()
 
     def has_run(self) -> None:
         """Note that a step has ended."""
@@ -115,8 +129,13 @@ class GlobalStep:
     def _begin(
         self, batch: Any, counts_ranks: bool, alone: bool = False
     ) -> data_lib.TowerBatch:
-        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
-        return self._with_total(self.order.begin(batch, alone), counts_ranks)
+        given = batch
+        batch = data_lib.as_tower_batch(self.config, given, self.rows)
+        batch = self.order.begin(batch, alone)
+        if self.same is not None and data_lib.is_whole(given):
+            check = functools.partial(self.same.check, given)
+            batch = self.order.behind(check, batch)
+        return self._with_total(batch, counts_ranks)
 
     def _outputs(
         self,

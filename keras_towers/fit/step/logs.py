@@ -95,21 +95,40 @@ class Logs:
     def metric_results(self) -> dict[int, Any]:
         """Compute the logs that are results of metrics, over all towers."""
         metrics = {id(metric): metric for metric, _ in self._sources.values()}
-        with self.over_all_towers(metrics.values()):
-            results = {
+        results = self.read_over_all_towers(
+            metrics.values(),
+            lambda: {
                 key: tf.nest.flatten(metric.result())
                 for key, metric in metrics.items()
-            }
+            },
+        )
         return {
             index: results[id(metric)][place]
             for index, (metric, place) in self._sources.items()
         }
 
+    def read_over_all_towers(
+        self,
+        metrics: Iterable[keras.metrics.Metric],
+        read: Callable[[], Any],
+    ) -> Any:
+        """Return what is read while metrics have the state of all towers."""
+        # A metric may return a variable, which has that state only here.
+        with self._over_all_towers(metrics):
+            return tf.nest.map_structure(
+                lambda value: (
+                    tf.convert_to_tensor(value)
+                    if isinstance(value, keras.Variable)
+                    else value
+                ),
+                read(),
+            )
+
     @contextlib.contextmanager
-    def over_all_towers(
+    def _over_all_towers(
         self, metrics: Iterable[keras.metrics.Metric]
     ) -> Iterator[None]:
-        """Let metrics have the state of all towers of all ranks in a block."""
+        """Let metrics have the state of all towers of all ranks."""
         variables = {
             id(variable): variable
             for variable in [

@@ -218,6 +218,16 @@ def additional_loss(
     return tf.math.divide_no_nan(total, tf.cast(tower.share, total.dtype))
 
 
+def scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    """Replace how Keras divides a loss by the replicas, and multiplies it."""
+    # A part of the batch is only what a replica has: in a custom loop, since
+    # within a step of ``fit`` the strategy reports one replica.
+    across = tf.distribute.in_cross_replica_context()
+    if across and contract.in_force() is not None:
+        return value
+    return original(value)
+
+
 def apply_mask(
     original: Callable,
     sample_weight: tf.Tensor | None,

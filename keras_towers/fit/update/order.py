@@ -36,6 +36,7 @@ class StepOrder:
         self._begun = 0
         self._ordered = False
         self._gate: list[Any] = []
+        self._batch: list[Any] = []
         self._first: int | None = None
 
     def begin_call(self, resets: bool) -> None:
@@ -63,7 +64,9 @@ class StepOrder:
         self._begun = len(compat.get_default_graph().get_operations())
         self._gate = [self._turn.read_value()]
         with tf.control_dependencies(self._gate):
-            return _identity(batch)
+            batch = _identity(batch)
+        self._batch = _tensors(batch)
+        return batch
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -85,6 +88,13 @@ class StepOrder:
         with self.gated():
             self._gate = [before()]
 
+    def behind(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
+        """Return the batch of a step that begins as with ``first``."""
+        # What is called with it waits only for its arguments, once inlined.
+        self.first(before)
+        with self.gated():
+            return _identity(batch)
+
     def end(self, result: Any, last: Callable[[], None] | None = None) -> Any:
         """Let the next step begin, and return the result of this one."""
         # A step with mismatched gradients fails here, once all of its
@@ -93,12 +103,9 @@ class StepOrder:
             if last is not None:
                 last()
             return result
-        tensors = tf.nest.flatten(result, expand_composites=True)
         operations = compat.get_default_graph().get_operations()[self._begun :]
         effects = [op for op in operations if op.op_def.is_stateful]
-        with tf.control_dependencies(
-            [t for t in tensors if tf.is_tensor(t)] + effects
-        ):
+        with tf.control_dependencies(_tensors(result) + effects):
             if last is not None:
                 last()
             done = self._turn.assign_add(1, read_value=False)
@@ -159,8 +166,11 @@ class StepOrder:
             if len(set(check_lib.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
             return reduction(rows)
-        # TensorFlow's constant folding would run the gather of a constant.
-        mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
+        # At the end of data there is no batch, and an exchange that has begun
+        # is cancelled: TensorFlow's collectives then hang.
+        with tf.control_dependencies(self._batch if self._inside else []):
+            # TensorFlow's constant folding would run the gather of a constant.
+            mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
         alike = self._are_alike(mine)
         if self._inside:
             self._alike.assign(self._alike & alike)
@@ -200,6 +210,11 @@ class StepOrder:
             for traced in lists
         ]
         return TowerError(check_lib.unlike_gradients(odd))
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
 
 
 def _identity(structure: Any) -> Any:

@@ -194,6 +194,15 @@ class Adoption:
         self.mark_trained()
         self._update.drop_slots_of_others()
 
+    def holds_apart(self, variable: keras.Variable) -> bool:
+        """Whether ranks may have values of their own until their next mean."""
+        mine = getattr(variable._value, "written_by_towers", False)
+        return mine or self._update.rounds is not None
+
+    def take_over(self) -> None:
+        """Prepare for values of other ranks, also of slots."""
+        self._update.gather_slots()
+
     def gather_slots(self) -> None:
         """Give every rank all of the optimizer's state, and equal weights."""
         self._update.end_rounds()

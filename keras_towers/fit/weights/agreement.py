@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -69,6 +70,50 @@ def broadcast(
         return
     for index, value in zip(known, received, strict=True):
         _assign(variables[index], value)
+
+
+def written(
+    transport: Transport,
+    variables: Sequence[keras.Variable],
+    names: Mapping[keras.Variable, str],
+    apart: Callable[[keras.Variable], bool],
+) -> tuple[dict[int, list[keras.Variable]], str]:
+    """Find out whose values of variables all ranks have to take over.
+
+    Args:
+        transport: connects the ranks.
+        variables: all that may have been written, the same on all ranks.
+        names: who has written them on this rank.
+        apart: whether ranks may have values of their own.
+
+    Returns:
+        The variables by the first rank that has written them, and, where others
+        have written other values, which and who they were.
+    """
+    mine = {
+        str(place): (_digest(variable), names[variable])
+        for place, variable in enumerate(variables)
+        if variable in names
+    }
+    ranks = check.gather(transport, mine, "takes over what callbacks wrote")
+    roots: dict[int, list[keras.Variable]] = {}
+    unlike = ""
+    for place in dict.fromkeys(itertools.chain(*ranks)):
+        by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
+        differ = len({digest for digest, _ in by_rank.values()}) > 1
+        variable = variables[int(place)]
+        if len(by_rank) == len(ranks) and (apart(variable) or not differ):
+            continue
+        roots.setdefault(min(by_rank), []).append(variable)
+        if differ:
+            who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
+            unlike = f"{variable.path} ({', '.join(who)})"
+    return roots, unlike
+
+
+def _digest(variable: keras.Variable) -> str:
+    value = _merged(variable._value).numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:

@@ -159,7 +159,12 @@ class TowerVariable(compat.SyncOnReadVariable):
         self._shares = shares
         self.written_by_towers = False
         self.sums_over_ranks = False
-        self._elsewhere: tf.Tensor | None = None
+        # What was written outside of steps into a sum that rank 0 holds.
+        self._elsewhere: tf.Variable | None = None
+        if merge == SUM and self._has_no_sums:
+            self._elsewhere = compat.hidden_variable(
+                "CPU:0", tf.zeros_like(values[0]), values[0].dtype
+            )
 
     def merged_value(self) -> tf.Tensor:
         """Return the merged value of this process's components."""
@@ -179,9 +184,11 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.assign_everywhere(value)
 
     def final_value(self) -> tf.Tensor:
-        """Return the merged value, with other processes' parts of a sum."""
+        """Return the merged value, with what rank 0 holds of a sum."""
         merged = self.merged_value()
-        return merged if self._elsewhere is None else merged + self._elsewhere
+        if self.merge != SUM or self._elsewhere is None:
+            return merged
+        return merged + self._elsewhere
 
     def _mean(self, values: list[tf.Tensor]) -> tf.Tensor:
         weights = None if self._shares is None else self._shares.weights()
@@ -216,8 +223,8 @@ class TowerVariable(compat.SyncOnReadVariable):
             first = value
             if self.merge == SUM and self._has_no_sums:
                 first = tf.zeros_like(value)
-                if self.sums_over_ranks and tf.executing_eagerly():
-                    self._elsewhere = value
+                if self._elsewhere is not None:
+                    self._elsewhere.assign(value, read_value=False)
             primary.assign(self._stream(first), read_value=False)
         for index, other in enumerate(others, 1):
             with tf.device(other.device):
@@ -229,7 +236,7 @@ class TowerVariable(compat.SyncOnReadVariable):
     def __deepcopy__(self, memo: dict[int, Any]) -> tf.Variable:
         # Copies are on no towers.
         primary = self._values[0]
-        return _copy(primary, self.merged_value(), primary.device)
+        return _copy(primary, self.final_value(), primary.device)
 
     def _tower_index(self) -> int | None:
         if tf.distribute.get_strategy() is not self._distribute_strategy:
@@ -243,7 +250,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         )
 
     def _get_cross_replica(self):
-        return self._primary if compat.is_saving() else self.merged_value()
+        return self._primary if compat.is_saving() else self.final_value()
 
     @property
     def handle(self):
@@ -261,12 +268,6 @@ class TowerVariable(compat.SyncOnReadVariable):
 
     def read_value(self):
         return self.value()
-
-    def __int__(self):
-        return int(self.numpy())
-
-    def __float__(self):
-        return float(self.numpy())
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         return tf.convert_to_tensor(self._get(), dtype=dtype, name=name)
@@ -312,6 +313,11 @@ class TowerVariable(compat.SyncOnReadVariable):
             mine.assign(tf.where(tower.live, mine, before), read_value=False)
         return mine
 
+
+# What TensorFlow's variables on several devices lack of those on one.
+CONVERSIONS = ("__array__", "__bool__", "__complex__", "__float__", "__int__")
+for _name in CONVERSIONS:
+    setattr(TowerVariable, _name, getattr(compat.BaseResourceVariable, _name))
 
 for _name in vars(compat.BaseResourceVariable):
     if _name.startswith(("scatter", "batch_scatter")):

@@ -16,6 +16,11 @@ EXAMPLE: str = (
     '"ps": ["10.0.0.3:4000"]}, "task": {"type": "worker", "index": 0}}'
 )
 
+HOW_TO_BE_ALONE: str = f"To train in this process alone, unset {VARIABLE}."
+EVALUATOR: str = (
+    "An evaluator evaluates checkpoints on its own, without a strategy."
+)
+
 _TRAINING = ("chief", "worker")
 _ROLES = (*_TRAINING, "ps", "evaluator")
 
@@ -74,6 +79,17 @@ class Cluster:
         return len(self.tasks)
 
     @property
+    def members(self) -> int:
+        """The number of tasks that train or serve."""
+        return self.size + len(self.ps)
+
+    @property
+    def connected_by(self) -> str:
+        """The strategy that trains one model in all tasks."""
+        kind = "DistributedReplicated" if self.ps else "MultiWorkerTower"
+        return f"{kind}Strategy"
+
+    @property
     def local_rank(self) -> int:
         """This process among ``workers`` with its host, from 0."""
         return self._neighbours().index(self.rank)
@@ -104,20 +120,40 @@ def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
     """Read the cluster from ``TF_CONFIG``, None if it names no cluster."""
-    text = environment.get(VARIABLE, "").strip()
-    if not text:
-        return None
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        _refuse(f"is not valid JSON: {error}")
-    if not isinstance(config, dict):
-        _refuse(f"is {_shown(config)} instead of an object")
+    config = read(environment)
     if not config.get("cluster"):
         return None
     jobs = _jobs(config["cluster"])
     role, index = _task(config.get("task"), jobs)
     return Cluster(jobs, role, index)
+
+
+def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Read ``TF_CONFIG`` as it is; empty where it is not set."""
+    text = environment.get(VARIABLE, "").strip()
+    try:
+        config = json.loads(text or "{}")
+    except ValueError as error:
+        _refuse(f"is not valid JSON: {error}")
+    if not isinstance(config, dict):
+        _refuse(f"is {_shown(config)} instead of an object")
+    return config
+
+
+def refuse_apart(engine: str) -> None:
+    """Refuse an engine where each of several tasks would train by itself."""
+    cluster = from_environment()
+    if cluster is None or (cluster.trains and cluster.members == 1):
+        return
+    advice = f"Use {cluster.connected_by}, which does, or `keras-towers run`."
+    if cluster.role == "evaluator":
+        advice = EVALUATOR
+    tasks = (f"{r} {i}" for r, a in cluster.jobs.items() for i in range(len(a)))
+    raise TowerError(
+        f"{VARIABLE} says that this process is {cluster}, one of the tasks "
+        f"{', '.join(tasks)}, but {engine} does not read it, so that each "
+        f"would train a model of its own. {advice} {HOW_TO_BE_ALONE}"
+    )
 
 
 def required(environment: Mapping[str, str] = os.environ) -> Cluster:

@@ -32,6 +32,13 @@ _DRAWS = (
     "StatelessRandomUniformFullIntV2",
     "StatelessTruncatedNormalV2",
 )
+# How many numbers they take follows from what they draw.
+_OTHERS = (
+    "StatelessRandomGammaV3",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+    "StatelessParameterizedTruncatedNormal",
+)
 # TensorFlow's numbers of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
 # How many numbers a count gives: 128 bits, but no more than four.
@@ -107,7 +114,7 @@ def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     return build.op("AddV2", [own, more], own.shape)
 
 
-@shape_of(*_DRAWS)
+@shape_of(*_DRAWS, *_OTHERS)
 def _of_drawn(node: Node, target: Value, *rest: Value) -> Any:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import tensorflow as tf
+
+from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
+from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.registry import axes, rule
 
 Linear: TypeAlias = "Sequence[frozenset[int]]"
@@ -43,8 +47,7 @@ _GRADIENTS = {
     **dict.fromkeys(("ReciprocalGrad", "InvGrad"), 1),
 }
 _COPIES = """
-    PreventGradient DeepCopy Copy DebugIdentityV2 PlaceholderWithDefault
-    EnsureShape Neg Real Imag Conj
+    PreventGradient DeepCopy Copy DebugIdentityV2 Neg Real Imag Conj
 """
 _SUMS = "AddV2 Add Sub AddN"
 _QUOTIENTS = "RealDiv Div DivNoNan Xdivy"
@@ -145,6 +148,25 @@ def _choice_of_rows(node: Node, *inputs: Value) -> Factors | None:
     whole = tuple(range(rank))
     chosen = whole[: node.rank(0)]
     return Factors([chosen, whole, whole], [whole], linear=(frozenset({1, 2}),))
+
+
+@axes("EnsureShape", "PlaceholderWithDefault")
+def _shaped_axes(node: Node, value: Value) -> Factors | None:
+    return broadcast(node, _FIRST)
+
+
+@rule("EnsureShape", "PlaceholderWithDefault")
+def _shaped(
+    partition: Partitioner, node: Node, value: Value
+) -> list[Value] | None:
+    factors, layout = _shaped_axes(node, value), value.sharded
+    if factors is None:
+        return None
+    if layout is not None:
+        # The number of rows that one device has is not that of a tower.
+        shape = local_shape(tf.TensorShape(node.attr("shape")), layout)
+        factors.attributes["shape"] = AttrValue(shape=shape.as_proto())
+    return partition.divided(node, [value], factors)
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot", always=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.factors import ONE, Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape, static
@@ -30,7 +30,7 @@ def _expanded(node: Node, value: Value, at: Value) -> Factors | None:
         return None
     place = places[0] % (rank + 1)
     labels: list[Any] = list(range(rank))
-    labels.insert(place, None)
+    labels.insert(place, ONE)
     return Factors([range(rank), None], [labels], linear=_LINEAR)
 
 

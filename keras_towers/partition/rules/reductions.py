@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import PARTIAL, REPLICATED, Value
+from keras_towers.partition.factors import ONE, Factors
+from keras_towers.partition.layouts import PARTIAL, REPLICATED, Shape, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
-from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.registry import axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 _LINEAR = ("Sum", "Mean")
@@ -41,8 +43,8 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors | None:
     if found is None or rank is None:
         return None
     keeps = node.attr("keep_dims")
-    left = [
-        None if axis in found else axis
+    left: list[Any] = [
+        ONE if axis in found else axis
         for axis in range(rank)
         if keeps or axis not in found
     ]
@@ -125,6 +127,29 @@ def _along_last(node: Node, value: Value, *rest: Value) -> Factors | None:
     labels = [*range(rank - 1), None]
     others = [None] * len(rest)
     return Factors([labels, *others], [labels] * node.num_outputs)
+
+
+@shape_of("TopKV2")
+def _of_largest(node: Node, value: Value, count: Value) -> Shape | None:
+    if value.shape is None or count.known is None:
+        return None
+    size = count.known.flat[0]
+    return (*value.shape[:-1], None if size is UNKNOWN else size)
+
+
+@axes("DenseBincount")
+def _counted(
+    node: Node, value: Value, size: Value, weights: Value
+) -> Factors | None:
+    rank, is_weighted = node.rank(0), weights.shape != (0,)
+    if rank is None or weights.shape is None:
+        return None
+    labels = [*range(rank - 1), "counted"]
+    given = [labels, None, labels if is_weighted else None]
+    outputs = [[*range(rank - 1), None]]
+    # What only says if there is any cannot be added up.
+    adds = rank == 1 and not node.attr("binary_output")
+    return Factors(given, outputs, frozenset(labels if adds else ()))
 
 
 @axes("NthElement", "InTopK")

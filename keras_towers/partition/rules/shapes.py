@@ -91,11 +91,16 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
 
 def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
     """Return where a tensor of some sizes may have rows of the batch."""
-    grown = [axis for axis, size in enumerate(sizes) if isinstance(size, Size)]
+    of_any = Sharded(0, partition.unit)
+    symbols = isinstance(partition.unit.size, Size)
+    grown = [
+        axis
+        for axis, size in enumerate(sizes)
+        if isinstance(size, Size) or (not symbols and of_any.units_in(size))
+    ]
     if len(grown) != 1:
         return None
-    layout = Sharded(grown[0], partition.unit)
-    rows = layout.units_in(sizes[grown[0]])
+    rows = of_any.units_in(sizes[grown[0]])
     return Sharded(grown[0], partition.unit, rows=rows) if rows else None
 
 

@@ -34,7 +34,7 @@ from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
     add_atomically,
 )
-from keras_towers.replicas.coordinator import Coordinator, counts_of
+from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -77,23 +77,24 @@ class ReplicaCalls(AsyncCalls):
         self,
         update: HogwildUpdate,
         quorum: Quorum,
-        alone: bool,
         stall_shutdown_s: float,
     ):
         super().__init__(update)
         self.stall_shutdown_s = stall_shutdown_s
         self._quorum = quorum
-        self._runs_alone = alone
         self._last: Coordinator | None = None
 
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped."""
-        return counts_of(self._last, self._quorum.replicas)
+        if self._last is None:
+            return ReplicaCounts.none(self._quorum.replicas)
+        return self._last.counts
 
     @property
-    def _alone(self) -> bool:
-        return super()._alone and self._runs_alone
+    def alone(self) -> bool:
+        # One replica counts its updates, too, and may average several batches.
+        return False
 
     def schedule(self) -> UpdateSchedule:
         return ReplicaSchedule(

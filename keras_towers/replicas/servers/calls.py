@@ -23,7 +23,6 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.update import add_atomically
-from keras_towers.replicas.coordinator import counts_of
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -31,6 +30,7 @@ from keras_towers.replicas.fits import (
     refuse_eager,
 )
 from keras_towers.replicas.servers import session as session_lib
+from keras_towers.replicas.servers.replicas import ReplicaSession
 from keras_towers.replicas.servers.session import Session
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
@@ -63,8 +63,9 @@ class ServedCalls(TowerCalls):
         return self._counts_of(self.last)
 
     def _counts_of(self, session: Session | None) -> ReplicaCounts:
-        coordinator = None if session is None else session.coordinator
-        return counts_of(coordinator, self._config.peers.size)
+        if isinstance(session, ReplicaSession):
+            return session.counts
+        return ReplicaCounts.none(self._config.peers.size)
 
     def session_of(self, model: keras.Model) -> Session:
         """Return how the workers train a model together."""
@@ -104,7 +105,7 @@ class ServedCalls(TowerCalls):
         return self._config if kind == "fit" else self._config.alone()
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         return False
 
     def open(

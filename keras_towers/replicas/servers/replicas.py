@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.replicas import Quorum
+from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
@@ -60,6 +61,23 @@ class ReplicaSession(Session):
         self._comes_back = False
         self._look: Callable[[], None] = lambda: None
         self._error: BaseException | None = None
+        # On the chief only.
+        self.coordinator: Coordinator | None = None
+        # Where the chief tells what it has counted, and what it has told.
+        self._count_key = f"{group}/counts"
+        self._counts = ReplicaCounts.none(size)
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """The gradients that the last ``fit`` used and dropped."""
+        if self.coordinator is not None:
+            return self.coordinator.counts
+        if self.trains and self.rank > 0:
+            raise TowerError(
+                "while fit runs, counts are known to the chief only: ask for "
+                "them where strategy.is_chief, or when fit has ended."
+            )
+        return self._counts
 
     def retrace(self) -> None:
         # A model that was compiled again may have other optimizers.
@@ -208,10 +226,14 @@ class ReplicaSession(Session):
             self.coordinator.settle(Event.FLUSH)
             self.coordinator.end()
         self._check_error()
+        self._store.put(self._count_key, dataclasses.astuple(self.counts))
 
     def end(self, error: BaseException | None) -> None:
         try:
             super().end(error)
+            if error is None and self.rank > 0:
+                updates, *each = self._store.get(self._count_key)
+                self._counts = ReplicaCounts(updates, *map(tuple, each))
         finally:
             if self.coordinator is not None:
                 self._look = self._abandon

@@ -18,7 +18,6 @@ from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.parameter_servers.store import value_of
 from keras_towers.replicas import resources
-from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.servers.barrier import Notes
 from keras_towers.replicas.servers.variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
@@ -40,8 +39,6 @@ class Session:
     asks_ahead: bool = True
     # How many lost workers a step can do without.
     spare: int = 0
-    # Counts the gradients that were used and dropped; on the chief only.
-    coordinator: Coordinator | None = None
 
     def __init__(self, peers: ServerPeers, number: int, split: bool):
         self.connection: Connection = peers.connection

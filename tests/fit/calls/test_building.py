@@ -1,5 +1,7 @@
 """What only a step builds or adopts is there before the step is judged."""
 
+import contextlib
+
 import keras
 import pytest
 import tensorflow as tf
@@ -72,3 +74,54 @@ def test_told_without_it(logged):
         act(make(Headed))
     ((_, message),) = logged("the training step of")
     assert "takes Sqrt of a sum or mean over the batch" in message
+
+
+def misspelled(**options):
+    heads = "a", "b"
+    inputs = keras.Input((6,))
+    outputs = {name: keras.layers.Dense(3, name=name)(inputs) for name in heads}
+    model = keras.Model(inputs, outputs)
+    losses = dict.fromkeys(heads, "mse")
+    model.compile("sgd", **{"loss": losses, **options})
+    return model
+
+
+class Lazy(keras.Model):
+    """Builds a layer, and then fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.compile("sgd", "mse")
+
+    def call(self, inputs):
+        raise KeyError(f"no {self.dense(inputs).shape[-1]}")
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "strategy"),
+    [
+        (
+            lambda: misspelled(metrics={"typo": ["mae"]}),
+            "Invalid `metrics`",
+            kt.TowerStrategy,
+        ),
+        (
+            lambda: misspelled(loss={"a": "mse", "typo": "mse"}),
+            "typo",
+            kt.TowerStrategy,
+        ),
+        (Lazy, "no 3", kt.AsyncTowerStrategy),
+    ],
+    ids=["metrics", "loss", "layer"],
+)
+def test_the_error_of_a_model_that_cannot_be_built(make, said, strategy):
+    y = dict.fromkeys(("a", "b"), X[:, :3])
+    errors = []
+    for block in (contextlib.nullcontext(), strategy(2)):
+        with pytest.raises(Exception, match=said) as error, block:
+            make().fit(X, y, verbose=0)
+        errors.append(error.value)
+    alone, towers = errors
+    assert type(towers) is type(alone)
+    assert str(towers).splitlines()[-1] == str(alone).splitlines()[-1]

@@ -223,6 +223,33 @@ def test_datasets_that_the_user_distributed_from_a_function():
     assert_exact(linear, act, strategy, reference, in_graph=True)
 
 
+class Counting(m.OwnStep):
+    """Counts its steps in a metric, which needs no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = keras.metrics.Sum(name="steps")
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.steps]
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.update_state(1.0)
+        return {**logs, "steps": self.steps.result()}
+
+
+def test_the_end_of_data_of_unknown_length_counts_as_no_step():
+    """Keras alone counts it, and its ``History`` has one step too many."""
+    model = Counting()
+    model.compile(m.momentum())
+    with strategy_of(2):
+        data = unknown_length().map(lambda x, y, _: (x, y))
+        history = model.fit(data, epochs=2, verbose=0).history
+    assert history["steps"] == 2 * [-(-COUNT // BATCH)]
+
+
 # Of batches that are passed over.
 EPOCHS, BATCHES = 2, 7
 

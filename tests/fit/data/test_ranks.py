@@ -2,29 +2,79 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.data import ranks
 
 pytestmark = pytest.mark.core
-
-
-def digest(x, y=None):
-    return ranks.digest(compat.ArrayDataAdapter(x, y, batch_size=2))
+X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
 
 
 def strings(*values):
     # Each a new object, as in another process.
-    return np.array(["".join(list(value)) for value in values], object)
+    return tf.constant(["".join(list(value)) for value in values])
 
 
-def test_equal_arrays_have_equal_digests_and_others_others():
-    def digests():
-        x = np.arange(20.0)
-        datas = [(x,), (x + 1,), (x, x), (x.astype("float32"),), (x % 19,)]
-        words = [(strings("one", other),) for other in ("two", "three")]
-        return [digest(*data) for data in datas + words]
+def kinds(x):
+    """Batches of all kinds that tell what a few numbers are."""
+    ragged = tf.RaggedTensor.from_row_lengths(x[:, 0], [3, 0, 17])
+    return [
+        *(x, x.astype("float64"), tf.cast(x, tf.bfloat16), x + 1j * x, x > 0),
+        *((x, x[:, 0]), {"a": x[:, :1], "b": x[:, 1:]}, (x, None)),
+        *((10 * x).astype("int64"), (9 + x).astype("uint8")),
+        *(strings(*map(str, x.flat)), ragged, tf.sparse.from_dense(x)),
+        *(np.where(x > 1, np.nan, x), np.float32(x[0, 0])),
+        tf.cast(x, tf.dtypes.experimental.float8_e5m2),
+    ]
 
-    found = digests()
-    assert found == digests()
-    assert len(set(found)) == 7
+
+def is_other(one, two):
+    rows = tf.stack([ranks.sketch(one), ranks.sketch(two)])
+    return int(ranks._first_other(rows)) == 1
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_other_values_are_told_apart(number):
+    """In another order, by another scale, and one of them alone."""
+    (one, same, *others) = (
+        kinds(x)[number]
+        for x in (X, X.copy(), X[::-1].copy(), -X, X - 9 * (X[0, 0] == X))
+    )
+    assert not is_other(one, same)
+    for other in others:
+        assert is_other(one, other)
+
+
+def test_rounding_is_no_difference_but_more_is():
+    assert not is_other(X, X * (1 + 1e-6 * np.sign(X - 0.3)))
+    assert is_other(X, X * 1.001)
+    assert is_other(X, X[:-1])
+    # Beside a column of large numbers, too.
+    large = np.c_[X, np.full(20, 1.6e9)]
+    assert is_other(large, np.where(large < 0, 0, large))
+    assert not is_other({}, {})
+    assert not is_other(X[:0], X[:0])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(np.asarray, tf.constant, tf.RaggedTensor.from_tensor),
+        lambda x: np.array([str(value) for value in x.flat], object),
+    ],
+)
+def test_other_rows_of_arrays_are_told_apart(made):
+    x = np.tile(X, [100, 1])
+    first, same, *others = (
+        ranks.of_rows(compat.ArrayDataAdapter(made(array)))
+        for array in (x, x.copy(), x[::-1].copy(), x[:-3], x + (x > 0))
+    )
+    assert first and first == same
+    for other in others:
+        assert not np.allclose(first, other, atol=1e-3)
+
+
+def test_arrays_that_cannot_be_looked_at_are_left_to_their_batches():
+    adapter = compat.ArrayDataAdapter(tf.sparse.from_dense(X))
+    assert ranks.of_rows(adapter) == []

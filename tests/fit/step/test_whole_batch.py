@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.fit import told
+from keras_towers.fit import contract, told
 from tests.kit.compare import assert_exact, close
 from tests.kit.long import some_of
 
@@ -135,3 +135,68 @@ def test_verify_says_what_fit_does():
     model, x, y = segmenter("dice")
     assert not kt.verify(model, x, y, batch_size=8).safe
     assert kt.verify(model, x, y, batch_size=8, exact=True).safe
+
+
+def by_hand():
+    """What Keras divides by the replicas, where none of them runs."""
+    x = np.arange(6.0, dtype="float32")[:, np.newaxis]
+    dense = layers.Dense(
+        1, activity_regularizer="l1", kernel_initializer="ones"
+    )
+    model = keras.Sequential([layers.Input((1,)), dense])
+    model.compile("sgd", "mae", metrics=["mse"])
+    loss, mapped = keras.losses.MeanSquaredError(), tf.data.Dataset
+    mapped = mapped.from_tensors(x).map(lambda each: loss(each, 3 * each))
+    count = keras.metrics.Sum(dtype="int32")
+    count.update_state([3])
+    count.update_state([4])
+    return {
+        "loss": float(loss(x, 3 * x)),
+        "in a function": float(tf.function(loss)(x, 3 * x)),
+        "in a map": float(next(iter(mapped))),
+        "of a model": float(model.compute_loss(x, 2 * x, model(x))),
+        "a step": {k: float(v) for k, v in model.test_step((x, 2 * x)).items()},
+        "a count": int(count.result()),
+    }
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(kt.TowerStrategy, kt.ParameterServerTowerStrategy),
+        *(kt.AsyncTowerStrategy, kt.SyncReplicasStrategy),
+    ],
+)
+def test_outside_of_steps_losses_are_those_of_one_device(strategy):
+    alone = by_hand()
+    assert alone["a count"] == 7
+    with strategy(towers=3) as towers:
+        assert by_hand() == alone
+        assert towers.num_replicas_in_sync == 3
+        assert contract.in_force() is towers
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        # Keras's own; TensorFlow's strategies are none of ours.
+        assert by_hand()["loss"] == alone["loss"] / 2
+
+
+def test_losses_in_callbacks_and_in_a_loop_of_ones_own():
+    model, x, y = around()
+    loss, found = keras.losses.MeanSquaredError(), []
+
+    def note(*args, **logs):
+        found.append(float(loss(y, model(x))))
+
+    with kt.TowerStrategy(2) as towers:
+        note()
+        noted = keras.callbacks.LambdaCallback(
+            on_train_batch_end=note, on_epoch_end=note
+        )
+        history = model.fit(x, y, batch_size=17, verbose=0, callbacks=[noted])
+        # There each replica divides by their number, to add up to a mean.
+        parts = towers.run(lambda: loss(y, model(x)))
+        added = towers.reduce("SUM", parts, axis=None)
+        each = towers.experimental_local_results(parts)
+    close(found[0], history.history["loss"][0])
+    assert found[1] == found[2] == float(loss(y, model(x)))
+    close(float(added), found[2])
+    assert len(each) == 2 and float(each[0]) == found[2] / 2

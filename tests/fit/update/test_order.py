@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from keras_towers.fit.data.batches import TowerBatch
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.transport import SingleProcess
 
@@ -42,3 +43,35 @@ def test_one_sum_tells_whether_all_ranks_have_the_same_number(ranks, number):
         assert not Played([other, *numbers[1:]]).are_alike()
     # The mean of two others may be the number of a third.
     assert not Played([number, number ^ 3, number ^ 5]).are_alike()
+
+
+class Counting(SingleProcess):
+    """Counts the exchanges with another rank, which says the same."""
+
+    size = 2
+
+    def __init__(self):
+        self.begun = tf.Variable(0)
+
+    def all_reduce(self, tensors, key):
+        with tf.control_dependencies(tensors):
+            self.begun.assign_add(1)
+        return [2 * tensor for tensor in tensors]
+
+
+def test_no_exchange_begins_without_a_batch():
+    """The end of data would cancel it, and the other ranks would hang."""
+    transport, data = Counting(), iter(tf.data.Dataset.from_tensors(1.0))
+    order = StepOrder(transport)
+
+    @tf.function
+    def step():
+        batch = order.begin(TowerBatch((next(data),)))
+        with order.step():
+            order.reduce(["w"], [list(batch.pieces)], lambda rows: rows)
+        return order.end(batch.pieces)
+
+    step()
+    with pytest.raises(tf.errors.OutOfRangeError):
+        step()
+    assert transport.begun.numpy() == 1

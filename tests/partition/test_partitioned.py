@@ -1,0 +1,194 @@
+"""What is exchanged, what is computed once, and in which order."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition import partitioned
+from keras_towers.partition.layouts import REPLICATED, Sharded
+from tests.partition.kit import check, kinds, on_towers, once, rows, same
+from tests.partition.kit import traced as traced_
+
+
+def _gradients(function):
+    return lambda *given: tf.gradients(function(*given), list(given))
+
+
+def _mean_of_squares(x, w):
+    return tf.reduce_mean(tf.square(tf.nn.relu(x @ w)))
+
+
+def test_a_mean_is_a_sum_of_parts():
+    program = check(_mean_of_squares, rows(-1, 4), same(4, 3))
+    assert kinds(program) == {"sum": 1}
+    assert program.levels == 1
+    assert not once(program)
+
+
+def test_gradients_of_weights_are_summed_and_those_of_rows_are_not():
+    def function(x, w):
+        return tf.gradients(_mean_of_squares(x, w), w)
+
+    program = check(function, rows(-1, 4), same(4, 3))
+    assert kinds(program) == {"sum": 1}
+    assert not once(program)
+
+
+def test_statistics_of_a_batch_take_an_exchange_each_way():
+    def standardized(x, w):
+        y = x @ w
+        apart = y - tf.reduce_mean(y, 0)
+        scale = tf.math.rsqrt(tf.reduce_mean(apart**2, 0) + 0.1)
+        return tf.reduce_mean(tf.square(apart * scale - 1))
+
+    program = check(_gradients(standardized), rows(-1, 4), same(4, 3))
+    assert not once(program)
+    assert kinds(program)["gather"] == 1  # The gradient of x, as it is asked.
+
+
+def test_all_pairs_gather_one_side():
+    def function(x):
+        scores = tf.matmul(x, x, transpose_b=True)
+        return tf.reduce_sum(tf.nn.log_softmax(scores))
+
+    program = check(function, rows(-1, 4))
+    assert kinds(program) == {"gather": 1, "sum": 1}
+    assert not once(program)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_two_views_of_each_example(interleaved):
+    """As in SimCLR: rows of two tensors, in blocks or by turns."""
+
+    def function(x):
+        views = tf.stack([x, tf.sin(x)], 1 if interleaved else 0)
+        views = tf.reshape(views, [-1, 4])
+        scores = tf.matmul(views, views, transpose_b=True)
+        first, second = tf.split(scores, 2)
+        return tf.reduce_sum(scores**2), first - second, tf.gradients(scores, x)
+
+    program = check(function, rows(-1, 4))
+    assert interleaved or not once(program)
+
+
+def test_what_has_no_rule_is_computed_once():
+    def function(x):
+        return tf.unique(x[:, 1])[0], tf.sort(x[:, 0])
+
+    program = check(function, rows(-1, 3))
+    assert once(program) == {"Unique": 1, "TopKV2": 1}
+
+
+def test_a_batch_of_which_the_size_is_known():
+    def function(x):
+        y = tf.reshape(x, [5, 2, 2])
+        y = y - tf.reduce_mean(y, 0)
+        return tf.reduce_sum(y), tf.tile(y, [1, 2, 1]), tf.ones([5, 2])
+
+    graph = traced_(function, same(5, 4))
+    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.reshape(tf.range(20.0), [5, 4])
+        found = on_towers(program, [[x[:2], x[2:2], x[2:]]], (2, 0, 3))
+        right = function(x)
+        for one, other in zip(*session.run([found, right]), strict=True):
+            assert abs(one - other).max() < 1e-5
+    assert not once(program)
+
+
+def _stateful(function, *given):
+    """Run a function on towers that captures variables or has effects."""
+    graph = traced_(function, *given)
+    outside = {id(inside) for _, inside in graph.captures}
+    inputs = [t for t in graph.inputs if id(t) not in outside]
+    graph.inputs = [*inputs, *(inside for _, inside in graph.captures)]
+    layouts = [g.layout for g in given]
+    layouts += [REPLICATED] * len(graph.captures)
+    program = partitioned(graph, layouts, graph.outputs)
+
+    @tf.function(autograph=False)
+    def run(*parts):
+        captured = [[tensor] for tensor, _ in graph.captures]
+        return on_towers(program, [*parts, *captured], (2, 0, 1))
+
+    return program, run
+
+
+def _parts(x):
+    return [x[:2], x[2:2], x[2:]]
+
+
+def test_variables_are_read_after_what_was_written_before():
+    variable = tf.Variable(1.0)
+
+    def function(x):
+        before = variable.read_value()
+        variable.assign_add(tf.reduce_sum(x))
+        between = x * variable
+        variable.assign(tf.reduce_sum(between))
+        return before, variable.read_value()
+
+    _, run = _stateful(function, rows(-1))
+    before, after = run(_parts(tf.constant([1.0, 2.0, 3.0])))
+    assert before.numpy() == 1
+    assert after.numpy() == variable.numpy() == 42
+
+
+def test_effects_happen_once_with_the_whole_batch():
+    seen = []
+
+    def note(x):
+        seen.append(x.tolist())
+        return x
+
+    def function(x):
+        return tf.reduce_sum(tf.numpy_function(note, [x], tf.float32))
+
+    program, run = _stateful(function, rows(-1))
+    (total,) = run(_parts(tf.constant([1.0, 2.0, 3.0])))
+    assert total.numpy() == 6
+    assert seen == [[1.0, 2.0, 3.0]]
+    assert once(program) == {"PyFunc": 1}
+
+
+def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
+    table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]))
+
+    def function(x):
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, x) ** 2)
+
+    given = rows(-1, dtype="int32")
+    program, run = _stateful(function, given)
+    (total,) = run(_parts(tf.constant([1, 0, 5])))
+    assert total.numpy() == 4 + 9 + 1 + 100 + 121
+    types = collections.Counter(o.type for o in program.operations)
+    assert types["ReadVariableOp"] == 1
+    assert not once(program)
+
+
+def test_what_nobody_needs_is_left_out():
+    def function(x):
+        tf.unique(x[:, 0])
+        return tf.reduce_sum(x)
+
+    program = check(function, rows(-1, 3))
+    assert kinds(program) == {"sum": 1}
+    assert "Unique" not in {operation.type for operation in program.operations}
+
+
+def test_rounding_happens_after_the_sum():
+    def function(x):
+        return tf.cast(tf.reduce_sum(x), tf.float16)
+
+    program = check(function, rows(-1, low=0, high=0.01))
+    (exchange,) = program.exchanges
+    assert exchange.given.dtype == tf.float32
+
+
+def test_a_mean_of_halves_may_have_a_large_sum():
+    def function(x):
+        return tf.reduce_mean(x)
+
+    given = rows(-1, 4000, dtype="float16", low=20, high=30)
+    check(function, given, tolerance=2e-3)
