@@ -105,6 +105,8 @@ def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:
         and stride
     ):
         taken = range(size)[slice(first, last, stride)]
+        if taken == range(size):
+            return Span(axis)
         return Span(axis, taken.start, len(taken), stride)
     begin = 0 if first is None else first
     if last is None or last == size or last in _FAR:
