@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.builder import Builder, NeedsExchange
 from keras_towers.partition.factors import Factors, Labels
 from keras_towers.partition.folding import LARGEST, constant, folded
@@ -145,6 +146,9 @@ class Partitioner:
 
     def _by_rule(self, node: Node, inputs: list[Value]) -> list[Value] | None:
         rule, axes = RULES.get(node.type), AXES.get(node.type)
+        if compat.op_definition(node.type) is None:
+            # A function is called by an operation that is named after it.
+            rule = RULES["PartitionedCall"]
         divided = not all(value.is_replicated for value in inputs)
         if not divided and node.type not in ALWAYS:
             return None

@@ -31,7 +31,8 @@ def _called(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """The operations of a function take the place of its call."""
-    graph = graph_of(node, node.attr("f").name)
+    is_named = node.type.endswith("PartitionedCall")
+    graph = graph_of(node, node.attr("f").name if is_named else node.type)
     if graph is None:
         return None
     # Gradients may have added outputs to the graph since it was called.

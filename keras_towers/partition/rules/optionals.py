@@ -90,6 +90,6 @@ def _is_there(
     return [Value(REPLICATED, local)]
 
 
-def _attribute(shapes: Sequence[Any]) -> AttrValue:
+def _attribute(shapes: Sequence[Any]) -> Any:
     protos = [shape.as_proto() for shape in shapes]
     return AttrValue(list=AttrValue.ListValue(shape=protos))
