@@ -163,7 +163,7 @@ _FUNCTION = f"{_TF}.eager.polymorphic_function"
 Function = resolve(
     f"{_FUNCTION}.polymorphic_function:Function", "__call__ _clone"
 )
-function_from_graph = resolve(f"{_FUNCTION}.atomic_function:from_func_graph")
+function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
 resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
 get_default_graph = resolve(f"{_TF}.framework.ops:get_default_graph")

@@ -33,6 +33,8 @@ _BEATS_A_WARNING = 6
 _SILENT_BEATS = 2.5
 _LOOKING_BEATS = 3
 _WORD = "stall"
+# With the number of a call behind it: which rank failed first in it, and why.
+_FAILED = "failed"
 # The name of rank 0, where ranks met by themselves and a process beside each
 # gives its signs of life; empty elsewhere. In the store the process beside rank
 # 0 says who is gone, and how: by their ranks, names and reasons.
@@ -61,7 +63,7 @@ class StallWatch(threading.Thread):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.place: tuple[int, int] = rank, size
         self._rank = rank
-        self._store = store
+        self.store: StoreClient = store
         # If each looked at all, what the store is asked would grow with N times
         # N. Who is missed is told by those before it.
         looked_at = range(1, min(size, settings.LOOKED_AT + 1))
@@ -147,7 +149,7 @@ class StallWatch(threading.Thread):
         if not first:
             return {}  # Their launcher watches them.
         try:
-            lost = self._store.get(LOST) or {}
+            lost = self.store.get(LOST) or {}
             self._heard = time.monotonic()
         except OSError as error:
             reason = getattr(error, "reason", error)
@@ -183,12 +185,12 @@ class StallWatch(threading.Thread):
             return  # It would wait for an answer once more.
         with contextlib.suppress(OSError):
             word = dataclasses.asdict(self._come)
-            self._store.put(f"{_WORD}-{self._rank}", word)
+            self.store.put(f"{_WORD}-{self._rank}", word)
 
     def _look(self, beat_s: float) -> dict[str, str]:
         """The ranks that this one waits for, and why, as far as is known."""
         if self._signs is None:
-            words = functools.partial(self._store.by_rank, _WORD)
+            words = functools.partial(self.store.by_rank, _WORD)
             self._signs = Liveness(self._others, words)
         signs = self._signs
         try:
@@ -273,6 +275,18 @@ def mark(what: str) -> None:
     """Note what this rank is about to do, or to wait in, if it is watched."""
     if _watch is not None:
         _watch.mark(what)
+
+
+def failed_before(call: int, why: str) -> str:
+    """Say that a call fails here; return which rank failed before, and why."""
+    # Of an elastic job the others go on.
+    if _watch is None or os.environ.get("HOROVOD_ELASTIC"):
+        return ""
+    first = _watch.place[0], why
+    with contextlib.suppress(OSError):
+        first = _watch.store.first(f"{_FAILED}-{call}", first)
+    rank, why = first
+    return "" if rank == _watch.place[0] else f"rank {rank} failed first: {why}"
 
 
 def passed() -> None:

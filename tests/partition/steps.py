@@ -92,8 +92,7 @@ def laid_out(made):
     def make_train_function(model, force=False):
         steps = {}
 
-        def function(iterator):
-            batch = next(iterator)
+        def one(batch):
             count = examples_in(batch)
             key = tuple(
                 leaf.shape[1:] if leaf.shape[:1] == [count] else leaf.shape
@@ -103,6 +102,13 @@ def laid_out(made):
                 steps[key] = Step(model.train_step, batch)
                 made.append(steps[key])
             return steps[key](batch, uneven(count))
+
+        def function(iterator):
+            logs = one(next(iterator))
+            for _ in range(1, model.steps_per_execution):
+                with contextlib.suppress(StopIteration):
+                    logs = one(next(iterator))
+            return logs
 
         if model.train_function is None or force:
             model.train_function = function

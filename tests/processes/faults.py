@@ -14,12 +14,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_towers as kt
 import keras_towers.horovod as hvd
+from tests.kit.ranks import rank_here
 
 FAULT, HOW = sys.argv[1:3]
-RANK = int(os.environ["HOROVOD_RANK"])
+RANK = rank_here()
 
 
 class Fault(keras.callbacks.Callback):
@@ -29,6 +31,11 @@ class Fault(keras.callbacks.Callback):
             if FAULT == "sleep":
                 time.sleep(600)
             os.kill(os.getpid(), getattr(signal, FAULT))
+
+
+def finite(y, prediction):
+    y = tf.debugging.check_numerics(y, "a label is wrong")
+    return keras.losses.mean_squared_error(y, prediction)
 
 
 with open("processes", "a") as file:
@@ -43,8 +50,13 @@ if HOW == "dropin":
     optimizer = hvd.DistributedOptimizer(optimizer)
 else:
     together = getattr(kt, HOW)
-model.compile(optimizer, "mse")
+model.compile(optimizer, finite)
 x = np.ones((4000, 4), "float32")
+callbacks = [Fault()]
+if FAULT == "error":
+    x[11], callbacks = np.inf, []
 with together():
-    model.fit(x, x[:, :2], batch_size=4, verbose=0, callbacks=[Fault()])
+    model.fit(
+        x, x[:, :2], batch_size=4, verbose=0, shuffle=False, callbacks=callbacks
+    )
 print("trained to the end", flush=True)

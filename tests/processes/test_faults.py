@@ -11,10 +11,20 @@ STALL = ("--stall-warning", "4", "--stall-shutdown", "10")
 LIMIT_S = 120
 
 
-def run(folder, fault, *options, how="HorovodStrategy"):
+def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
     """Run a job, of which no process may be left."""
-    arguments = "-np", "2", *options, "-m", "tests.processes.faults", fault, how
-    done = Launched(folder, arguments, warm=True).finish(LIMIT_S)
+    arguments = (
+        number,
+        "2",
+        *options,
+        "-m",
+        "tests.processes.faults",
+        fault,
+        how,
+    )
+    # A task of TensorFlow's runtime knows its cluster before it starts.
+    warm = number == "-np"
+    done = Launched(folder, arguments, warm=warm).finish(LIMIT_S)
     left = []
     for process in (folder / "processes").read_text().split():
         try:
@@ -47,3 +57,21 @@ def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
     assert done.code == 75, done.err
     assert done.err.count(reason) >= 2  # A warning, and the end.
     assert "Ending the job" in done.err
+
+
+@pytest.mark.parametrize(
+    "how,number",
+    [
+        ("HorovodStrategy", "-np"),
+        pytest.param(
+            *("MultiWorkerTowerStrategy", "--workers"), marks=pytest.mark.long
+        ),
+    ],
+)
+def test_an_error_on_one_rank_is_named_on_the_others(tmp_path, how, number):
+    done = run(tmp_path, "error", how=how, number=number)
+    assert done.code == 1, done.err
+    tag = "[0]" if number == "-np" else "[worker 0]"
+    named = [line for line in done.err.splitlines() if "failed first" in line]
+    assert len(named) == 1 and named[0].startswith(tag), done.err
+    assert "rank 1 failed first: InvalidArgumentError: a label" in named[0]

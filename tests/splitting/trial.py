@@ -101,7 +101,7 @@ def tried(case: Case, towers: int, **options: Any) -> Outcome:
     with _heard(outcome), _analyses(outcome):
         many = trained(case, strategy)
     if one.keys() == many.keys():
-        outcome.difference = max(_between(one[k], many[k]) for k in one)
+        outcome.difference = max(between(one[k], many[k]) for k in one)
     return outcome
 
 
@@ -153,7 +153,7 @@ def trained(case: Case, scope: Any) -> dict[str, np.ndarray]:
     return weights | {key: np.array(values) for key, values in logs.items()}
 
 
-def _between(one: Any, many: Any) -> float:
+def between(one: Any, many: Any) -> float:
     """Return the largest difference of a value, relative to the largest."""
     if one.shape != many.shape:
         return np.inf

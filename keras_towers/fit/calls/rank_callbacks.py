@@ -212,7 +212,7 @@ def _acts(callback: Any, event: str) -> bool:
     # Keras runs methods of older names there, too; a callback of no class of
     # Keras's may lack some.
     names = {event, event.replace("train_batch", "batch")}
-    classes = _HARMLESS if "_batch_" in event else _HARMLESS[:1]
+    classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
     harmless = {vars(cls).get(name) for cls in classes for name in names}
     methods = [
         inspect.unwrap(getattr(callback, name))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import errors
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
@@ -30,6 +31,12 @@ class TowerCalls:
         self.adoption: Adoption = Adoption(self._config, update.spread, update)
 
     def run(self, asked: KerasCall) -> Any:
+        if call_lib.current() is not None:
+            return self._resume(asked)
+        with errors.explained(self._config):
+            return self._resume(asked)
+
+    def _resume(self, asked: KerasCall) -> Any:
         resuming = callbacks.resuming(asked)
         if resuming is None:
             return self._start(asked, None)

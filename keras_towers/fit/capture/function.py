@@ -22,7 +22,7 @@ from keras_towers import compat
 Way = Literal["called", "inlined", "xla"]
 
 _ATTRIBUTES: dict[Way, dict[str, bool]] = {
-    "called": {"_noinline": True},
+    "called": {"_noinline": True, "shared_rendezvous": True},
     "inlined": {},
     "xla": {"_noinline": True, "_XlaMustCompile": True},
 }
@@ -61,7 +61,7 @@ class GraphFunction:
         self._is_optimised: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
-        self._function = compat.function_from_graph(
+        self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
             # ``shapes`` of the first inputs may be better known than to the
             # graph.

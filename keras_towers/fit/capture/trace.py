@@ -96,6 +96,11 @@ class TracedStep:
                 checks.check_update(call)
             later = self.graph.get_operations()[self._update_begins :]
             checks.check_after_update(self.graph, later)
+        resources = [t for t in captures if t.dtype == tf.resource]
+        elsewhere = any(checks.owner_of(t) is None for t in resources)
+        if self.way == "called" and elsewhere:
+            # It uses more than its tower's device (``fit.errors``).
+            self.way = "inlined"
         known = [tensor.shape for tensor in self._given]
         # All towers may know less of their tensors of ``data`` than this one.
         known[: len(shapes or ())] = shapes or ()

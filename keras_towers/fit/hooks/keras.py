@@ -38,7 +38,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract
+from keras_towers.fit import contract, errors
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.capture.checks import owner_of
 from keras_towers.fit.context import blocks, patches
@@ -77,6 +77,9 @@ def _install() -> None:
     # keras.utils.clear_session() calls it, inside the block too.
     patches.replace(tf.compat.v1, "reset_default_graph", _reset_default_graph)
     patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
+    # An error in a function is that of its caller.
+    name, ours = "from_func_graph", errors.shares_rendezvous
+    patches.replace(compat.function_module, name, ours)
     # What a step writes has a component on every tower.
     patches.replace(compat.KerasVariable, "_direct_assign", _written)
     patches.replace(compat.SyncOnReadVariable, "assign", _assigned)

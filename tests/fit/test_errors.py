@@ -1,0 +1,332 @@
+"""What an operation of the user's raises is what the user sees."""
+
+import functools
+import itertools
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.fit import errors
+from tests.kit.compare import close
+from tests.kit.long import long_but
+
+# Parts of one row would be broadcast.
+ROWS, BAD = 12, 100.0
+# None of them is what failed.
+FOLLOWS = ("cancelled", "Collective ops", "rendezvous", "shut down")
+
+
+def where(x, bad, good):
+    return tf.where(x[:, 0] > 50, bad, good)
+
+
+def label(x):
+    labels = tf.cast(where(x, 7, 1), tf.int32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
+
+
+def index(x):
+    return tf.gather(x[0], where(x, 9, 1))
+
+
+def assertion(x):
+    check = tf.debugging.assert_less(x, 50.0, "too large")
+    with tf.control_dependencies([check]):
+        return tf.identity(x)
+
+
+def numerics(x):
+    return tf.debugging.check_numerics(where(x, np.inf, 1.0), "not finite")
+
+
+def shapes(x):
+    return tf.boolean_mask(x[:, 0], x[:, 0] < 50) + x[:, 1]
+
+
+def reshape(x):
+    kept = tf.boolean_mask(x[:, 0], x[:, 0] < 50)
+    return tf.reshape(kept, tf.shape(x[:, 0])) * x[:, 1]
+
+
+def python(x, function=tf.py_function):
+    def run(values):
+        if np.any(np.asarray(values) > 50):
+            raise KeyError("an error of my own")
+        return values
+
+    result = function(run, [x], tf.float32)
+    result.set_shape(x.shape)
+    return result
+
+
+def division(x):
+    return tf.cast(7 // tf.cast(where(x, 0, 1), tf.int32), tf.float32)
+
+
+def number(x):
+    return tf.strings.to_number(where(x, "a word", "3"))
+
+
+def own_function(x):
+    return tf.function(numerics)(x)
+
+
+def compiled(x):
+    return tf.function(lambda y: y * 2, jit_compile=True)(numerics(x))
+
+
+def control_flow(x):
+    return tf.map_fn(lambda row: numerics(row[None]), x)
+
+
+KINDS = {
+    label: "outside the valid range",
+    index: r"is not in \[0, 4\)",
+    assertion: "too large",
+    numerics: "not finite",
+    shapes: "Incompatible shapes",
+    reshape: "Input to reshape is a tensor with",
+    python: "an error of my own",
+    functools.partial(python, function=tf.numpy_function): "of my own",
+    division: "division by zero",
+    number: "could not convert|failed to parse|a word",
+    own_function: "not finite",
+    compiled: "not finite",
+    control_flow: "not finite",
+}
+STRATEGIES = {
+    "two": lambda: kt.TowerStrategy(2),
+    "three": lambda: kt.TowerStrategy(3),
+    "each": lambda: kt.TowerStrategy(2, updates="each"),
+    "servers": lambda: kt.ParameterServerTowerStrategy(2),
+    "async": lambda: kt.AsyncTowerStrategy(2),
+    "rounds": lambda: kt.SyncReplicasStrategy(towers=2),
+}
+SYNCHRONOUS = ("two", "three", "each", "servers")
+
+
+class Adds(keras.layers.Layer):
+    """Adds nothing, in the forward or the backward pass."""
+
+    def __init__(self, function, place):
+        super().__init__()
+        self.function, self.place = function, place
+
+    def call(self, x):
+        def nothing(values):
+            return tf.reduce_sum(self.function(values)) * 0
+
+        @tf.custom_gradient
+        def same(values):
+            return tf.identity(values), lambda up: up + nothing(x)
+
+        return same(x) if self.place == "backward" else x + nothing(x)
+
+
+class Fails(keras.metrics.Mean):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def update_state(self, y, prediction, sample_weight=None):
+        super().update_state(self.function(y))
+
+
+def built(function, place):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, kernel_initializer="identity")]
+    if place in ("forward", "backward"):
+        layers.append(Adds(function, place))
+    model = keras.Sequential(
+        [keras.Input((4,)), *layers, keras.layers.Dense(4)]
+    )
+    metrics = [Fails(function)] if place == "metric" else None
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics)
+    return model
+
+
+def rows(row):
+    """Two batches, with a bad row in the second one."""
+    x = np.random.RandomState(0).uniform(0, 1, (2 * ROWS, 4)).astype("f4")
+    x[ROWS + row, 0] = BAD
+    return x
+
+
+def ran(model, method, x, **options):
+    """What a method raises."""
+    data = (x,) if method == "predict" else (x, x)
+    if method == "fit":
+        options["shuffle"] = False
+    with pytest.raises(Exception) as caught:
+        getattr(model, method)(*data, batch_size=ROWS, verbose=0, **options)
+    return caught
+
+
+@functools.cache
+def one_device():
+    """The weights that one device has after the first batch."""
+    model = built(numerics, "forward")
+    ran(model, "fit", rows(0))
+    return [np.array(w) for w in model.get_weights()]
+
+
+def assert_seen(caught, kind):
+    assert caught.match(KINDS[kind])
+    assert not any(word in str(caught.value) for word in FOLLOWS)
+
+
+CASES = [
+    pytest.param(
+        *(kind, name, row), id=f"{getattr(kind, '__name__', kind)}-{name}-{row}"
+    )
+    for kind, name, row in itertools.product(KINDS, STRATEGIES, (0, ROWS - 1))
+]
+ORDER = {case.id: number for number, case in enumerate(CASES)}
+
+
+@pytest.mark.parametrize(
+    "kind,name,row",
+    # Each kind once, each strategy, and both ends of a batch.
+    long_but(lambda case: ORDER[case.id] % 15 == 1, CASES),
+)
+def test_fit_raises_the_error_of_any_tower(kind, name, row):
+    expected = one_device()
+    model = built(kind, "forward")
+    with STRATEGIES[name]():
+        caught = ran(model, "fit", rows(row))
+    assert_seen(caught, kind)
+    if name in SYNCHRONOUS:
+        for weight, right in zip(model.get_weights(), expected, strict=True):
+            close(weight, right)
+
+
+@pytest.mark.parametrize(
+    "place,method,name",
+    long_but(
+        lambda case: case[2] == "two",
+        [
+            (place, method, name)
+            for name in STRATEGIES
+            for place, method in [
+                *(("backward", "fit"), ("metric", "fit")),
+                *(("metric", "evaluate"), ("forward", "evaluate")),
+                ("forward", "predict"),
+            ]
+        ],
+    ),
+)
+def test_every_method_and_place_raises_it(place, method, name):
+    model = built(label, place)
+    with STRATEGIES[name]():
+        assert_seen(ran(model, method, rows(ROWS - 1)), label)
+
+
+def test_it_is_no_matter_of_luck():
+    """Which tower stops first differs from time to time."""
+    model, x = built(own_function, "forward"), rows(0)[ROWS:]
+    with kt.TowerStrategy(3):
+        for _ in range(40):
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                model.test_on_batch(x, x)
+            assert_seen(caught, own_function)
+    assert any("3 towers" in note for note in caught.value.__notes__)
+
+
+def generator():
+    yield from (rows(0)[:ROWS, None, :],) * 2
+    raise KeyError("an error of my own")
+
+
+class Broken(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return rows(0)[:ROWS], next(itertools.islice(generator(), number, 3))[
+            :, 0
+        ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: ((x[:, 0], x[:, 0]) for x in generator()),
+        lambda: Broken(),
+        lambda: (
+            tf.data.Dataset.from_tensor_slices((rows(0), rows(0)))
+            .batch(ROWS)
+            .map(lambda x, y: (x, python(y)))
+        ),
+    ],
+    ids=("generator", "PyDataset", "map"),
+)
+def test_an_error_of_the_data_is_seen(source):
+    model = built(None, "")
+    with kt.TowerStrategy(2), pytest.raises(Exception) as caught:
+        model.fit(source(), verbose=0)
+    assert_seen(caught, python)
+
+
+def test_a_root_that_tensorflow_has_lost_is_said_so():
+    with kt.TowerStrategy(2) as strategy:
+        mark = {errors._DERIVED: b""}
+        lost = tf.errors.CancelledError(None, None, "RecvAsync", mark)
+        with (
+            pytest.raises(tf.errors.CancelledError) as caught,
+            errors.explained(strategy._config),
+        ):
+            raise lost
+    assert (
+        "on one device, outside of TowerStrategy" in caught.value.__notes__[0]
+    )
+
+
+def test_calls_that_share_a_rendezvous_keep_their_tensors():
+    """Calls of one function overlap, and the second sends first."""
+
+    def wait(values, seconds):
+        time.sleep(float(seconds))
+        return values
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def function(x):
+        with tf.device("CPU:1"):
+            late = tf.where(x < 2, 0.3, 0.0)
+            there = tf.numpy_function(wait, [x, late], tf.float32, False)
+        with tf.device("CPU:0"):
+            return x + there
+
+    @tf.function
+    def both(xs):
+        def call(x):
+            first = tf.where(x < 2, 0.0, 0.1)
+            x = tf.numpy_function(wait, [x, first], tf.float32, False)
+            return function(tf.ensure_shape(x, []))
+
+        return tf.map_fn(call, xs, parallel_iterations=2)
+
+    with kt.TowerStrategy(2):
+        np.testing.assert_array_equal(both(tf.constant([1.0, 10.0])), [2, 20])
+
+
+def test_a_function_on_one_device_shares_its_callers_rendezvous():
+    variable = tf.Variable(1.0)
+
+    def attribute(function):
+        made = tf.function(function).get_concrete_function(tf.constant(1.0))
+        return made.function_def.attr[errors.SHARED].b
+
+    def elsewhere(x):
+        with tf.device("CPU:1"):
+            return x + 1
+
+    with kt.TowerStrategy(2):
+        assert attribute(lambda x: x + 1)
+        assert not attribute(lambda x: elsewhere(x) + 1)
+        assert not attribute(lambda x: tf.function(elsewhere)(x) + 1)
+        assert not attribute(lambda x: x + variable)
+    assert not attribute(lambda x: x + 1)
