@@ -70,7 +70,7 @@ def emit(
 
     def added(function: Function) -> str:
         made = graph_of(function, graphs)
-        atomic = compat.function_from_graph(
+        atomic = compat.function_module.from_func_graph(
             f"function_{next(_numbers)}", made, {}
         )
         compat.add_function(here, atomic)
