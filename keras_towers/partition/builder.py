@@ -139,6 +139,9 @@ class Builder:
         axis: int = 0,
     ) -> Tensor:
         """Return what comes of an exchange of what each tower has."""
+        if kind == "first" and not self.meets:
+            # All have the same: what a tower has itself.
+            return given
         if not self.meets:
             raise NeedsExchange
         shape = given.shape
@@ -160,7 +163,7 @@ class Builder:
         least: int = 0,
         has_effect: bool = False,
         is_repeated: bool = False,
-        functions: Mapping[str, Function] | None = None,
+        functions: Mapping[str, Function | Sequence[Function]] | None = None,
         source: Any = None,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.

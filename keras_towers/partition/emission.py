@@ -61,13 +61,20 @@ def emit(
         node.input.extend(sources)
         for key, value in operation.attributes.items():
             node.attr[key].CopyFrom(value)
-        for key, function in operation.functions.items():
-            made = graph_of(function, graphs)
-            made_name = f"{operation.type.lower()}_{next(_numbers)}"
-            atomic = compat.function_from_graph(made_name, made, {})
-            compat.add_function(here, atomic)
-            node.attr[key].func.Clear()
-            node.attr[key].func.name = tf.compat.as_str(atomic.name)
+        for key, functions in operation.functions.items():
+            if isinstance(functions, Function):
+                node.attr[key].func.name = added(functions)
+                continue
+            for function in functions:
+                node.attr[key].list.func.add().name = added(function)
+
+    def added(function: Function) -> str:
+        made = graph_of(function, graphs)
+        atomic = compat.function_module.from_func_graph(
+            f"function_{next(_numbers)}", made, {}
+        )
+        compat.add_function(here, atomic)
+        return tf.compat.as_str(atomic.name)
 
     for operation in operations:
         if not operation.is_repeated:

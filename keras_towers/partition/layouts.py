@@ -123,9 +123,9 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
-    """A list of tensors, each of which is laid out alike."""
+    """A list of tensors, or of lists, each of which is laid out alike."""
 
-    element: Sharded | Partial
+    element: Sharded | Partial | ListOf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.builder import Builder, NeedsExchange
 from keras_towers.partition.factors import Factors, Labels
-from keras_towers.partition.folding import constant, folded
+from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -29,6 +30,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
 )
+from keras_towers.partition.lists import whole_list
 from keras_towers.partition.node import Node
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import (
@@ -110,7 +112,7 @@ class Partitioner:
             graph: it.
             given: the values of its N inputs.
         """
-        self.graphs.append(graph)
+        self.note_graph(graph)
         values = {
             tensor.name: value
             for tensor, value in zip(graph.inputs, given, strict=True)
@@ -127,6 +129,12 @@ class Partitioner:
                 values[tensor.name] = value
         self.values = before
         return values
+
+    def note_graph(self, graph: Any) -> None:
+        """Note a graph, whose functions are called as they are."""
+        # The body of a loop is laid out several times.
+        if graph not in self.graphs:
+            self.graphs.append(graph)
 
     def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
         """Lay out a graph; return the values of its outputs."""
@@ -159,6 +167,9 @@ class Partitioner:
             if found is not None:
                 return found
         rule, axes = RULES.get(node.type), AXES.get(node.type)
+        if compat.op_definition(node.type) is None:
+            # A function is called by an operation that is named after it.
+            rule = RULES["PartitionedCall"]
         divided = not all(value.is_replicated for value in inputs)
         if not divided and node.type not in ALWAYS:
             return None
@@ -317,6 +328,10 @@ class Partitioner:
         """Compute an operation as one device does, for all towers."""
         if any(not v.is_replicated and not v.is_partial for v in inputs):
             self.once.append(node.operation)
+        if self._is_on_towers(node, inputs):
+            own = [self.local(value) for value in inputs]
+            made = self.builder.copy(node.operation, own)
+            return [Value(REPLICATED, local) for local in made]
         wholes = [self.whole(value) for value in inputs]
         reads = node.type in _READS
         effect = node.is_stateful and not reads
@@ -328,6 +343,21 @@ class Partitioner:
         )
         self.note_use(node, wholes, reads, least)
         return [Value(REPLICATED, whole=whole) for whole in results]
+
+    @staticmethod
+    def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
+        """Whether all towers have what little an operation needs.
+
+        It is not worth an exchange.
+        """
+        if node.is_stateful or not all(v.is_replicated for v in inputs):
+            return False
+        sizes = [shape.num_elements() for shape in node.shapes]
+        small = all(size is not None and size <= LARGEST for size in sizes)
+        return small and any(
+            value.layout == REPLICATED and value.whole is None
+            for value in inputs
+        )
 
     def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
         """Return the level from which on an operation finds its resources."""
@@ -400,7 +430,10 @@ class Partitioner:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            raise CannotGather
+            found = whole_list(self, value) if self.builder.meets else None
+            if found is None:
+                raise CannotGather if self.builder.meets else NeedsExchange
+            return found
         if value.linear is not None:
             # Less to exchange, as it follows from what is needed elsewhere.
             source, index, inputs = value.linear

@@ -50,7 +50,8 @@ class Operation:
         has_effect: whether it is done even if nobody needs its outputs.
         is_repeated: whether every function that needs it has its own, as a
             constant, from which TensorFlow infers shapes.
-        functions: functions that it calls, by the attributes that name them.
+        functions: functions that it calls, by the attributes that name them,
+            one or several.
         source: the operation of the trace that it stands for, if for one.
     """
 
@@ -62,7 +63,9 @@ class Operation:
     on_towers: bool
     has_effect: bool = False
     is_repeated: bool = False
-    functions: Mapping[str, Function] = dataclasses.field(default_factory=dict)
+    functions: Mapping[str, Function | Sequence[Function]] = dataclasses.field(
+        default_factory=dict
+    )
     source: Any = None
 
 

@@ -1,0 +1,347 @@
+"""Lists of tensors on towers, against one device."""
+
+import pytest
+import tensorflow as tf
+
+from tests.partition.kit import check, kinds, once, part, rows, same
+
+_FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
+_FLOAT = {"element_dtype": tf.float32}
+
+
+def _list(x, shape=None):
+    shape = [-1] * (x.shape.rank - 1) if shape is None else shape
+    return tf.raw_ops.TensorListFromTensor(
+        tensor=x, element_shape=tf.constant(shape, tf.int32)
+    )
+
+
+def _reserved(count, shape):
+    return tf.raw_ops.TensorListReserve(
+        element_shape=tf.convert_to_tensor(shape, tf.int32),
+        num_elements=count,
+        **_FLOAT,
+    )
+
+
+def _empty(shape):
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=tf.convert_to_tensor(shape, tf.int32),
+        max_num_elements=-1,
+        **_FLOAT,
+    )
+
+
+def _set(items, place, item):
+    return tf.raw_ops.TensorListSetItem(
+        input_handle=items, index=place, item=item
+    )
+
+
+def _get(items, place, shape):
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=items,
+        index=place,
+        element_shape=tf.convert_to_tensor(shape, tf.int32),
+        **_FLOAT,
+    )
+
+
+def _push(items, item):
+    return tf.raw_ops.TensorListPushBack(input_handle=items, tensor=item)
+
+
+def _pop(items, shape):
+    return tf.raw_ops.TensorListPopBack(
+        input_handle=items,
+        element_shape=tf.convert_to_tensor(shape, tf.int32),
+        **_FLOAT,
+    )
+
+
+def _stack(items, shape):
+    return tf.raw_ops.TensorListStack(
+        input_handle=items,
+        element_shape=tf.convert_to_tensor(shape, tf.int32),
+        **_FLOAT,
+    )
+
+
+def _length(items):
+    return tf.raw_ops.TensorListLength(input_handle=items)
+
+
+def _shape(items):
+    return tf.raw_ops.TensorListElementShape(
+        input_handle=items, shape_type=tf.int32
+    )
+
+
+def _size(x):
+    return tf.shape(x)[0]
+
+
+# ---- divided -----------------------------------------------------------------
+
+
+def _taken_apart(x):
+    items = _list(x)
+    items, last = _pop(items, -1)
+    first = _get(items, 0, [-1, 2])
+    return last, first, _stack(items, [-1, -1])
+
+
+def _set_again(x, y):
+    items = _set(_list(x), 1, y)
+    items = _push(items, y * 2)
+    return _stack(items, -1), _get(items, 1, [_size(y), 2])
+
+
+def _filled(x, y):
+    items = _set(_reserved(3, [-1, 2]), 2, x)
+    items = _set(items, 0, y)
+    return _stack(items, [_size(x), 2])
+
+
+def _unset(x):
+    items = _set(_reserved(3, [_size(x), 2]), 2, x)
+    return _stack(items, -1), _get(items, 1, -1), _get(items, 2, -1)
+
+
+def _never_set(x):
+    items = _reserved(2, [_size(x), 2])
+    for k in range(2):
+        items = _set(items, k, x)
+    items = tf.raw_ops.ZerosLike(x=items)
+    return _stack(items, -1) + x
+
+
+def _rows_among_zeros(x):
+    zeros = _list(tf.zeros((2, _size(x), 2)))
+    return _stack(_set(zeros, 1, x), -1)
+
+
+def _added(x, y):
+    own = _set(_reserved(2, [-1, 2]), 0, x)
+    items = tf.add_n([_list(y), own, _reserved(2, [-1, 2])])
+    return _stack(items, -1)
+
+
+def _picked(x, at):
+    items = _list(x)
+    return tf.raw_ops.TensorListGather(
+        input_handle=items,
+        indices=at,
+        element_shape=tf.constant([-1, 2]),
+        **_FLOAT,
+    )
+
+
+def _resized(x):
+    items = tf.raw_ops.TensorListResize(input_handle=_list(x), size=4)
+    return _stack(items, [_size(x[0]), 2])
+
+
+def _joined(x):
+    found, sizes = tf.raw_ops.TensorListConcatV2(
+        input_handle=_list(x),
+        element_shape=tf.constant([-1, -1, 2]),
+        leading_dims=tf.constant([], tf.int64),
+        **_FLOAT,
+    )
+    return found, sizes
+
+
+def _scattered(x, at):
+    items = tf.raw_ops.TensorListScatterV2(
+        tensor=x,
+        indices=at,
+        element_shape=tf.constant([-1, 2]),
+        num_elements=4,
+    )
+    return _get(items, at[0], -1), _get(items, at[1], -1)
+
+
+def _measured(x):
+    items = _list(x)
+    told = _list(x, [-1, 2])
+    return (
+        _length(items),
+        _shape(items),
+        _shape(told),
+        _stack(_push(told, x[0]), -1),
+    )
+
+
+_STEPS = rows(2, -1, 2)
+_PLACES = same(2, dtype="int32", low=0, high=1)
+_DIVIDED = {
+    "apart": (_taken_apart, _STEPS),
+    "again": (_set_again, _STEPS, rows(-1, 2)),
+    "filled": (_filled, rows(-1, 2), rows(-1, 2)),
+    "unset": (_unset, rows(-1, 2)),
+    "never set": (_never_set, rows(-1, 2)),
+    "zeros": (_rows_among_zeros, rows(-1, 2)),
+    "added": (_added, rows(-1, 2), _STEPS),
+    "picked": (_picked, _STEPS, _PLACES),
+    "resized": (_resized, _STEPS),
+    "joined": (_joined, rows(2, 3, -1, 2)),
+    "measured": (_measured, _STEPS),
+}
+
+
+@pytest.mark.parametrize("name", _DIVIDED)
+def test_lists_of_rows_are_divided(name):
+    function, *given = _DIVIDED[name]
+    for seed in range(3):
+        program = check(function, *given, towers=_FEW, seed=seed)
+        assert not once(program)
+
+
+def test_rows_are_put_at_places():
+    def put(x):
+        return _scattered(x, tf.constant([3, 1]))
+
+    program = check(put, _STEPS, towers=_FEW)
+    assert not once(program)
+
+
+def test_other_axes_and_blocks_of_rows():
+    program = check(
+        lambda x: _stack(_push(_list(x), x[0] * 2), -1),
+        rows(2, 3, -1),
+        towers=_FEW,
+    )
+    assert not once(program)
+    for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
+        program = check(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
+        assert not once(program)
+
+
+def test_lists_of_parts_of_sums_stay_so():
+    def parts(_, x, y):
+        items = _set(_list(x), 0, x[1])
+        items = _push(items, y)
+        items = tf.add_n([items, _list(tf.ones((3, 2)))])
+        items, last = _pop(items, -1)
+        return _stack(items, -1), last, _get(items, 1, -1), _length(items)
+
+    program = check(parts, rows(-1), part(2, 2), same(2), towers=_FEW)
+    assert set(kinds(program)) <= {"sum", "first"}
+
+
+def test_sums_over_elements_are_parts():
+    def total(x, y):
+        items = _push(_empty([2]), y)
+        items = _push(items, tf.reduce_sum(x, 0))
+        return tf.reduce_sum(_stack(items, -1), 0)
+
+    program = check(total, rows(-1, 2), same(2), towers=_FEW)
+    assert not once(program)
+    assert kinds(program) == {"sum": 1}
+
+
+def test_each_tower_has_its_own_elements():
+    def back(x):
+        items = _list(x, [2])
+        return _stack(items, [2]), _length(items), _shape(items)
+
+    program = check(back, rows(-1, 2), towers=_FEW)
+    assert not once(program)
+    assert kinds(program) == {"gather": 1}
+
+
+def test_lists_of_lists():
+    def nested(x):
+        outer = tf.raw_ops.EmptyTensorList(
+            element_shape=tf.constant([], tf.int32),
+            max_num_elements=-1,
+            element_dtype=tf.variant,
+        )
+        outer = _push(outer, _list(x))
+        outer = _push(outer, _push(_empty([-1, 2]), x[0]))
+        inner = tf.raw_ops.TensorListGetItem(
+            input_handle=outer,
+            index=0,
+            element_shape=tf.constant([], tf.int32),
+            element_dtype=tf.variant,
+        )
+        return _stack(inner, -1)
+
+    program = check(nested, _STEPS, towers=_FEW)
+    assert not once(program)
+
+
+# ---- computed once -----------------------------------------------------------
+
+
+def _by_the_batch(x):
+    at = tf.cast(tf.reduce_sum(x) > 0, tf.int32)
+    return _get(_list(x), at, -1)
+
+
+def _one_example(x):
+    return _get(_list(x), _size(x) - 1, -1)
+
+
+def _example_put(x):
+    return _stack(_set(_list(x), 0, x[-1]), -1)
+
+
+def _example_popped(x):
+    items, last = _pop(_list(x), -1)
+    return last, _stack(items, [2])
+
+
+def _examples_picked(x):
+    return tf.raw_ops.TensorListGather(
+        input_handle=_list(x),
+        indices=tf.range(_size(x))[::-1],
+        element_shape=tf.constant([-1]),
+        **_FLOAT,
+    )
+
+
+def _examples_joined(x):
+    found, sizes = tf.raw_ops.TensorListConcatV2(
+        input_handle=_list(x),
+        element_shape=tf.constant([-1, 2]),
+        leading_dims=tf.constant([], tf.int64),
+        **_FLOAT,
+    )
+    return found, sizes
+
+
+def _of_unlike_shapes(x):
+    items = _push(_empty(-1), x)
+    items = _push(items, tf.concat([x, x], 1))
+    items, wide = _pop(items, -1)
+    # One of the towers cannot say how wide an element is.
+    return tf.sort(wide, 0), tf.sort(_get(items, 0, -1), 0)
+
+
+def _sorted(x):
+    items = _list(x)
+    return tf.map_fn(
+        lambda k: tf.sort(_get(items, k, [-1, 2]), 0),
+        tf.range(2),
+        fn_output_signature=tf.float32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (_by_the_batch, _STEPS),
+        (_one_example, rows(-1, 2)),
+        (_example_put, rows(-1, 2)),
+        (_example_popped, rows(-1, 2)),
+        (_examples_picked, rows(-1, 2)),
+        (_examples_joined, _STEPS),
+        (_of_unlike_shapes, rows(-1, 2)),
+        (_sorted, _STEPS),
+    ],
+)
+def test_what_is_not_divided_is_that_of_one_device(function, given):
+    for seed in range(2):
+        check(function, given, seed=seed)
