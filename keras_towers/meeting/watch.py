@@ -285,8 +285,11 @@ def failed_before(call: int, why: str) -> str:
     first = _watch.place[0], why
     with contextlib.suppress(OSError):
         first = _watch.store.first(f"{_FAILED}-{call}", first)
-    rank, why = first
-    return "" if rank == _watch.place[0] else f"rank {rank} failed first: {why}"
+    rank, reason = first
+    # What all ranks refuse is no rank's failure.
+    if rank == _watch.place[0] or reason == why:
+        return ""
+    return f"rank {rank} failed first: {reason}"
 
 
 def passed() -> None:
