@@ -13,11 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from keras_towers import _imports
-from keras_towers.errors import (
-    CompatibilityError,
-    TowerError,
-    did_you_mean,
-)
+from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
     from keras_towers import elastic
