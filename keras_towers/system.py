@@ -44,10 +44,10 @@ def writable(folder: Path, advice: str) -> Path:
 
 def writable_file(path: Path, who: str) -> None:
     """Raise an error for who is to write a file later, if nobody can."""
+    writable(path.absolute().parent, f"give {who} another path.")
     try:
         there = path.exists()
-        with path.open("a"):
-            pass
+        path.open("a").close()
         if not there:
             path.unlink()
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,9 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-
-if TYPE_CHECKING:
-    from keras_towers.fit.data.ranks import Order
+from keras_towers.fit.data import ranks as ranks_lib
 
 logger = logging.getLogger("keras_towers")
 
@@ -44,7 +42,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         config: TowerConfig,
         kind: str,
         has_run: Callable[[], None],
-        order: Order | None = None,
+        order: ranks_lib.Order | None = None,
         whole: bool = False,
         **kwargs: Any,
     ):
@@ -63,9 +61,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                from keras_towers.fit.data.ranks import of_arrays
-
-                own = of_arrays(self.data_adapter, config)
+                own = ranks_lib.of_arrays(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -102,8 +98,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
     ) -> None:
         """Make all ranks run the same number of steps."""
-        from keras_towers.fit.data import ranks as ranks_lib
-
         same = None if self._each else dataset
         numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
@@ -135,9 +129,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Give this rank the agreed number of ``TowerBatch``es."""
         if self._agreed is None:
             return dataset
-        from keras_towers.fit.data.ranks import endless
-
-        dataset = endless(dataset, self._towers, self._first_batch)
+        dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
         return dataset.take(self._agreed)
 
     def _first_batch(self) -> tf.data.Dataset:
