@@ -116,9 +116,9 @@ def find(name: str) -> EntryPoint:
         return EntryPoint(name, f"keras_towers:{STRATEGIES[name].kind}", GROUP)
     found = list(entry_points(group=GROUP, name=name))
     if not found:
+        known = strategy_names()
         raise TowerError(
-            f"unknown strategy '{name}'; known are "
-            f"{', '.join(strategy_names())}"
-            f"{did_you_mean(name, strategy_names())}"
+            f"unknown strategy '{name}'; known are {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
         )
     return found[0]

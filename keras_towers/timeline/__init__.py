@@ -18,7 +18,7 @@ from keras_towers.fit.calls.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.meeting import check
-from keras_towers.system import writable_file
+from keras_towers.system import writable, writable_file
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.measured import summarise
 from keras_towers.timeline.recorded import Host, OfRank, align
@@ -113,6 +113,7 @@ class Timeline(ObservesFit):
                 "refuses after enable_op_determinism(): measure without it."
             )
         rank = 0 if config is None else config.peers.rank
+        writable(self.path.absolute().parent, "give Timeline another path.")
         writable_file(self._path_of(rank), "Timeline")
         self.phases, self.advice = {}, []
         kept = max(self._last, _KEPT)

@@ -151,11 +151,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give it one example.")
         if self._each and have is not None and have < need:
-            called = config.replicas_are_called
             raise TowerError(
-                f"the dataset has {_number(have, 'batch')}, fewer than the "
-                f"{need} {called}s: give at least {need}, or use at most "
-                f"{_number(have, called)}."
+                f"the dataset has fewer batches ({have}) than there are "
+                f"{config.replicas_are_called}s ({need}): give more, or use "
+                f"fewer {config.replicas_are_called}s."
             )
 
     def skip_to(self, start: Start) -> None:
@@ -246,11 +245,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._num_batches = self._agreed if self._agreed > 0 else None
         elif self._each and self._num_batches:
             self._num_batches = -(-self._num_batches // self._towers)
-
-
-def _number(count: int, noun: str) -> str:
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{ending}"
 
 
 class Undistributed:
