@@ -241,11 +241,7 @@ def _written(
 
 
 def _assigned(
-    original: Callable[..., Any],
-    variable: Any,
-    value: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Callable, variable: Any, value: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Write a sum of all towers that was made here, outside of a step."""
     # TensorFlow divides it by the replicas, and so rounds integers.
