@@ -197,9 +197,13 @@ def test_a_model_of_keras_2_is_refused_in_one_line(in_graph):
 
 def test_an_empty_dataset_and_one_without_batches(model, before):
     rows = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+    scalars = tf.data.Dataset.from_tensor_slices((X, X[:, 0]))
     with kt.TowerStrategy(2):
         with pytest.raises(kt.TowerError, match="^the dataset is empty: give"):
             train(model, rows.batch(4).take(0), None)
         with pytest.raises(kt.TowerError, match=r"needs \.batch\(n\)"):
             train(model, rows, None)
+        with pytest.raises(ValueError, match="incompatible") as error:
+            train(model, scalars, None)
+        assert ".batch(n)" in "".join(error.value.__notes__)
     before.assert_still()

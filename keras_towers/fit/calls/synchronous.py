@@ -184,6 +184,11 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 f"Before, model {model.name!r} could not be built on one "
                 f"device: {type(reason).__name__}: {reason}"
             )
+        if _lacks_rows(call.epoch_iterator):
+            error.add_note(
+                "The targets of the dataset have no rows: if it yields single "
+                "examples, it needs .batch(n)."
+            )
         for size, name in fixed_inputs(model):
             error.add_note(
                 f"Model {model.name!r} was built for batches of exactly {size} "
@@ -193,6 +198,16 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 "batch_size."
             )
         raise
+
+
+def _lacks_rows(iterator: Any) -> bool:
+    """Whether a dataset has scalars for targets, as one of examples has."""
+    if iterator is None:
+        return False
+    spec = iterator.source.element_spec
+    return isinstance(spec, tuple) and any(
+        getattr(leaf, "shape", None) == () for leaf in tf.nest.flatten(spec[1:])
+    )
 
 
 def fixed_inputs(model: keras.Model) -> list[tuple[int, str]]:
