@@ -221,8 +221,7 @@ def _check_claims(graph, values, wholes, count):
         tensor
         for operation in graph.get_operations()
         for tensor in operation.outputs
-        if tensor.dtype not in _SPECIAL
-        and tensor.name in values
+        if tensor.dtype not in _SPECIAL and tensor.name in values
         # One row is broadcast, which changes what the gradient sums over.
         and operation.type not in ("Const", "BroadcastGradientArgs")
     ]
