@@ -172,7 +172,8 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
     place = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
     weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
     sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
-    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *tf.unstack(sums)]
+    sums = tf.unstack(sums, len(_FACTORS))
+    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
     return tf.cast(tf.stack(found), tf.float32)
 
 
