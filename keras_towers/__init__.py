@@ -13,11 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from keras_towers import _imports
-from keras_towers.errors import (
-    CompatibilityError,
-    TowerError,
-    did_you_mean,
-)
+from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
     from keras_towers import elastic
@@ -91,53 +87,44 @@ __all__ = [
 ]
 
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
-_HOMES = {
-    "AsyncTowerStrategy": "keras_towers.strategies.asynchronous",
-    "Backup": "keras_towers.lasting",
-    "BytePSStrategy": "keras_towers.strategies.engines",
-    "ChiefOnly": "keras_towers.fit.calls.callbacks",
-    "CurrentTower": "keras_towers.towers",
-    "EveryRank": "keras_towers.fit.calls.callbacks",
-    "GradientPacker": "keras_towers.reduction",
-    "HorovodStrategy": "keras_towers.strategies.engines",
-    "MultiWorkerTowerStrategy": "keras_towers.strategies.multi_worker",
-    "NoOpStrategy": "keras_towers.strategies.noop",
-    "ParameterServerTowerStrategy": "keras_towers.strategies.parameter_server",
-    "SyncReplicasStrategy": "keras_towers.strategies.sync_replicas",
-    "DistributedParameterServerStrategy": "keras_towers.strategies.distributed",
-    "DistributedReplicatedStrategy": "keras_towers.strategies.distributed",
-    "Timeline": "keras_towers.timeline",
-    "TowerStrategy": "keras_towers.strategies.tower",
-    "clip_by_global_norm": "keras_towers.collectives",
-    "current_tower": "keras_towers.towers",
-    "gather": "keras_towers.collectives",
-    "launch": "keras_towers.launching.function",
-    "mean": "keras_towers.collectives",
-    "reduce_gradients": "keras_towers.collectives",
-    "run_on_each_tower": "keras_towers.towers",
-    "save_on_every_rank": "keras_towers.fit.hooks.saving",
-    "strategy": "keras_towers.strategies",
-    "verify": "keras_towers.verification",
-    "virtual_towers": "keras_towers.devices",
+_NAMES_IN = {
+    "collectives": "clip_by_global_norm gather mean reduce_gradients",
+    "devices": "virtual_towers",
+    "fit.calls.callbacks": "ChiefOnly EveryRank",
+    "fit.hooks.saving": "save_on_every_rank",
+    "lasting": "Backup",
+    "launching.function": "launch",
+    "reduction": "GradientPacker",
+    "strategies": "strategy",
+    "strategies.asynchronous": "AsyncTowerStrategy",
+    "strategies.distributed": "DistributedParameterServerStrategy "
+    "DistributedReplicatedStrategy",
+    "strategies.engines": "BytePSStrategy HorovodStrategy",
+    "strategies.multi_worker": "MultiWorkerTowerStrategy",
+    "strategies.noop": "NoOpStrategy",
+    "strategies.parameter_server": "ParameterServerTowerStrategy",
+    "strategies.sync_replicas": "SyncReplicasStrategy",
+    "strategies.tower": "TowerStrategy",
+    "timeline": "Timeline",
+    "towers": "CurrentTower current_tower run_on_each_tower",
+    "verification": "verify",
 }
-
-# Modules that belong to the public interface.
-_MODULES = ("elastic",)
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES and name not in _MODULES:
-            raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}"
-                f"{did_you_mean(name, __all__)}"
-            )
-        if name in _MODULES:
+        if name == "elastic":  # A module, which the import puts here.
             return importlib.import_module(f"{__name__}.{name}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+        for home, names in _NAMES_IN.items():
+            if name in names.split():
+                module = importlib.import_module(f"{__name__}.{home}")
+                globals()[name] = value = getattr(module, name)
+                return value
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}"
+            f"{did_you_mean(name, __all__)}"
+        )
 
 
 def __dir__() -> list[str]:

@@ -46,8 +46,7 @@ def writable_file(path: Path, who: str) -> None:
     """Raise an error for who is to write a file later, if nobody can."""
     try:
         there = path.exists()
-        with path.open("a"):
-            pass
+        path.open("a").close()
         if not there:
             path.unlink()
     except (OSError, ValueError) as error:

@@ -129,11 +129,8 @@ class Recipe(ABC):
                 # -P: ignore a folder of that name in the current directory.
                 ["-P", "-c", self.probe],
                 settings.IMPORT_S,
-                {
-                    **os.environ,
-                    "TF_CPP_MIN_LOG_LEVEL": "3",
-                    "KERAS_BACKEND": "tensorflow",
-                },
+                os.environ
+                | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
             )
         except NoAnswer as error:
             return Found(package.version, tensorflow, False, str(error))

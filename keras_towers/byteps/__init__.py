@@ -18,39 +18,23 @@ from keras_towers.transport import byteps_start as _start
 # If BytePS is missing, says what to do before the import below fails.
 _start.load()
 
-from byteps.tensorflow import (  # noqa: E402
-    Compression,
-    local_rank,
-    local_size,
-    rank,
-    size,
+# ``as`` makes a name one of this module's own.
+from byteps.tensorflow import (
+    Compression as Compression,
+    local_rank as local_rank,
+    local_size as local_size,
+    rank as rank,
+    size as size,
 )
 
-from keras_towers.byteps import callbacks  # noqa: E402
-from keras_towers.byteps.functions import (  # noqa: E402  # noqa: E402
-    DistributedOptimizer,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    init,
-    load_model,
-    push_pull,
-    shutdown,
+from keras_towers.byteps import callbacks as callbacks
+from keras_towers.byteps.functions import (
+    DistributedOptimizer as DistributedOptimizer,
+    broadcast as broadcast,
+    broadcast_global_variables as broadcast_global_variables,
+    broadcast_variables as broadcast_variables,
+    init as init,
+    load_model as load_model,
+    push_pull as push_pull,
+    shutdown as shutdown,
 )
-
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "callbacks",
-    "init",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "push_pull",
-    "rank",
-    "shutdown",
-    "size",
-]

@@ -9,16 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
-from keras_towers.errors import (
-    CompatibilityError,
-    TowerError,
-    did_you_mean,
-)
-
-if TYPE_CHECKING:
-    import keras_towers as kt
+from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 GROUP = "keras_towers.strategies"
 
@@ -54,42 +47,6 @@ STRATEGIES = {
 """The strategies of this package by name."""
 
 
-@overload
-def strategy(name: Literal["tower"], **options: Any) -> kt.TowerStrategy: ...
-@overload
-def strategy(
-    name: Literal["parameter-server"], **options: Any
-) -> kt.ParameterServerTowerStrategy: ...
-@overload
-def strategy(
-    name: Literal["async"], **options: Any
-) -> kt.AsyncTowerStrategy: ...
-@overload
-def strategy(
-    name: Literal["horovod"], **options: Any
-) -> kt.HorovodStrategy: ...
-@overload
-def strategy(name: Literal["byteps"], **options: Any) -> kt.BytePSStrategy: ...
-@overload
-def strategy(
-    name: Literal["multi-worker"], **options: Any
-) -> kt.MultiWorkerTowerStrategy: ...
-@overload
-def strategy(
-    name: Literal["distributed-parameter-server"], **options: Any
-) -> kt.DistributedParameterServerStrategy: ...
-@overload
-def strategy(
-    name: Literal["distributed-replicated"], **options: Any
-) -> kt.DistributedReplicatedStrategy: ...
-@overload
-def strategy(
-    name: Literal["sync-replicas"], **options: Any
-) -> kt.SyncReplicasStrategy: ...
-@overload
-def strategy(name: Literal["noop"], **options: Any) -> kt.NoOpStrategy: ...
-@overload
-def strategy(name: str, **options: Any) -> Any: ...
 def strategy(name: str, **options: Any) -> Any:
     """Create a strategy by name.
 
@@ -107,16 +64,16 @@ def strategy(name: str, **options: Any) -> Any:
     """
     made_by = _load(find(name))
     # Imports TensorFlow, which the commands that import this module need not.
-    from keras_towers.strategies.options import RENAMED, unknown
+    from keras_towers.strategies.options import unknown
 
-    known = {name: options[name] for name in options.keys() - RENAMED}
+    signature = inspect.signature(made_by)
     try:
-        inspect.signature(made_by).bind(**known)
+        signature.bind(**options)
     except TypeError as error:
         given = ", ".join(options)
         raise TowerError(
             f"the strategy '{name}' does not take these options: {given} "
-            f"({error}{unknown(options, inspect.signature(made_by))})"
+            f"({error}{unknown(options, signature)})"
         ) from error
     return made_by(**options)
 
@@ -159,9 +116,9 @@ def find(name: str) -> EntryPoint:
         return EntryPoint(name, f"keras_towers:{STRATEGIES[name].kind}", GROUP)
     found = list(entry_points(group=GROUP, name=name))
     if not found:
+        known = strategy_names()
         raise TowerError(
-            f"unknown strategy '{name}'; known are "
-            f"{', '.join(strategy_names())}"
-            f"{did_you_mean(name, strategy_names())}"
+            f"unknown strategy '{name}'; known are {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
         )
     return found[0]

@@ -101,11 +101,7 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
         )
     obstacle = _obstacle("nccl", devices)
     if obstacle is None:
-        return (
-            "nccl",
-            "several GPUs, whose links NCCL finds out by itself; tensorpack "
-            'took "hierarchical" for eight, which assumes those of a DGX-1',
-        )
+        return "nccl", "several GPUs, whose links NCCL finds out by itself"
     return "gpu", f"NCCL cannot run: {obstacle}"
 
 

@@ -30,13 +30,6 @@ from keras_towers.reduction import (
 from keras_towers.strategies import modes
 from keras_towers.strategies.modes import ModeName
 
-RENAMED = {
-    "stall_timeout": "stall_shutdown_s",
-    "start_timeout": "start_timeout_s",
-    "timeout": "heartbeat_timeout_s",
-}
-"""Former names of options, with the present ones."""
-
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
@@ -192,7 +185,6 @@ def takes_options(init: Init) -> Init:
             all of its options by name.
 
     Raises:
-        TowerError: when called with the former name of an option.
         TypeError: when called with an option that it does not take.
     """
     own = inspect.signature(init)
@@ -215,10 +207,6 @@ def takes_options(init: Init) -> Init:
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         kind = type(self).__name__
-        for name in options:
-            new = RENAMED.get(name)
-            if new in signature.parameters:
-                raise TowerError(f"{kind}: the option {name} is {new} now.")
         try:
             signature.bind(self, *args, **options)
         except TypeError as error:

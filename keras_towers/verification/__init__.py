@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Never
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -39,7 +39,6 @@ def verify(
     batch_norm: Extent | None = None,
     random: Extent = "global",
     tolerance: float | None = None,
-    **former: Never,
 ) -> Report:
     """Check whether a model trains on towers as it does on one device.
 
@@ -84,10 +83,6 @@ def verify(
         training step gave what one device gives, and it is proven that it
         always does.
     """
-    if "batches" in former:
-        raise TowerError("verify: the option batches is steps now.")
-    if former:
-        raise TypeError(f"verify() has no option {next(iter(former))!r}")
     towers = _at_least("towers", towers, 2)
     steps = _at_least("steps", steps, 1)
     _check_model(model)

@@ -79,9 +79,9 @@ def test_empty_data(model, before):
             before.assert_still()
 
 
-@pytest.mark.parametrize("count, what", [(1, "1 batch"), (3, "3 batches")])
-def test_fewer_batches_than_towers(model, before, count, what):
-    message = rf"{what}\b.* 4 towers.* at most {count} tower"
+@pytest.mark.parametrize("count", [1, 3])
+def test_fewer_batches_than_towers(model, before, count):
+    message = rf"fewer batches \({count}\) than .* towers \(4\): give more"
     strategy = kt.TowerStrategy(4, batches="each")
     with pytest.raises(kt.TowerError, match=message), strategy:
         model.fit(X[:count], Y[:count], batch_size=1, verbose=0)

@@ -28,7 +28,7 @@ def nccl(request, monkeypatch):
 
 
 def test_default(nccl):
-    on_gpus = ("nccl", "DGX-1") if nccl else ("gpu", "the test says so")
+    on_gpus = ("nccl", "several GPUs") if nccl else ("gpu", "the test says so")
     for devices, name, reason in (
         (CPUS[:1], "cpu", "one tower"),
         *((CPUS[:number], "cpu", "on the host") for number in range(2, 9)),

@@ -74,9 +74,6 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Replicas, {"tokens": "each"}, "tokens='each'"),
         (Replicas, {"stall_shutdown_s": 0}, "stall_shutdown_s=0"),
         (Replicas, {"batches": "split"}, "batches='split'"),
-        # What they were once called.
-        (Replicas, {"stall_timeout": 3}, "stall_shutdown"),
-        (kt.MultiWorkerTowerStrategy, {"timeout": 3}, "heartbeat"),
     ],
 )
 def test_refused(strategy, arguments, message, monkeypatch):

@@ -150,7 +150,6 @@ def plain():
             for option in ("towers", "steps")
             for value in (0, 1.5, "2", True)
         ),
-        (plain, (X, Y), {"batches": 3}, "batches is steps now"),
     ],
 )
 def test_refused(make, data, options, message):

@@ -98,22 +98,14 @@ def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
             part.built = False
         # TensorFlow leaves what a function makes that fails without a value,
         # and the error of such a step would hide this one.
-        if _without_values(model):
+        made = [v._value for v in state_lib.collect(model).everything()]
+        held = [v for v in made if isinstance(v, compat.BaseResourceVariable)]
+        if not all(value.is_initialized() for value in held):
             raise
         return error
     finally:
         attributes.put(before)
     return None
-
-
-def _without_values(model: keras.Model) -> bool:
-    """Whether variables of the model were made, but not initialized."""
-    values = [v._value for v in state_lib.collect(model).everything()]
-    return not all(
-        bool(value.is_initialized())
-        for value in values
-        if isinstance(value, compat.BaseResourceVariable)
-    )
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

@@ -73,17 +73,17 @@ def adapted(
     given["callbacks"] = callbacks
     listed = callbacks_lib.listed(callbacks)
     others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
-    with contextlib.ExitStack() as stack:
-        # The validation of fit has its callbacks.
-        if nested and len(others) < len(listed):
-            call.agree = next(c for c in listed if c not in others).agree
-        elif config.transport.size > 1:
-            synced = SyncedCallbacks(
-                config.transport, others, held_in_common, adoption
-            )
-            given["callbacks"] = callbacks_lib.with_added(callbacks, synced)
-            call.agree = synced.agree
-            stack.enter_context(synced.watching())
+    watching: Any = contextlib.nullcontext()
+    # The validation of fit has its callbacks.
+    if nested and len(others) < len(listed):
+        call.agree = next(c for c in listed if c not in others).agree
+    elif config.transport.size > 1:
+        synced = SyncedCallbacks(
+            config.transport, others, held_in_common, adoption
+        )
+        given["callbacks"] = callbacks_lib.with_added(callbacks, synced)
+        call.agree, watching = synced.agree, synced.watching()
+    with watching:
         yield
 
 
@@ -143,14 +143,10 @@ class SyncedCallbacks(keras.callbacks.Callback):
             yield
 
     def _run(
-        self,
-        callback: Any,
-        original: Callable[..., None],
-        *args: Any,
-        **kw: Any,
+        self, callback: Any, original: Callable, *args: Any, **kwargs: Any
     ) -> None:
         before = [(v, _value(v)) for v in self._variables(self.model)]
-        original(*args, **kw)
+        original(*args, **kwargs)
         for variable, value in before:
             if not _is_same(value, _value(variable)):
                 self._written[variable] = type(callback).__name__

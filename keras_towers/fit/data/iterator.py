@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,9 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-
-if TYPE_CHECKING:
-    from keras_towers.fit.data.ranks import Order
+from keras_towers.fit.data import ranks as ranks_lib
 
 logger = logging.getLogger("keras_towers")
 
@@ -44,7 +42,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         config: TowerConfig,
         kind: str,
         has_run: Callable[[], None],
-        order: Order | None = None,
+        order: ranks_lib.Order | None = None,
         whole: bool = False,
         **kwargs: Any,
     ):
@@ -63,9 +61,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                from keras_towers.fit.data.ranks import of_arrays
-
-                own = of_arrays(self.data_adapter, config)
+                own = ranks_lib.of_arrays(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -102,8 +98,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self, config: TowerConfig, kind: str, dataset: tf.data.Dataset
     ) -> None:
         """Make all ranks run the same number of steps."""
-        from keras_towers.fit.data import ranks as ranks_lib
-
         same = None if self._each else dataset
         numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
@@ -135,9 +129,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         """Give this rank the agreed number of ``TowerBatch``es."""
         if self._agreed is None:
             return dataset
-        from keras_towers.fit.data.ranks import endless
-
-        dataset = endless(dataset, self._towers, self._first_batch)
+        dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
         return dataset.take(self._agreed)
 
     def _first_batch(self) -> tf.data.Dataset:
@@ -159,11 +151,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give it one example.")
         if self._each and have is not None and have < need:
-            called = config.replicas_are_called
             raise TowerError(
-                f"the dataset has {_number(have, 'batch')}, fewer than the "
-                f"{need} {called}s: give at least {need}, or use at most "
-                f"{_number(have, called)}."
+                f"the dataset has fewer batches ({have}) than there are "
+                f"{config.replicas_are_called}s ({need}): give more, or use "
+                f"fewer {config.replicas_are_called}s."
             )
 
     def skip_to(self, start: Start) -> None:
@@ -254,11 +245,6 @@ class TowerEpochIterator(compat.TFEpochIterator):
             self._num_batches = self._agreed if self._agreed > 0 else None
         elif self._each and self._num_batches:
             self._num_batches = -(-self._num_batches // self._towers)
-
-
-def _number(count: int, noun: str) -> str:
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{ending}"
 
 
 class Undistributed:

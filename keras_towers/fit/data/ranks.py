@@ -30,7 +30,7 @@ _REMEDY = (
 _VALUES = 2**20
 _ROWS = 64
 _PRIME = 1_000_000_007
-_FACTORS = (618_033, 414_213)
+_FACTORS = [[618_033], [414_213]]
 # Machines may round differently what they compute from the same data.
 _TOLERANCE = 1e-4
 
@@ -118,19 +118,13 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise TowerError(
-            "the ranks were given different data: they have different numbers "
-            f"of batches ({check.each(counts)}). {_REMEDY}"
-        )
+        raise _different(f"numbers of batches differ ({check.each(counts)})")
     if any(plan[2] for plan in plans):
-        raise TowerError(
-            "the ranks were given different data: the dataset shuffles without "
-            f"a seed, so every rank reads it in another order. {_REMEDY}"
-        )
+        raise _different("every rank shuffles it without a seed")
     if all(plan[1] for plan in plans):
         odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
         if odd:
-            raise _different(odd, "examples")
+            raise _different(f"rank {odd} has other examples than rank 0")
     return numbers
 
 
@@ -149,11 +143,8 @@ def of_rows(adapter: Any) -> list[float]:
         return []
 
 
-def _different(rank: int, what: str) -> TowerError:
-    return TowerError(
-        f"the ranks were given different data: rank {rank} has other {what} "
-        f"than rank 0. {_REMEDY}"
-    )
+def _different(why: str) -> TowerError:
+    return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
 
 
 def sketch(structure: Any) -> tf.Tensor:
@@ -179,13 +170,10 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
     norm = tf.norm(flat)
     # Positions weigh differently, so that an order counts, too.
     place = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
-    weights = [
-        2 / _PRIME * tf.cast(place**2 * factor % _PRIME, tf.float64) - 1
-        for factor in _FACTORS
-    ]
-    sums = [tf.tensordot(flat, weight, 1) for weight in weights]
-    found = [tf.cast(count, tf.float64), tf.math.log1p(norm)]
-    found += [tf.math.divide_no_nan(total, norm) for total in sums]
+    weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
+    sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
+    sums = tf.unstack(sums, len(_FACTORS))
+    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
     return tf.cast(tf.stack(found), tf.float32)
 
 
@@ -231,7 +219,8 @@ class SameBatches:
         """The error of a step that has failed here, once."""
         odd = int(self._odd)
         self._odd.assign(0)
-        return _different(odd, "examples in a batch") if odd else None
+        why = f"rank {odd} has other examples in a batch than rank 0"
+        return _different(why) if odd else None
 
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:

@@ -244,11 +244,7 @@ def _written(
 
 
 def _assigned(
-    original: Callable[..., Any],
-    variable: Any,
-    value: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Callable, variable: Any, value: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Write a sum of all towers that was made here, outside of a step."""
     # TensorFlow divides it by the replicas, and so rounds integers.
@@ -257,12 +253,11 @@ def _assigned(
     is_sum = variable.aggregation == tf.VariableAggregation.SUM
     if strategy is None or not (across and is_sum):
         return original(variable, value, *args, **kwargs)
-    holds = strategy._components.config.transport.rank == 0
-    for component in variable.values:
-        mine = value if holds else tf.zeros_like(value)
+    first = strategy._components.config.first_tower
+    for tower, component in enumerate(variable.values, first):
         with tf.device(component.device):
+            mine = value if tower == 0 else tf.zeros_like(value)
             component.assign(mine, read_value=False)
-        holds = False
     return variable
 
 

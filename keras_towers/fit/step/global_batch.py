@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,7 @@ from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.attributes import Attributes
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.ranks import SameBatches
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step import drawn, draws
 from keras_towers.fit.step.hidden import HiddenRows
@@ -27,9 +28,6 @@ from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
-
-if TYPE_CHECKING:
-    from keras_towers.fit.data.ranks import SameBatches
 
 # What draws without a seed take it from.
 _UNSEEDED = "global_seed_generator"
@@ -50,11 +48,8 @@ class GlobalStep:
             self.hidden = HiddenRows()
         self._devices = [tower_lib.short_name(d) for d in self.config.devices]
         self.same: SameBatches | None = None
-        transport, splits = self.config.transport, self.config.batches
-        if transport.size > 1 and splits == "split":
-            from keras_towers.fit.data.ranks import SameBatches
-
-            self.same = SameBatches(transport)
+        if self.config.transport.size > 1 and self.config.batches == "split":
+            self.same = SameBatches(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step begins to read data."""

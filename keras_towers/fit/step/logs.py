@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -113,22 +112,6 @@ class Logs:
         read: Callable[[], Any],
     ) -> Any:
         """Return what is read while metrics have the state of all towers."""
-        # A metric may return a variable, which has that state only here.
-        with self._over_all_towers(metrics):
-            return tf.nest.map_structure(
-                lambda value: (
-                    tf.convert_to_tensor(value)
-                    if isinstance(value, keras.Variable)
-                    else value
-                ),
-                read(),
-            )
-
-    @contextlib.contextmanager
-    def _over_all_towers(
-        self, metrics: Iterable[keras.metrics.Metric]
-    ) -> Iterator[None]:
-        """Let metrics have the state of all towers of all ranks."""
         variables = {
             id(variable): variable
             for variable in [
@@ -146,7 +129,13 @@ class Logs:
             with variables_lib.viewed(
                 variables.values(), lambda value: seen[id(value)]
             ):
-                yield
+                # A metric may return a variable, which has that state here.
+                return tf.nest.map_structure(_read, read())
+
+
+def _read(value: Any) -> Any:
+    is_variable = isinstance(value, keras.Variable)
+    return tf.convert_to_tensor(value) if is_variable else value
 
 
 def _is_whole(value: Any) -> bool:

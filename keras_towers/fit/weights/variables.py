@@ -153,7 +153,6 @@ class TowerVariable(compat.SyncOnReadVariable):
             component.handle._distributed_container = weakref.ref(self)
         self.merge = merge
         self._first_tower = config.first_tower
-        self._has_no_sums = config.transport.rank > 0
         self._one_stream = merge == STREAM and config.random == "global"
         # None: equal shares of the batch.
         self._shares = shares
@@ -161,7 +160,7 @@ class TowerVariable(compat.SyncOnReadVariable):
         self.sums_over_ranks = False
         # What was written outside of steps into a sum that rank 0 holds.
         self._elsewhere: tf.Variable | None = None
-        if merge == SUM and self._has_no_sums:
+        if merge == SUM and config.transport.rank > 0:
             self._elsewhere = compat.hidden_variable(
                 "CPU:0", tf.zeros_like(values[0]), values[0].dtype
             )
@@ -221,10 +220,9 @@ class TowerVariable(compat.SyncOnReadVariable):
         with tf.device(primary.device):
             value = tf.convert_to_tensor(value, primary.dtype)
             first = value
-            if self.merge == SUM and self._has_no_sums:
+            if self.merge == SUM and self._elsewhere is not None:
                 first = tf.zeros_like(value)
-                if self._elsewhere is not None:
-                    self._elsewhere.assign(value, read_value=False)
+                self._elsewhere.assign(value, read_value=False)
             primary.assign(self._stream(first), read_value=False)
         for index, other in enumerate(others, 1):
             with tf.device(other.device):
