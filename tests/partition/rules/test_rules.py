@@ -1,4 +1,7 @@
-"""Every operation, on random layouts, against one device."""
+"""Every operation, on random layouts, against one device.
+
+`make test` draws some of them by a seed; `make test-all` has all.
+"""
 
 import contextlib
 import zlib
@@ -8,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
+from tests.kit.long import some_of
 from tests.partition.kit import TOWERS, Input, Refused, check
 from tests.splitting.layouts import SIZES, broadcast
 from tests.splitting.rules import (
@@ -22,6 +26,7 @@ from tests.splitting.rules import (
     shapes,
 )
 
+DRAWN = 8
 _FAMILIES = (elementwise, images, lists, matrices, moves, parts, picks)
 _CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
@@ -60,7 +65,7 @@ def _letters(case):
     return sorted({a for arg in case.args for a in arg.axes} - {"1"})
 
 
-@pytest.mark.parametrize("case", _CASES, ids=str)
+@pytest.mark.parametrize("case", some_of(_CASES, DRAWN), ids=str)
 def test_towers_compute_what_one_device_does(case):
     for letter in _letters(case):
         for plain in (True, False):
