@@ -179,10 +179,14 @@ def assert_seen(caught, kind):
     assert not any(word in str(caught.value) for word in FOLLOWS)
 
 
+def _name_of(kind):
+    if isinstance(kind, functools.partial):
+        return kind.keywords["function"].__name__
+    return kind.__name__
+
+
 CASES = [
-    pytest.param(
-        *(kind, name, row), id=f"{getattr(kind, '__name__', kind)}-{name}-{row}"
-    )
+    pytest.param(kind, name, row, id=f"{_name_of(kind)}-{name}-{row}")
     for kind, name, row in itertools.product(KINDS, STRATEGIES, (0, ROWS - 1))
 ]
 ORDER = {case.id: number for number, case in enumerate(CASES)}
