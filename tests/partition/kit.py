@@ -21,6 +21,12 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
 _SPECIAL = (tf.resource, tf.variant)
+# One row is broadcast, which changes what the gradient sums over. Of the last
+# two TensorFlow itself says what is not so.
+_NOT_CLAIMED = (
+    *("Const", "BroadcastGradientArgs"),
+    *("AccumulateNV2", "ExtractVolumePatches"),
+)
 # Graphs run as they were laid out, and are too small to be worth rewriting.
 _AS_IT_IS = tf.compat.v1.ConfigProto()
 _AS_IT_IS.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -238,8 +244,7 @@ def _check_claims(graph, values, wholes, count):
         if tensor.dtype not in _SPECIAL
         and tensor.name in values
         and graph.is_fetchable(operation)
-        # One row is broadcast, which changes what the gradient sums over.
-        and operation.type not in ("Const", "BroadcastGradientArgs")
+        and operation.type not in _NOT_CLAIMED
     ]
     symbols = {}
     for tensor, array in zip(

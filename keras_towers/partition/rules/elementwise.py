@@ -23,7 +23,7 @@ _NUMBERS = """
     IgammaGradA Betainc Zeta NextAfter BesselI0 BesselI0e BesselI1 BesselI1e
     Bucketize Square Sqrt Rsqrt Reciprocal Inv Abs ComplexAbs Sign Angle Complex
     Mod FloorMod FloorDiv TruncateDiv TruncateMod Maximum Minimum ClipByValue
-    SquaredDifference Xlogy Xlog1py Pow OnesLike
+    SquaredDifference Xlogy Xlog1py Xdivy Pow
 """
 _TRUTHS = """
     IsFinite IsNan IsInf LogicalNot LogicalAnd LogicalOr Less LessEqual Greater
@@ -50,7 +50,7 @@ _COPIES = """
     PreventGradient DeepCopy Copy DebugIdentityV2 Neg Real Imag Conj
 """
 _SUMS = "AddV2 Add Sub AddN"
-_QUOTIENTS = "RealDiv Div DivNoNan Xdivy"
+_QUOTIENTS = "RealDiv Div DivNoNan"
 
 _FIRST = (frozenset({0}),)
 
@@ -113,9 +113,15 @@ def _sum(node: Node, *inputs: Value) -> Factors | None:
     return broadcast(node, (frozenset(range(len(inputs))),))
 
 
-@axes("Mul", "MulNoNan")
+@axes("Mul")
 def _product(node: Node, *inputs: Value) -> Factors | None:
     return broadcast(node, (frozenset({0}), frozenset({1})))
+
+
+@axes("MulNoNan")
+def _product_or_zero(node: Node, *inputs: Value) -> Factors | None:
+    # Parts that are not zero may have a sum that is.
+    return broadcast(node, _FIRST)
 
 
 @axes(*_QUOTIENTS.split())
