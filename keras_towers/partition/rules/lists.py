@@ -318,6 +318,8 @@ def _note(node: Node, inputs: Sequence[Value], outputs: list[Value]) -> None:
         count = (length,) if kind == "Stack" else inputs[1].shape
         if sizes is not None and count:
             first.shape = (*count, *sizes)
+    elif kind == "ConcatV2" and elements.shape and elements.is_full:
+        first.shape = (None, *elements.shape[1:])
     elif kind == "Length" and length is not None:
         first.known = np.asarray(length, object)
     elif kind == "ElementShape" and elements.told is not None:

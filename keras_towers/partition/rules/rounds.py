@@ -35,7 +35,7 @@ from keras_towers.partition.lists import (
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import symbol
+from keras_towers.partition.sizes import Size, symbol
 
 _ADDS = ("Add", "AddV2", "AddN")
 _PASSES = 4
@@ -257,6 +257,7 @@ class _Loop:
                     local=None,
                     whole=tensor,
                     linear=None,
+                    numbers=None,
                 )
             else:
                 shape = self._inputs[index].shape
@@ -430,4 +431,4 @@ def _is(known: Any, number: Any) -> bool:
     if known is None or np.shape(known):
         return False
     own = known[()]
-    return not isinstance(own, bool) and bool(own == number)
+    return isinstance(own, (int, Size)) and bool(own == number)
