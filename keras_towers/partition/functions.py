@@ -7,13 +7,18 @@ inside of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue, Builder, NeedsExchange
+from keras_towers.partition.builder import (
+    AttrValue,
+    Builder,
+    NeedsExchange,
+    Output,
+)
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -22,19 +27,15 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.lists import (
-    alike_elements,
-    alike_entries,
-    joined_elements,
-    joined_entries,
-    joined_shapes,
-    own_list,
-)
+from keras_towers.partition.lists import in_common, own_list
 from keras_towers.partition.node import Node
-from keras_towers.partition.program import Operation, Tensor
+from keras_towers.partition.program import Function, Operation, Tensor
 
 if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
+
+
+# ---- of the trace ------------------------------------------------------------
 
 
 def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
@@ -60,6 +61,9 @@ def source(tensor: Any) -> Any:
     return tensor
 
 
+# ---- values ------------------------------------------------------------------
+
+
 def inside(partition: Partitioner, value: Value) -> Value:
     """Return a value of the program as functions see it."""
     if not value.is_replicated:
@@ -71,13 +75,6 @@ def inside(partition: Partitioner, value: Value) -> Value:
         whole=partition.local(value),
         linear=None,
     )
-
-
-def summed(partition: Partitioner, value: Value) -> Value:
-    """Return a value, if it is a part of a sum the sum."""
-    if value.is_partial:
-        partition.whole(value)
-    return value
 
 
 def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
@@ -113,39 +110,72 @@ def joined(a: Value, b: Value) -> Value:
     Raises:
         NeedsExchange: if they cannot be laid out alike.
     """
-    layouts = [REPLICATED if v.is_replicated else v.layout for v in (a, b)]
-    divided = [layout for layout in layouts if layout != REPLICATED]
-    if any(layout != divided[0] for layout in divided):
+    layouts = [v.layout for v in (a, b) if not v.is_replicated]
+    if any(layout != layouts[0] for layout in layouts):
         raise NeedsExchange
-    return Value(
-        divided[0] if divided else REPLICATED,
-        shape=joined_shapes(a.shape, b.shape),
-        known=joined_entries(a.known, b.known),
-        element=joined_elements(a.element, b.element),
-    )
+    return in_common(a, b, layouts[0] if layouts else REPLICATED)
 
 
-def alike(a: Value, b: Value) -> bool:
-    """Whether two values are laid out alike, and as much is known of them."""
-    return (
-        (a.layout, a.shape) == (b.layout, b.shape)
-        and alike_entries(a.known, b.known)
-        and alike_elements(a.element, b.element)
-    )
+def with_parts_or_sums(
+    partition: Partitioner,
+    inputs: Sequence[Value],
+    lay_out: Callable[[Sequence[Value]], list[Value] | None],
+) -> list[Value] | None:
+    """Lay out what towers call; None: it is computed once.
 
-
-def captured(
-    builder: Builder, inputs: Iterable[Tensor], outputs: Iterable[Tensor]
-) -> tuple[list[Operation], list[Tensor]]:
-    """Return the operations that a function needs, and what it is given else.
+    What is a part of a sum stays so, or else is summed before.
 
     Args:
+        partition: has the program around it.
+        inputs: what it is given.
+        lay_out: lays it out.
+    """
+    before = len(partition.once)
+    while True:
+        try:
+            return lay_out(inputs)
+        except NeedsExchange:
+            del partition.once[before:]
+        parts = [value for value in inputs if value.is_partial]
+        if not parts:
+            return None
+        for value in parts:
+            partition.whole(value)
+
+
+# ---- calls -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A function, but for what it uses of the program around it.
+
+    Attributes:
         builder: has its operations.
-        inputs: its inputs.
+        inputs: its own inputs.
         outputs: its outputs.
     """
-    own = {id(operation) for operation in builder.operations}
-    seen, waiting = set(inputs), list(outputs)
+
+    builder: Builder
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
+def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
+    """Return functions, and what all of them are given besides their inputs."""
+    found = [_captured(draft) for draft in drafts]
+    captures = list(dict.fromkeys(t for _, others in found for t in others))
+    functions = [
+        Function([*draft.inputs, *captures], draft.outputs, operations)
+        for draft, (operations, _) in zip(drafts, found, strict=True)
+    ]
+    return functions, captures
+
+
+def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
+    """The operations that a function needs, and what it uses else."""
+    own = {id(operation) for operation in draft.builder.operations}
+    seen, waiting = set(draft.inputs), list(draft.outputs)
     kept: set[int] = set()
     others: list[Tensor] = []
     while waiting:
@@ -161,7 +191,7 @@ def captured(
             waiting += operation.inputs
         else:
             others.append(tensor)
-    return [o for o in builder.operations if id(o) in kept], others
+    return [o for o in draft.builder.operations if id(o) in kept], others
 
 
 def _is_made_anew(operation: Operation) -> bool:
@@ -176,13 +206,42 @@ def _is_made_anew(operation: Operation) -> bool:
     )
 
 
+def looped(
+    partition: Partitioner,
+    node: Node,
+    given: Sequence[Tensor],
+    body: Draft,
+    condition: Draft,
+) -> list[Tensor]:
+    """Add a loop; return its outputs, first what goes round.
+
+    Args:
+        partition: has the program.
+        node: the operation of the trace.
+        given: N tensors that go round.
+        body: takes them, and returns them anew.
+        condition: takes them, and returns whether there is another round.
+    """
+    (round_, goes_on), captures = closed([body, condition])
+    round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
+    every = [*given, *captures]
+    return called(
+        partition,
+        node,
+        every,
+        {"T": dtypes_of(every)},
+        [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
+        {"body": round_, "cond": goes_on},
+    )
+
+
 def called(
     partition: Partitioner,
     node: Node,
     inputs: Sequence[Tensor],
-    attributes: dict[str, Any],
-    outputs: Sequence[tuple[Any, tf.TensorShape]],
-    functions: dict[str, Any],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[Output],
+    functions: Mapping[str, Any],
 ) -> list[Tensor]:
     """Add an operation that calls functions; return its outputs.
 
@@ -196,18 +255,18 @@ def called(
     """
     same = ("parallel_iterations", "_lower_using_switch_merge")
     given = node.operation.node_def.attr
-    attributes |= {key: given[key] for key in same if key in given}
     shapes = [shape.as_proto() for _, shape in outputs]
-    attributes["output_shapes"] = AttrValue(
-        list=AttrValue.ListValue(shape=shapes)
-    )
     # The functions read variables, and do not write any.
     handles = [tensor for tensor in inputs if tensor.dtype == tf.resource]
     least = partition.after(node, handles, True) if handles else 0
     found = partition.builder.add(
         node.type,
         inputs,
-        attributes,
+        {
+            **attributes,
+            **{key: given[key] for key in same if key in given},
+            "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
+        },
         outputs,
         least=least,
         functions=functions,

@@ -8,7 +8,6 @@ from keras_towers.partition.rules import (  # noqa: F401
     lists,
     loops,
     moves,
-    optionals,
     picks,
     places,
     products,

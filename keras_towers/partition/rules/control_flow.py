@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.builder import Builder, attribute
 from keras_towers.partition.functions import (
+    Draft,
     called,
-    captured,
+    closed,
     dtypes_of,
     graph_of,
     inside,
     joined,
     laid_out,
-    summed,
+    with_parts_or_sums,
 )
 from keras_towers.partition.layouts import REPLICATED, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
-from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import rule
 
 
@@ -43,40 +43,22 @@ def _called(
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
 ) -> list[Value] | None:
-    names = _names(node)
+    graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
+    if None in graphs:
+        return None
     known = None if chosen.known is None else np.ravel(chosen.known)[0]
     if isinstance(known, (bool, int)) and chosen.shape == ():
         # The last branch is that of all other numbers.
-        at = int(known) if 0 <= known < len(names) else -1
-        graph = graph_of(node, names[at], ahead=1)
-        if graph is None:
-            return None
-        return partition.call(graph, inputs)[: node.num_outputs]
+        at = int(known) if 0 <= known < len(graphs) else -1
+        return partition.call(graphs[at], inputs)[: node.num_outputs]
     divided = not all(value.is_replicated for value in (chosen, *inputs))
     if partition.builder.meets and not divided:
         return None
-    graphs = [graph_of(node, name, ahead=1) for name in names]
-    if None in graphs:
-        return None
-    # All towers go the same way.
-    way = partition.local(chosen)
-    before = len(partition.once)
-    try:
-        found = _laid_out(partition, node, graphs, way, inputs)
-    except NeedsExchange:
-        if not any(value.is_partial for value in inputs):
-            return None
-        del partition.once[before:]
-        whole = [summed(partition, value) for value in inputs]
-        try:
-            found = _laid_out(partition, node, graphs, way, whole)
-        except NeedsExchange:
-            return None
-    # What all towers would do alike is better done once.
-    is_divided = not partition.builder.meets or any(
-        value.layout != REPLICATED for value in found
+    return with_parts_or_sums(
+        partition,
+        inputs,
+        functools.partial(_laid_out, partition, node, graphs, chosen),
     )
-    return found if is_divided else None
 
 
 def _names(node: Node) -> list[str]:
@@ -89,47 +71,43 @@ def _laid_out(
     partition: Partitioner,
     node: Node,
     graphs: Sequence[Any],
-    way: Tensor,
+    chosen: Value,
     inputs: Sequence[Value],
-) -> list[Value]:
-    branches, ends = [], []
-    for graph in graphs:
-        branch = partition.inside(Builder(meets=False))
+) -> list[Value] | None:
+    # All towers go the same way.
+    way = partition.local(chosen)
+    branches = [partition.inside(Builder(meets=False)) for _ in graphs]
+    ends = []
+    for branch, graph in zip(branches, graphs, strict=True):
         own = [inside(partition, value) for value in inputs]
         ends.append(branch.call(graph, own)[: node.num_outputs])
-        branches.append(branch)
     results = [
-        functools.reduce(joined, values) for values in zip(*ends, strict=True)
+        functools.reduce(joined, values, values[0])
+        for values in zip(*ends, strict=True)
     ]
-    outputs = [
-        [
-            laid_out(branch, value, result.layout)
-            for value, result in zip(values, results, strict=True)
+    layouts = [result.layout for result in results]
+    if partition.builder.meets and all(own == REPLICATED for own in layouts):
+        # What all towers would do alike is better done once.
+        return None
+    drafts = []
+    for branch, values in zip(branches, ends, strict=True):
+        outputs = [
+            laid_out(branch, value, layout)
+            for value, layout in zip(values, layouts, strict=True)
         ]
-        for branch, values in zip(branches, ends, strict=True)
-    ]
-    closed = [
-        captured(branch.builder, (), found)
-        for branch, found in zip(branches, outputs, strict=True)
-    ]
-    given = list(dict.fromkeys(t for _, others in closed for t in others))
-    made = [
-        Function(given, found, operations)
-        for found, (operations, _) in zip(outputs, closed, strict=True)
-    ]
+        drafts.append(Draft(branch.builder, (), outputs))
+    made, given = closed(drafts)
+    dtypes = dtypes_of(node.operation.outputs)
+    attributes = {"Tin": dtypes_of(given), "Tout": dtypes}
     functions: dict[str, Any] = {"branches": made}
-    attributes = {"Tin": dtypes_of(given), "Tout": dtypes_of(outputs[0])}
     if not node.type.endswith("Case"):
         functions = {"else_branch": made[0], "then_branch": made[1]}
         attributes["Tcond"] = attribute(way.dtype)
     specs = [
-        (tensor.dtype, local_shape(shape, result.layout))
-        for tensor, shape, result in zip(
-            outputs[0], node.shapes, results, strict=True
-        )
+        (tensor.dtype, local_shape(tensor.shape, layout))
+        for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
     ]
-    every = [way, *given]
-    made_of = called(partition, node, every, attributes, specs, functions)
-    for result, tensor in zip(results, made_of, strict=True):
+    found = called(partition, node, [way, *given], attributes, specs, functions)
+    for result, tensor in zip(results, found, strict=True):
         result.local = tensor
     return results

@@ -1,30 +1,35 @@
-"""Lists of tensors, which loops use."""
+"""Lists of tensors, which loops use, and optional values, which branches do."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import NeedsExchange, attribute
+from keras_towers.partition.builder import (
+    AttrValue,
+    NeedsExchange,
+    attribute,
+)
 from keras_towers.partition.functions import laid_out
 from keras_towers.partition.layouts import (
     REPLICATED,
-    Layout,
     ListOf,
-    Partial,
     Sharded,
     Value,
 )
 from keras_towers.partition.lists import (
     Elements,
+    are_rows,
+    behind,
     fits,
     joined_elements,
     one_more,
-    own_list,
+    own_sizes,
 )
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import (
@@ -35,55 +40,215 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import AXES, rule
 from keras_towers.partition.sizes import UNKNOWN
 
-_MADE = Callable[..., "list[Value] | None"]
+# What operations take and return: a list, an element of one, several along a
+# first axis, the shape of an element, and what all have.
+_ROLES = {
+    "EmptyTensorList": ("shape same", "list"),
+    "TensorListReserve": ("shape same", "list"),
+    "TensorListFromTensor": ("stack shape", "list"),
+    "TensorListScatterV2": ("stack same shape same", "list"),
+    "TensorListSetItem": ("list same item", "list"),
+    "TensorListPushBack": ("list item", "list"),
+    "TensorListPopBack": ("list shape", "list item"),
+    "TensorListResize": ("list same", "list"),
+    "TensorListGetItem": ("list same shape", "item"),
+    "TensorListStack": ("list shape", "stack"),
+    "TensorListGather": ("list same shape", "stack"),
+    "TensorListConcatV2": ("list shape same", "item same"),
+    "TensorListLength": ("list", "same"),
+    "TensorListElementShape": ("list", "same"),
+    "OptionalNone": ("", "list"),
+    "OptionalFromValue": ("item", "list"),
+    "OptionalGetValue": ("list", "item"),
+    "OptionalHasValue": ("list", "same"),
+}
+# A tower may do these to lists of which the elements are rows.
+_OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-def _rule(*types: str) -> Callable[[_MADE], _MADE]:
-    """Register a rule that is asked about all lists."""
-    return rule(*types, always=True, of_lists=True)
+@rule(*_ROLES, always=True, of_lists=True)
+def _list(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    takes, gives = (roles.split() for roles in _ROLES[node.type])
+    if len(takes) != len(inputs) or len(gives) != node.num_outputs:
+        # An optional value of several tensors.
+        return None
+    if all(value.is_replicated for value in inputs):
+        found = partition.computed_once(node, inputs)
+    else:
+        try:
+            found = _divided(partition, node, takes, gives, inputs)
+        except NeedsExchange:
+            return None
+    _note(node, inputs, found)
+    return found
 
 
-def _element(value: Value) -> Any:
-    """How the elements of a list are laid out."""
-    layout = value.layout
-    return layout.element if isinstance(layout, ListOf) else REPLICATED
+@rule("AddN", "ZerosLike", always=True)
+def _added(
+    partition: Partitioner, node: Node, *values: Value
+) -> list[Value] | None:
+    if node.output_dtype(0) != tf.variant:
+        factors = AXES[node.type](node, *values)
+        if factors is None:
+            return None
+        return partition.divided(node, values, factors)
+    if all(value.is_replicated for value in values):
+        found = partition.computed_once(node, values)
+    else:
+        takes = ["list"] * len(values)
+        try:
+            found = _divided(partition, node, takes, ["list"], values)
+        except NeedsExchange:
+            return None
+    every = [value.element for value in values]
+    elements = functools.reduce(joined_elements, every)
+    if elements is not None:
+        item = elements.item
+        # What is set in one of them is set in their sum.
+        elements = dataclasses.replace(
+            elements,
+            item=item and dataclasses.replace(item, known=None),
+            is_full=any(own is not None and own.is_full for own in every),
+            are_places=item is None,
+        )
+    found[0].element = elements
+    return found
 
 
-def _are_rows(value: Value) -> bool:
-    """Whether the elements of a list are rows, of which each tower has some."""
-    element = _element(value)
-    return isinstance(element, Sharded) and element.axis < 0
+# ---- on towers ---------------------------------------------------------------
+
+
+def _divided(
+    partition: Partitioner,
+    node: Node,
+    takes: Sequence[str],
+    gives: Sequence[str],
+    inputs: Sequence[Value],
+) -> list[Value]:
+    """Have each tower do an operation.
+
+    Args:
+        partition: makes the operations.
+        node: the operation.
+        takes: the roles of its inputs.
+        gives: the roles of its outputs.
+        inputs: its inputs.
+
+    Raises:
+        NeedsExchange: if towers cannot.
+    """
+    element = _element(takes, inputs)
+    elements = inputs[0].element
+    if node.type == "TensorListElementShape":
+        return [_told(partition, node, elements)]
+    if node.type == "TensorListLength" and are_rows(element):
+        size = partition.size(elements and elements.length)
+        if size is None:
+            raise NeedsExchange
+        return [Value(REPLICATED, whole=partition.cast(size, tf.int32))]
+    if are_rows(element) and node.type not in _OF_ROWS:
+        raise NeedsExchange
+    if node.type == "TensorListConcatV2":
+        # Of what is not set nobody knows how long it is.
+        is_full = elements is not None and elements.is_full
+        if not is_full or (isinstance(element, Sharded) and not element.axis):
+            raise NeedsExchange
+    given = []
+    for role, value in zip(takes, inputs, strict=True):
+        if role == "shape":
+            own = _own_shape(partition, node, value, element, elements)
+        else:
+            own = laid_out(partition, value, _layout(role, element))
+        given.append(own)
+    layouts = [_layout(role, element) for role in gives]
+    shapes = [
+        local_shape(shape, layout)
+        for shape, layout in zip(node.shapes, layouts, strict=True)
+    ]
+    attributes = {}
+    if node.type == "TensorListStack" and are_rows(element):
+        attributes["num_elements"] = attribute(-1)
+    if node.type == "OptionalGetValue":
+        protos = [shape.as_proto() for shape in shapes]
+        attributes["output_shapes"] = AttrValue(
+            list=AttrValue.ListValue(shape=protos)
+        )
+    found = partition.builder.copy(node.operation, given, shapes, attributes)
+    return [
+        Value(layout, local)
+        for layout, local in zip(layouts, found, strict=True)
+    ]
+
+
+def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
+    """How the elements of a list are laid out that operations take or make."""
+    given = list(zip(takes, inputs, strict=True))
+    for role, value in given:
+        if role == "list" and isinstance(value.layout, ListOf):
+            return value.layout.element
+    for role, value in given:
+        layout: Any = value.layout
+        if role == "item" and not value.is_replicated:
+            return layout
+        if role == "stack" and not value.is_replicated:
+            if not isinstance(layout, Sharded):
+                return layout
+            if layout.axis > 0 or layout.count == 1:
+                return layout.along(layout.axis - 1)
+    raise NeedsExchange
+
+
+def _layout(role: str, element: Any) -> Any:
+    if role == "list":
+        return ListOf(element)
+    if role == "stack":
+        return behind(element)
+    return element if role == "item" else REPLICATED
 
 
 def _own_shape(
     partition: Partitioner,
+    node: Node,
     shape: Value,
-    layout: Layout,
-    elements: Elements | None = None,
-) -> Tensor | None:
+    layout: Any,
+    elements: Elements | None,
+) -> Tensor:
     """Return the shape of elements that an operation is given on towers.
-
-    It is None if that is not certain.
 
     Args:
         partition: makes the operations.
+        node: the operation.
         shape: what one device gives.
         layout: how the elements are laid out.
         elements: what is known of the list's elements.
+
+    Raises:
+        NeedsExchange: if that is not certain.
     """
-    if not isinstance(layout, Sharded) or layout.axis < 0 or shape.shape == ():
-        return partition.local(shape) if shape.is_replicated else None
     sizes = _entries(shape)
+    if are_rows(layout) and node.type == "TensorListStack":
+        # A tower may have no elements, and has to know their shape.
+        known = None if elements is None else elements.shape
+        found = own_sizes(partition, known)
+        if found is None and sizes is not None and -1 not in sizes:
+            found = own_sizes(partition, sizes)
+        if found is not None:
+            return found
+        raise NeedsExchange
+    any_shape = shape.shape == () or not isinstance(layout, Sharded)
+    if any_shape or are_rows(layout):
+        return laid_out(partition, shape, REPLICATED)
     if sizes is None or not shape.is_replicated:
-        return None
+        raise NeedsExchange
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
     if not fits(size, layout) and not (size is UNKNOWN and is_full):
-        return None
-    return partition.local_target(
-        shape, [None if s is UNKNOWN else s for s in sizes], layout
-    )
+        raise NeedsExchange
+    own = [None if size is UNKNOWN else size for size in sizes]
+    return partition.local_target(shape, own, layout)
 
 
 def _entries(shape: Value) -> list[Any] | None:
@@ -91,9 +256,92 @@ def _entries(shape: Value) -> list[Any] | None:
     if shape.known is not None:
         return list(shape.known) if np.ndim(shape.known) else None
     sizes = shape.shape
+    if sizes == (0,):
+        return []
     if not sizes or not isinstance(sizes[0], int):
         return None
     return [UNKNOWN] * sizes[0]
+
+
+def _told(
+    partition: Partitioner, node: Node, elements: Elements | None
+) -> Value:
+    """The shape that the list of one device was told elements have."""
+    if elements is None or elements.told is None:
+        raise NeedsExchange
+    whole = own_sizes(partition, list(np.ravel(elements.told)))
+    if whole is None:
+        raise NeedsExchange
+    if not np.ndim(elements.told):
+        whole = partition.entry(whole, 0)
+    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype(0)))
+
+
+# ---- what is known -----------------------------------------------------------
+
+
+def _note(node: Node, inputs: Sequence[Value], outputs: list[Value]) -> None:
+    """Note what is known of lists, and of what is taken out of them."""
+    kind = node.type.removeprefix("TensorList")
+    first = outputs[0]
+    if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):
+        first.element = _new(node, kind, inputs)
+        return
+    if kind.startswith("Optional") and "list" in _ROLES[kind][1]:
+        first.element = Elements(None, is_optional=True)
+        for value in inputs:
+            first.element = one_more(first.element, value)
+        return
+    elements = inputs[0].element
+    if elements is None:
+        return
+    length = elements.length
+    if kind in ("SetItem", "PushBack"):
+        after = one_more(elements, inputs[-1])
+        assert after is not None
+        if kind == "PushBack":
+            after = dataclasses.replace(after, length=_more(length, 1))
+        elif node.operation.get_attr("resize_if_index_out_of_bounds"):
+            after = dataclasses.replace(after, length=None, is_full=False)
+        first.element = after
+    elif kind == "PopBack":
+        first.element = dataclasses.replace(elements, length=_more(length, -1))
+        _describe(outputs[1], elements, inputs[1])
+    elif kind == "Resize":
+        first.element = dataclasses.replace(
+            elements, length=_number(inputs[1]), is_full=False
+        )
+    elif kind in ("GetItem", "OptionalGetValue"):
+        _describe(first, elements, inputs[-1])
+    elif kind in ("Stack", "Gather"):
+        sizes = _shape_of(elements, inputs[-1])
+        count = (length,) if kind == "Stack" else inputs[1].shape
+        if sizes is not None and count:
+            first.shape = (*count, *sizes)
+    elif kind == "ConcatV2" and elements.shape and elements.is_full:
+        first.shape = (None, *elements.shape[1:])
+    elif kind == "Length" and length is not None:
+        first.known = np.asarray(length, object)
+    elif kind == "ElementShape" and elements.told is not None:
+        first.known = np.asarray(elements.told, object)
+
+
+def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
+    """What is known of the elements of a list that is made."""
+    dtype = node.attr("element_dtype")
+    at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)
+    known = inputs[at].known
+    told = None if known is None else known.tolist()
+    if not at:
+        length = _number(inputs[1]) if kind == "Reserve" else 0
+        return Elements(dtype, told, length, is_full=length == 0)
+    shape = inputs[0].shape
+    if not shape:
+        return None
+    item = Value(REPLICATED, shape=tuple(shape[1:]))
+    is_full = kind == "FromTensor"
+    length = shape[0] if is_full else None
+    return Elements(dtype, told, length, item, is_full, are_places=False)
 
 
 def _number(value: Value) -> Any:
@@ -110,292 +358,29 @@ def _more(length: Any, count: int) -> Any:
     return None if found is UNKNOWN else found
 
 
-def _copy(
-    partition: Partitioner,
-    node: Node,
-    given: Sequence[Tensor],
-    layouts: Sequence[Layout],
-    attributes: dict[str, Any] | None = None,
-) -> list[Value]:
-    """Have each tower do an operation."""
-    shapes = [
-        local_shape(shape, layout)
-        for shape, layout in zip(node.shapes, layouts, strict=True)
-    ]
-    found = partition.builder.copy(node.operation, given, shapes, attributes)
-    return [
-        Value(layout, local)
-        for layout, local in zip(layouts, found, strict=True)
-    ]
-
-
-def _done(
-    partition: Partitioner, node: Node, inputs: Sequence[Value]
-) -> list[Value] | None:
-    """Have an operation computed once, if nothing is divided."""
-    if all(value.is_replicated for value in inputs):
-        return partition.computed_once(node, inputs)
-    return None
-
-
-# ---- lists are made ----------------------------------------------------------
-
-
-@_rule("TensorListReserve", "EmptyTensorList")
-def _empty(
-    partition: Partitioner, node: Node, shape: Value, count: Value
-) -> list[Value] | None:
-    found = _done(partition, node, (shape, count))
-    if found is not None:
-        reserves = node.type == "TensorListReserve"
-        length = _number(count) if reserves else 0
-        found[0].element = Elements(
-            node.attr("element_dtype"),
-            shape.known,
-            length,
-            is_full=length == 0,
-        )
-    return found
-
-
-@_rule("TensorListFromTensor")
-def _from_tensor(
-    partition: Partitioner, node: Node, value: Value, shape: Value
-) -> list[Value] | None:
-    if value.shape is None or not value.shape:
-        return None
-    length, *rest = value.shape
-    layout = value.sharded
-    found = _done(partition, node, (value, shape))
-    if found is None:
-        element: Any = value.layout
-        if layout is not None:
-            element = layout.along(layout.axis - 1)
-            if layout.axis == 0 and layout.count != 1:
-                return None
-        told = _own_shape(partition, shape, element)
-        if told is None or value.local is None:
-            return None
-        found = _copy(partition, node, [value.local, told], [ListOf(element)])
-    found[0].element = Elements(
-        node.attr("element_dtype"),
-        shape.known,
-        length,
-        tuple(rest),
-        is_empty=False,
-    )
-    return found
-
-
-@_rule("TensorListScatterV2")
-def _scattered(
-    partition: Partitioner,
-    node: Node,
-    value: Value,
-    places: Value,
-    shape: Value,
-    count: Value,
-) -> list[Value] | None:
-    others = (places, shape, count)
-    if value.shape is None or not value.shape:
-        return None
-    found = _done(partition, node, (value, *others))
-    if found is None:
-        layout = value.layout
-        if isinstance(layout, Sharded):
-            layout = layout.along(layout.axis - 1)
-        if isinstance(layout, Sharded) and layout.axis < 0:
-            return None
-        if not all(v.is_replicated for v in others) or value.local is None:
-            return None
-        told = _own_shape(partition, shape, layout)
-        if told is None or not isinstance(layout, Sharded | Partial):
-            return None
-        rest = [partition.local(places), told, partition.local(count)]
-        found = _copy(partition, node, [value.local, *rest], [ListOf(layout)])
-    found[0].element = Elements(
-        node.attr("element_dtype"),
-        shape.known,
-        shape=tuple(value.shape[1:]),
-        is_empty=False,
-        is_full=False,
-    )
-    return found
-
-
-# ---- lists change ------------------------------------------------------------
-
-
-def _with_item(value: Value, item: Value) -> ListOf | None:
-    """How a list is laid out that gets an element; None: as no list can be."""
-    if isinstance(value.layout, ListOf):
-        return value.layout
-    layout = item.layout
-    if not value.is_replicated or not isinstance(
-        layout, Sharded | Partial | ListOf
-    ):
-        return None
-    return ListOf(layout)
-
-
-def _given(
-    partition: Partitioner, value: Value, item: Value
-) -> tuple[ListOf, list[Tensor]] | None:
-    """How a list is laid out that gets an element, and what towers have."""
-    layout = _with_item(value, item)
-    if layout is None or _are_rows(value):
-        return None
-    own = own_list(partition, value, layout)
-    if own is None:
-        return None
-    try:
-        return layout, [own, laid_out(partition, item, layout.element)]
-    except NeedsExchange:
-        return None
-
-
-@_rule("TensorListSetItem")
-def _set(
-    partition: Partitioner, node: Node, value: Value, place: Value, item: Value
-) -> list[Value] | None:
-    found = _done(partition, node, (value, place, item))
-    if found is None:
-        given = _given(partition, value, item)
-        if given is None or not place.is_replicated:
-            return None
-        layout, (own, element) = given
-        inputs = [own, partition.local(place), element]
-        found = _copy(partition, node, inputs, [layout])
-    elements = one_more(value.element, item)
-    if elements is not None and _resizes(node):
-        elements = dataclasses.replace(elements, length=None, is_full=False)
-    found[0].element = elements
-    return found
-
-
-def _resizes(node: Node) -> bool:
-    name = "resize_if_index_out_of_bounds"
-    attributes = node.operation.node_def.attr
-    return name in attributes and attributes[name].b
-
-
-@_rule("TensorListPushBack")
-def _pushed(
-    partition: Partitioner, node: Node, value: Value, item: Value
-) -> list[Value] | None:
-    found = _done(partition, node, (value, item))
-    if found is None:
-        given = _given(partition, value, item)
-        if given is None:
-            return None
-        layout, inputs = given
-        found = _copy(partition, node, inputs, [layout])
-    elements = one_more(value.element, item)
-    if elements is not None:
-        elements = dataclasses.replace(
-            elements, length=_more(elements.length, 1)
-        )
-    found[0].element = elements
-    return found
-
-
-@_rule("TensorListPopBack")
-def _popped(
-    partition: Partitioner, node: Node, value: Value, shape: Value
-) -> list[Value] | None:
-    elements = value.element
-    found = _done(partition, node, (value, shape))
-    if found is None:
-        if _are_rows(value):
-            return None
-        own = _own_shape(partition, shape, _element(value), elements)
-        if own is None or value.local is None:
-            return None
-        layouts = [value.layout, _element(value)]
-        found = _copy(partition, node, [value.local, own], layouts)
-    if elements is not None:
-        length = _more(elements.length, -1)
-        found[0].element = dataclasses.replace(elements, length=length)
-        _describe(found[1], elements, shape)
-    return found
-
-
-@_rule("TensorListResize")
-def _resized(
-    partition: Partitioner, node: Node, value: Value, size: Value
-) -> list[Value] | None:
-    found = _done(partition, node, (value, size))
-    if found is None:
-        if _are_rows(value) or not size.is_replicated or value.local is None:
-            return None
-        given = [value.local, partition.local(size)]
-        found = _copy(partition, node, given, [value.layout])
-    if value.element is not None:
-        found[0].element = dataclasses.replace(
-            value.element, length=_number(size), is_full=False
-        )
-    return found
-
-
-@rule("AddN", "ZerosLike", always=True)
-def _added(
-    partition: Partitioner, node: Node, *values: Value
-) -> list[Value] | None:
-    if node.output_dtype(0) != tf.variant:
-        factors = AXES[node.type](node, *values)
-        if factors is None:
-            return None
-        return partition.divided(node, values, factors)
-    layouts = {v.layout for v in values if isinstance(v.layout, ListOf)}
-    if not all(v.is_replicated for v in values) and len(layouts) != 1:
-        return None
-    found = _done(partition, node, values)
-    if found is None:
-        (layout,) = layouts
-        given = [own_list(partition, value, layout) for value in values]
-        own = [tensor for tensor in given if tensor is not None]
-        if len(own) < len(given):
-            return None
-        found = _copy(partition, node, own, [layout])
-    elements = values[0].element
-    for value in values[1:]:
-        elements = joined_elements(elements, value.element)
-    if elements is not None:
-        # What is set in one of them is set in their sum.
-        any_full = any(v.element and v.element.is_full for v in values)
-        elements = dataclasses.replace(
-            elements, known=None, is_full=any_full, are_places=False
-        )
-    found[0].element = elements
-    return found
-
-
-# ---- what lists have ---------------------------------------------------------
-
-
-def _describe(value: Value, elements: Elements | None, shape: Value) -> None:
+def _describe(value: Value, elements: Elements, shape: Value) -> None:
     """Note what is known of an element that was taken out of a list."""
     value.shape = _shape_of(elements, shape)
-    if elements is not None and elements.is_full and not elements.is_empty:
-        value.known, value.element = elements.known, elements.element
+    if elements.is_full and elements.item is not None:
+        value.known = elements.item.known
+        value.element = elements.item.element
 
 
-def _shape_of(elements: Elements | None, shape: Value) -> Any:
+def _shape_of(elements: Elements, shape: Value) -> Any:
     """The shape of an element that is taken out of a list, or None.
 
     Args:
         elements: what is known of those of the list.
         shape: what one device says of its shape.
     """
-    if elements is None or elements.is_empty or elements.shape is None:
-        return None
-    if elements.is_full:
-        return elements.shape
+    sizes = elements.shape
+    if sizes is None or elements.is_full:
+        return sizes
     # Those that were not set are as large as the list, or this, says.
-    told = [_each(e, len(elements.shape)) for e in (elements.told, shape.known)]
+    told = [_each(e, len(sizes)) for e in (elements.told, shape.known)]
     return tuple(
         size if all(t is not UNKNOWN and t in (-1, size) for t in own) else None
-        for size, *own in zip(elements.shape, *told, strict=True)
+        for size, *own in zip(sizes, *told, strict=True)
     )
 
 
@@ -404,168 +389,3 @@ def _each(entries: Any, rank: int) -> list[Any]:
     if entries is None:
         return [UNKNOWN] * rank
     return list(entries) if np.ndim(entries) else [-1] * rank
-
-
-@_rule("TensorListGetItem")
-def _taken(
-    partition: Partitioner, node: Node, value: Value, place: Value, shape: Value
-) -> list[Value] | None:
-    elements = value.element
-    found = _done(partition, node, (value, place, shape))
-    if found is None:
-        if _are_rows(value) or not place.is_replicated or value.local is None:
-            return None
-        own = _own_shape(partition, shape, _element(value), elements)
-        if own is None:
-            return None
-        given = [value.local, partition.local(place), own]
-        found = _copy(partition, node, given, [_element(value)])
-    _describe(found[0], elements, shape)
-    return found
-
-
-@_rule("TensorListStack")
-def _stacked(
-    partition: Partitioner, node: Node, value: Value, shape: Value
-) -> list[Value] | None:
-    found = _done(partition, node, (value, shape))
-    elements = value.element
-    if found is None:
-        own = _full_shape(partition, value, shape)
-        if own is None or value.local is None:
-            return None
-        layout, attributes = _element(value), {}
-        if isinstance(layout, Sharded):
-            layout = layout.along(layout.axis + 1)
-        if _are_rows(value):
-            attributes["num_elements"] = attribute(-1)
-        given = [value.local, own]
-        found = _copy(partition, node, given, [layout], attributes)
-    sizes = _shape_of(elements, shape)
-    if elements is not None and sizes is not None:
-        found[0].shape = (elements.length, *sizes)
-    return found
-
-
-def _full_shape(
-    partition: Partitioner, value: Value, shape: Value
-) -> Tensor | None:
-    """The shape that each tower stacks elements of; None: it is not certain."""
-    elements, layout = value.element, _element(value)
-    if not _are_rows(value):
-        return _own_shape(partition, shape, layout, elements)
-    # A tower may have no elements, and has to know their shape.
-    sizes = _entries(shape)
-    if not sizes and shape.shape != (0,):
-        sizes = None
-    if elements is not None and elements.shape is not None:
-        own = sizes or [UNKNOWN] * len(elements.shape)
-        sizes = [
-            known if size is UNKNOWN or size == -1 else size
-            for size, known in zip(own, elements.shape, strict=True)
-        ]
-    found = [
-        None if size in (None, -1) or size is UNKNOWN else partition.size(size)
-        for size in sizes or ()
-    ]
-    tensors = [size for size in found if size is not None]
-    if sizes is None or len(tensors) < len(found):
-        return None
-    return partition.vector(tensors, tf.int32)
-
-
-@_rule("TensorListGather")
-def _picked(
-    partition: Partitioner,
-    node: Node,
-    value: Value,
-    places: Value,
-    shape: Value,
-) -> list[Value] | None:
-    found = _done(partition, node, (value, places, shape))
-    elements = value.element
-    if found is None:
-        if _are_rows(value) or not places.is_replicated:
-            return None
-        layout = _element(value)
-        own = _own_shape(partition, shape, layout, elements)
-        if own is None or value.local is None:
-            return None
-        if isinstance(layout, Sharded):
-            layout = layout.along(layout.axis + 1)
-        given = [value.local, partition.local(places), own]
-        found = _copy(partition, node, given, [layout])
-    sizes = _shape_of(elements, shape)
-    if sizes is not None and places.shape:
-        found[0].shape = (*places.shape, *sizes)
-    return found
-
-
-@_rule("TensorListConcatV2")
-def _concatenated(
-    partition: Partitioner,
-    node: Node,
-    value: Value,
-    shape: Value,
-    sizes: Value,
-) -> list[Value] | None:
-    layout, elements = _element(value), value.element
-    done = _done(partition, node, (value, shape, sizes))
-    if done is not None:
-        return done
-    if not sizes.is_replicated or value.local is None or elements is None:
-        return None
-    if isinstance(layout, Sharded) and layout.axis < 1:
-        return None
-    # Of what is not set nobody knows how long it is.
-    own = _own_shape(partition, shape, layout, elements)
-    if own is None or not elements.is_full:
-        return None
-    given = [value.local, own, partition.local(sizes)]
-    found = _copy(partition, node, given, [layout, REPLICATED])
-    if elements.shape is not None:
-        found[0].shape = (None, *elements.shape[1:])
-    return found
-
-
-@_rule("TensorListLength")
-def _lengths(
-    partition: Partitioner, node: Node, value: Value
-) -> list[Value] | None:
-    length = None if value.element is None else value.element.length
-    found = _done(partition, node, (value,))
-    if found is None and _are_rows(value):
-        size = partition.size(length)
-        if size is None:
-            return None
-        found = [Value(REPLICATED, whole=partition.cast(size, tf.int32))]
-    if found is None:
-        assert value.local is not None
-        found = _copy(partition, node, [value.local], [REPLICATED])
-    if length is not None:
-        found[0].known = np.asarray(length, object)
-    return found
-
-
-@_rule("TensorListElementShape")
-def _element_shape(
-    partition: Partitioner, node: Node, value: Value
-) -> list[Value] | None:
-    told = None if value.element is None else value.element.told
-    found = _done(partition, node, (value,))
-    if found is None:
-        if told is None:
-            return None
-        sizes = [partition.size(size) for size in np.ravel(told)]
-        entries = [size for size in sizes if size is not None]
-        if len(entries) < len(sizes):
-            return None
-        dtype = node.output_dtype(0)
-        whole = (
-            partition.vector(entries, dtype)
-            if np.ndim(told)
-            else partition.cast(entries[0], dtype)
-        )
-        found = [Value(REPLICATED, whole=whole)]
-    found[0].known = told
-    return found

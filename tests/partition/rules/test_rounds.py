@@ -309,9 +309,98 @@ def _popped(x):
     ]
 
 
+def _list(x):
+    return tf.raw_ops.TensorListFromTensor(
+        tensor=x, element_shape=tf.constant([3])
+    )
+
+
+def _how_many_so_far(x):
+    """Lists that grow, and know how long they are."""
+    n, items = _read(x)
+    found = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([3]),
+        max_num_elements=-1,
+        element_dtype=tf.float32,
+    )
+
+    def each(i, found):
+        often = tf.raw_ops.TensorListLength(input_handle=found)
+        often = tf.cast(often, tf.float32)
+        return i + 1, tf.raw_ops.TensorListPushBack(
+            input_handle=found, tensor=items.read(i) * often
+        )
+
+    found = tf.while_loop(lambda i, _: i < n, each, (0, found))[1]
+    return tf.raw_ops.TensorListStack(
+        input_handle=found,
+        element_shape=tf.constant([3]),
+        element_dtype=tf.float32,
+    )
+
+
+def _always_the_last(x):
+    """The last example, which is taken in every round anew."""
+    items = _list(x)
+
+    def each(i, s):
+        _, item = tf.raw_ops.TensorListPopBack(
+            input_handle=items,
+            element_shape=tf.constant([3]),
+            element_dtype=tf.float32,
+        )
+        return i + 1, s + item
+
+    n = tf.shape(x)[0]
+    return tf.while_loop(lambda i, _: i < n, each, (0, tf.zeros([3])))[1]
+
+
+def _doubled(x):
+    """Lists that are added to themselves."""
+    n = tf.shape(x)[0]
+    found = tf.while_loop(
+        lambda i, _: i < n,
+        lambda i, items: (i + 1, tf.add_n([items, items])),
+        (0, _list(x)),
+    )[1]
+    return tf.raw_ops.TensorListStack(
+        input_handle=found,
+        element_shape=tf.constant([3]),
+        element_dtype=tf.float32,
+    )
+
+
+def _swapped(x):
+    """Lists that change places."""
+    n, items = _read(x)
+    others = tf.TensorArray(tf.float32, n).unstack(x * 2)
+
+    def each(i, a, b):
+        return i + 1, b.write(i, a.read(i) + 1), a
+
+    found = tf.while_loop(lambda i, *_: i < n, each, (0, items, others))
+    return found[1].stack(), found[2].stack()
+
+
+def _anew(x):
+    """A list of which only the last round's is left."""
+    n, items = _read(x)
+    found = tf.TensorArray(tf.float32, n, element_shape=(3,))
+
+    def each(i, _):
+        new = tf.TensorArray(tf.float32, n, element_shape=(3,))
+        return i + 1, new.write(i, items.read(i))
+
+    return tf.while_loop(lambda i, _: i < n, each, (0, found))[1].stack()
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        _how_many_so_far,
+        _always_the_last,
+        _swapped,
+        _anew,
         _scan,
         _neighbour,
         _backwards,
@@ -332,6 +421,11 @@ def test_what_goes_from_one_example_to_the_next(function):
     assert {"StatelessWhile", "While"} & set(once(program))
     if function is not _not_all:
         check(_gradients(function), rows(-1, 3), towers=_FEW)
+
+
+def test_all_towers_double_their_own_as_often():
+    program = check(_doubled, rows(-1, 3))
+    assert not once(program)
 
 
 def test_effects_are_those_of_one_device():
