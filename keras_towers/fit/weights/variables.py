@@ -313,7 +313,7 @@ class TowerVariable(compat.SyncOnReadVariable):
 
 
 # What TensorFlow's variables on several devices lack of those on one.
-CONVERSIONS = ("__array__", "__bool__", "__complex__", "__float__", "__int__")
+CONVERSIONS = ("__array__", "__complex__", "__float__", "__int__")
 for _name in CONVERSIONS:
     setattr(TowerVariable, _name, getattr(compat.BaseResourceVariable, _name))
 
