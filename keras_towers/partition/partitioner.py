@@ -581,6 +581,10 @@ class Partitioner:
             self._found[key] = self._units[name_of(size)] = unit
         return self._found[key]
 
+    def note_unit(self, key: Any, unit: FoundUnit) -> None:
+        """Note the unit of what each tower will find by a key."""
+        self._found.setdefault(key, unit)
+
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
         for unit in (self.unit, *self._units.values()):

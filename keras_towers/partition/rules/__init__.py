@@ -1,6 +1,7 @@
 """What operations make of rows and of parts of sums, by families."""
 
 from keras_towers.partition.rules import (  # noqa: F401
+    addresses,
     control_flow,
     draws,
     elementwise,
@@ -14,6 +15,7 @@ from keras_towers.partition.rules import (  # noqa: F401
     products,
     ragged,
     reductions,
+    repeats,
     segments,
     shapes,
     slices,

@@ -1,4 +1,4 @@
-"""Entries that are picked by their places, and put there."""
+"""Rows that are picked, in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,94 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import attribute
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Below, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
-from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.registry import axes, by_places, numbers_of, rule
 from keras_towers.partition.rules.reductions import numbers
+from keras_towers.partition.rules.repeats import repeated
+
+
+def _axes(
+    node: Node, values: Value, places: Value, along: Value
+) -> tuple[int, int] | None:
+    """The axis from which is picked, and before how many both are alike."""
+    found, rank, count = numbers(along), node.rank(0), node.rank(1)
+    if found is None or rank is None or count is None:
+        return None
+    batch = node.attr("batch_dims")
+    return found[0] % rank, batch % count if batch < 0 else batch
 
 
 @axes("GatherV2")
-def _picked(
+def _picked_axes(
     node: Node, values: Value, places: Value, along: Value
 ) -> Factors | None:
-    ranks, found = (node.rank(0), node.rank(1)), numbers(along)
-    if None in ranks or found is None:
+    found = _axes(node, values, places, along)
+    if found is None:
         return None
-    rank, count = ranks[0] or 0, ranks[1] or 0
-    axis, batch = found[0] % rank, node.attr("batch_dims")
-    batch = batch % count if batch < 0 else batch
-    own = [f"v{a}" for a in range(rank)]
-    picked = [f"p{a}" for a in range(count)]
+    axis, batch = found
+    own = [f"v{a}" for a in range(node.rank(0) or 0)]
+    picked = [f"p{a}" for a in range(node.rank(1) or 0)]
     # Along these axes both have the same rows.
     picked[:batch] = own[:batch]
     output = [*own[:axis], *picked[batch:], *own[axis + 1 :]]
-    labels = [None if a == axis else own[a] for a in range(rank)]
+    labels = [*own[:axis], None, *own[axis + 1 :]]
     return Factors([labels, picked, None], [output], linear=(frozenset({0}),))
+
+
+@rule("GatherV2", always=True)
+def _picked(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    found = repeated(partition, node)
+    if found is not None:
+        return [found]
+    factors = _picked_axes(node, *inputs)
+    if factors is None:
+        return None
+    return partition.divided(node, inputs, factors)
+
+
+@by_places("GatherV2")
+def _picked_by_towers(
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    places: Value,
+    along: Value,
+) -> list[Value] | None:
+    """Each tower picks its own rows by their numbers."""
+    found, axes = places.places, _axes(node, values, places, along)
+    if found is None or found.is_first_column or axes is None or axes[1]:
+        return None
+    axis = axes[0]
+    if values.sharded != found.target.along(axis) or values.local is None:
+        return None
+    layout = found.layout.along(axis + found.layout.axis)
+    (local,) = partition.builder.copy(
+        node.operation,
+        [values.local, found.own, partition.local(along)],
+        [local_shape(node.shapes[0], layout)],
+    )
+    return [Value(layout, local)]
+
+
+@numbers_of("GatherV2")
+def _inside(
+    partition: Partitioner,
+    node: Node,
+    inputs: list[Value],
+    outputs: list[Value],
+) -> None:
+    """Note that numbers are inside of an axis, from which they have picked."""
+    values, places, along = inputs
+    found = _axes(node, values, places, along)
+    if found is None or found[0] != found[1] or not found[1]:
+        return
+    size = None if values.shape is None else values.shape[found[0]]
+    if isinstance(size, int) and places.numbers is None:
+        places.numbers = Below(size)
 
 
 @axes("GatherNd")
@@ -54,7 +118,7 @@ def _looked_up(
     partition: Partitioner, node: Node, handle: Value, places: Value
 ) -> list[Value] | None:
     layout, build = places.sharded, partition.builder
-    if layout is None or node.attr("batch_dims"):
+    if layout is None or places.local is None or node.attr("batch_dims"):
         return None
     # The variable is read once, for all towers.
     variable = partition.whole(handle)
@@ -68,17 +132,13 @@ def _looked_up(
         least=least,
     )
     partition.note_use(node, [variable], True, least)
-    assert places.local is not None
-    zero = build.constant(0, places.local.dtype)
     local = build.op(
         "GatherV2",
-        [table, places.local, zero],
+        [table, places.local, build.constant(0, places.local.dtype)],
         local_shape(node.shapes[0], layout),
         batch_dims=0,
     )
-    rank = node.rank(1)
     shape = None
     if places.shape is not None and node.shapes[0].rank is not None:
-        behind = list(node.shapes[0])[rank:]
-        shape = (*places.shape, *behind)
+        shape = (*places.shape, *node.shapes[0][len(places.shape) :])
     return [Value(layout, local, shape=shape)]

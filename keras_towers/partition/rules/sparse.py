@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     Layout,
-    Places,
+    Shape,
     Sharded,
     SparseIndices,
     SparseShape,
@@ -21,13 +19,12 @@ from keras_towers.partition.partitioner import (
     SIZE,
     Partitioner,
     local_shape,
-    static,
 )
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import by_places
+from keras_towers.partition.registry import by_places, shape_of
+from keras_towers.partition.rules.addresses import Role, addressed
 from keras_towers.partition.rules.places import (
     first_size,
-    indexed,
     indices_of,
 )
 from keras_towers.partition.sizes import UNKNOWN
@@ -63,93 +60,60 @@ def shape(partition: Partitioner, own: Tensor, layout: SparseShape) -> Value:
 
 # ---- operations --------------------------------------------------------------
 
-
-def _rows(
-    partition: Partitioner, at: Value, entries: Value, target: Value
-) -> tuple[Places, Tensor, list[Any]] | None:
-    """The indices, entries and sizes of a matrix that has own rows."""
-    found = indexed(at)
-    own = None if found is None else partition.rows(entries, found.layout)
-    if found is None or own is None or target.known is None:
-        return None
-    if target.known[0] is UNKNOWN or target.known[0] != found.target.size:
-        return None
-    sizes = [None if size is UNKNOWN else size for size in target.known]
-    return found, own, sizes
+_MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 
 
 @by_places("SparseTensorDenseMatMul")
 def _product(
-    partition: Partitioner,
-    node: Node,
-    at: Value,
-    entries: Value,
-    target: Value,
-    factor: Value,
+    partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    rows = _rows(partition, at, entries, target)
-    if rows is None or factor.shape is None:
+    """The product of a matrix that has own rows."""
+    factor = inputs[3]
+    found = addressed(partition, node, inputs[:3], _MATRIX)
+    if found is None or factor.shape is None:
         return None
-    found, own, sizes = rows
-    turned = node.attr("adjoint_b")
-    layout = found.target
-    local_target = partition.local_target(target, sizes, layout)
-    width = factor.shape[0 if turned else 1]
+    places, given = found
+    layout: Layout = places.target
+    own: Tensor | None = partition.local(factor)
     if node.attr("adjoint_a"):
         # Each row of the matrix meets one of the factor.
-        own_factor = partition.rows(factor, layout.along(int(turned)))
-        result: Layout = PARTIAL
-        size = (sizes[1], width)
-    else:
-        own_factor = partition.local(factor)
-        result, size = layout, (layout.size, width)
-    if own_factor is None:
+        along = int(node.attr("adjoint_b"))
+        own, layout = (
+            partition.rows(factor, places.target.along(along)),
+            PARTIAL,
+        )
+    if own is None:
         return None
-    (local,) = partition.builder.copy(
-        node.operation,
-        [found.own, own, local_target, own_factor],
-        [local_shape(static(size), result)],
-    )
-    return [Value(result, local, shape=size)]
-
-
-@by_places("SparseToDense")
-def _dense(
-    partition: Partitioner,
-    node: Node,
-    at: Value,
-    target: Value,
-    entries: Value,
-    default: Value,
-) -> list[Value] | None:
-    rows = _rows(partition, at, entries, target)
-    if rows is None:
-        return None
-    found, own, sizes = rows
-    layout = found.target
-    local_target = partition.local_target(target, sizes, layout)
-    (local,) = partition.builder.copy(
-        node.operation,
-        [found.own, local_target, own, partition.local(default)],
-        [local_shape(static(sizes), layout)],
-    )
-    return [Value(layout, local, shape=tuple(sizes))]
+    size = local_shape(node.shapes[0], layout)
+    (local,) = partition.builder.copy(node.operation, [*given, own], [size])
+    return [Value(layout, local)]
 
 
 @by_places("SparseReorder")
 def _ordered(
-    partition: Partitioner, node: Node, at: Value, entries: Value, target: Value
+    partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """Rows stay in order, and so do the towers."""
-    rows = _rows(partition, at, entries, target)
-    if rows is None:
+    found = addressed(partition, node, inputs, _MATRIX)
+    if found is None:
         return None
-    found, own, sizes = rows
-    layout, of = found.layout, found.target
-    places, values = partition.builder.copy(
+    (places, given), entries = found, inputs[1]
+    layout = places.layout
+    own, values = partition.builder.copy(
         node.operation,
-        [found.own, own, partition.local_target(target, sizes, of)],
+        given,
         [local_shape(size, layout) for size in node.shapes],
     )
-    numbers = indices_of(partition, places, layout, of, len(sizes))
+    rank = len(inputs[2].known)
+    numbers = indices_of(partition, own, layout, places.target, rank)
     return [numbers, Value(layout, values, shape=entries.shape)]
+
+
+@shape_of("SparseTensorDenseMatMul")
+def _of_product(node: Node, *inputs: Value) -> Shape | None:
+    known, factor = inputs[2].known, inputs[3].shape
+    if known is None or factor is None:
+        return None
+    size = known[int(node.attr("adjoint_a"))]
+    width = factor[int(not node.attr("adjoint_b"))]
+    return None if size is UNKNOWN else size, width
