@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
+Values: TypeAlias = "list[Value]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

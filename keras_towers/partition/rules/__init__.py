@@ -15,7 +15,6 @@ from keras_towers.partition.rules import (  # noqa: F401
     products,
     ragged,
     reductions,
-    repeats,
     segments,
     shapes,
     slices,

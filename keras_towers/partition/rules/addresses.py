@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from keras_towers.partition.layouts import Places, Shape, Sharded, Value
+from keras_towers.partition.layouts import Places, Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import Partitioner, local_shape
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import by_places, shape_of
+from keras_towers.partition.registry import by_places
 from keras_towers.partition.rules.places import source
 
 # What an input is: numbers of rows, or indices of which the first is one; an
@@ -23,6 +23,7 @@ Role: TypeAlias = Literal[
     "numbers", "indices", "entries", "rows", "shape", "count", "same"
 ]
 
+_NUMBERS = "numbers", "indices"
 _UPDATES = tuple(
     f"TensorScatter{name}" for name in ("Update", "Add", "Sub", "Max", "Min")
 )
@@ -42,24 +43,16 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 def _of_own_rows(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    found = addressed(partition, node, inputs, _ROLES[node.type])
+    found = addressed(partition, inputs, _ROLES[node.type])
     if found is None:
         return None
     places, given = found
     layout = places.layout if node.type == "GatherNd" else places.target
-    size = local_shape(node.shapes[0], layout)
-    (local,) = partition.builder.copy(node.operation, given, [size])
-    return [Value(layout, local)]
-
-
-@shape_of(*_UPDATES)
-def _of_updated(node: Node, values: Value, *rest: Value) -> Shape | None:
-    return values.shape
+    return partition.computed_by_towers(node, given, layout)
 
 
 def addressed(
     partition: Partitioner,
-    node: Node,
     inputs: Sequence[Value],
     roles: Sequence[Role],
 ) -> tuple[Places, list[Tensor]] | None:
@@ -67,37 +60,32 @@ def addressed(
 
     Args:
         partition: lays out operations.
-        node: the operation.
         inputs: N of its inputs.
         roles: what each is.
     """
-    places: Places | None = None
-    for value, role in zip(inputs, roles, strict=True):
-        if role == "numbers":
-            places = value.places
-            if places is not None and places.is_first_column:
-                return None
-        if role == "indices":
-            places = _indexed(value)
+    at = 0
+    while roles[at] not in _NUMBERS:
+        at += 1
+    places = _numbered(inputs[at], roles[at])
     if places is None:
         return None
-    given: list[Tensor] = []
-    for index, (value, role) in enumerate(zip(inputs, roles, strict=True)):
-        own = _own(partition, value, role, places)
-        if own is None:
-            return None
-        if role == "count":
-            own = partition.cast(own, node.dtype(index))
-        given.append(own)
-    return places, given
+    given = [
+        _own(partition, value, role, places)
+        for value, role in zip(inputs, roles, strict=True)
+    ]
+    own = [tensor for tensor in given if tensor is not None]
+    return (places, own) if len(own) == len(given) else None
 
 
-def _indexed(value: Value) -> Places | None:
-    """The rows that indices number along the first axis of a tensor."""
+def _numbered(value: Value, role: Role) -> Places | None:
+    """The rows that numbers, or indices along a last axis, are those of."""
     found, shape = value.places, value.shape
-    if found is None or not shape or found.layout.axis == len(shape) - 1:
+    if found is None or not shape:
         return None
-    return found if found.is_first_column or shape[-1] == 1 else None
+    if role == "numbers":
+        return None if found.is_first_column else found
+    is_alone = found.is_first_column or shape[-1] == 1
+    return found if is_alone and found.layout.axis < len(shape) - 1 else None
 
 
 def _own(
@@ -105,7 +93,7 @@ def _own(
 ) -> Tensor | None:
     """What each tower is given, or None."""
     target = places.target
-    if role in ("numbers", "indices"):
+    if role in _NUMBERS:
         return places.own
     if role == "same" or (role == "entries" and value.shape == ()):
         return partition.local(value)
@@ -117,7 +105,8 @@ def _own(
     if value.known is None or value.known.flat[0] != target.size:
         return None
     if role == "count":
-        return partition.times(target.rows, target.unit.count)
+        own = partition.times(target.rows, target.unit.count)
+        return partition.cast(own, partition.local(value).dtype)
     return partition.local_target(value, list(value.known), target)
 
 
@@ -127,33 +116,26 @@ def _joined(
 ) -> list[Value] | None:
     """What was parted is joined by the parts of the numbers of all rows."""
     half = len(inputs) // 2
-    layout = _all_rows(inputs[:half])
-    if layout is None:
+    places = [v.places for v in inputs[:half] if v.places is not None]
+    if len(places) < half or not _are_all(places):
         return None
-    given = []
-    for places, values in zip(inputs[:half], inputs[half:], strict=True):
-        own = places.places and partition.rows(values, places.places.layout)
-        if own is None:
-            return None
-        given.append(own)
-    numbers = [value.places.own for value in inputs[:half] if value.places]
-    (local,) = partition.builder.copy(
-        node.operation,
-        [*numbers, *given],
-        [local_shape(node.shapes[0], layout)],
+    pairs = zip(inputs[half:], places, strict=True)
+    rows = [partition.rows(value, own.layout) for value, own in pairs]
+    given = [row for row in rows if row is not None]
+    if len(given) < half:
+        return None
+    numbers = [own.own for own in places]
+    return partition.computed_by_towers(
+        node, [*numbers, *given], places[0].target
     )
-    behind = (inputs[half].shape or ())[1:]
-    return [Value(layout, local, shape=(layout.size, *behind))]
 
 
-def _all_rows(inputs: Sequence[Value]) -> Sharded | None:
-    """The rows that numbers are the parts of, each of them once; or None."""
-    places = inputs[0].places
-    parting = places and places.own.operation
-    if places is None or parting is None or places.grain != 1:
-        return None
-    numbers = [value.places and value.places.own for value in inputs]
-    if parting.type != "DynamicPartition" or numbers != parting.outputs:
-        return None
+def _are_all(places: Sequence[Places]) -> bool:
+    """Whether they are the parts of all rows, each of which is there once."""
+    parting = places[0].own.operation
+    if parting is None or parting.type != "DynamicPartition":
+        return False
     every = source(parting.inputs[0]).operation
-    return places.target if every and every.type == "Range" else None
+    is_range = every is not None and every.type == "Range"
+    alike = [own.own for own in places] == parting.outputs
+    return is_range and alike and places[0].grain == 1

@@ -9,9 +9,9 @@ from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Below, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
-from keras_towers.partition.registry import axes, by_places, numbers_of, rule
+from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.rules.ragged import repeated
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.rules.repeats import repeated
 
 
 def _axes(
@@ -44,56 +44,30 @@ def _picked_axes(
 
 @rule("GatherV2", always=True)
 def _picked(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    found = repeated(partition, node)
-    if found is not None:
-        return [found]
-    factors = _picked_axes(node, *inputs)
-    if factors is None:
-        return None
-    return partition.divided(node, inputs, factors)
-
-
-@by_places("GatherV2")
-def _picked_by_towers(
     partition: Partitioner,
     node: Node,
     values: Value,
     places: Value,
-    along: Value,
+    axis_: Value,
 ) -> list[Value] | None:
-    """Each tower picks its own rows by their numbers."""
-    found, axes = places.places, _axes(node, values, places, along)
-    if found is None or found.is_first_column or axes is None or axes[1]:
-        return None
-    axis = axes[0]
-    if values.sharded != found.target.along(axis) or values.local is None:
-        return None
-    layout = found.layout.along(axis + found.layout.axis)
-    (local,) = partition.builder.copy(
-        node.operation,
-        [values.local, found.own, partition.local(along)],
-        [local_shape(node.shapes[0], layout)],
-    )
-    return [Value(layout, local)]
-
-
-@numbers_of("GatherV2")
-def _inside(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
-) -> None:
-    """Note that numbers are inside of an axis, from which they have picked."""
-    values, places, along = inputs
-    found = _axes(node, values, places, along)
-    if found is None or found[0] != found[1] or not found[1]:
-        return
-    size = None if values.shape is None else values.shape[found[0]]
-    if isinstance(size, int) and places.numbers is None:
+    """By their numbers, or by indices along an axis that is not divided."""
+    inputs = [values, places, axis_]
+    repeats, factors = repeated(partition, node), _picked_axes(node, *inputs)
+    found, own = _axes(node, *inputs), places.places
+    if repeats is not None or found is None or factors is None:
+        return None if repeats is None else [repeats]
+    axis, batch = found
+    size = None if values.shape is None else values.shape[axis]
+    if axis == batch > 0 and places.numbers is None and isinstance(size, int):
+        # They are inside, as they pick.
         places.numbers = Below(size)
+    if own is None or own.is_first_column or batch or values.local is None:
+        return partition.divided(node, inputs, factors)
+    if values.sharded != own.target.along(axis):
+        return partition.divided(node, inputs, factors)
+    given = [values.local, own.own, partition.local(axis_)]
+    layout = own.layout.along(axis + own.layout.axis)
+    return partition.computed_by_towers(node, given, layout)
 
 
 @axes("GatherNd")

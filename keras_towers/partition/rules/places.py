@@ -12,13 +12,13 @@ import dataclasses
 from typing import Any
 
 from keras_towers.partition.builder import NeedsExchange
-from keras_towers.partition.layouts import Below, Places, Sharded, Value
+from keras_towers.partition.layouts import Below, Places, Sharded, Value, Values
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import SIZE, Partitioner, static
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import numbers_of, rule
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.slices import spans
+from keras_towers.partition.slices import Span, spans
 
 _MOVES = (
     *("Reshape", "ExpandDims", "Squeeze", "Identity", "Cast", "Transpose"),
@@ -68,10 +68,7 @@ def indices_of(
 
 @numbers_of("Range")
 def _range(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All rows of a unit, each once, or every so many of them."""
     first, last, step = [
@@ -120,32 +117,18 @@ def _parted(
 # ---- integers that are known to be below a limit -----------------------------
 
 
-@numbers_of("ArgMax", "ArgMin", "TopKV2")
-def _of_axis(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
+@numbers_of("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
+def _limited(
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
-    """Indices along an axis."""
-    value, along = inputs
-    axes = [-1] if node.type == "TopKV2" else numbers(along)
-    if value.shape is None or axes is None:
-        return
-    size = value.shape[axes[0]]
-    if isinstance(size, int):
-        outputs[-1].numbers = Below(size)
-
-
-@numbers_of("ZerosLike")
-def _zeros(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
-) -> None:
-    if node.output_dtype(0).is_integer:
-        outputs[0].numbers = Below(1)
+    """Indices along an axis, or zeros."""
+    limit: Any = 1
+    if node.type != "ZerosLike":
+        axes = [-1] if node.type == "TopKV2" else numbers(inputs[1])
+        limit = (inputs[0].shape or (None,))[axes[0]] if axes else None
+    is_integer = node.output_dtype(len(outputs) - 1).is_integer
+    if is_integer and isinstance(limit, int):
+        outputs[-1].numbers = Below(limit)
 
 
 def _is_below(value: Value, limit: int) -> bool:
@@ -161,10 +144,7 @@ def _is_below(value: Value, limit: int) -> bool:
 
 @numbers_of(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
 def _made_of_numbers(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """Do to what towers number of their own what is done to the numbers."""
     for at, value in enumerate(inputs):
@@ -187,7 +167,7 @@ def _made_of_numbers(
 
 
 def _without_exchange(
-    partition: Partitioner, node: Node, given: list[Value]
+    partition: Partitioner, node: Node, given: Values
 ) -> list[Value] | None:
     """Lay out an operation on what towers number of their own.
 
@@ -210,49 +190,38 @@ def _is_exact(node: Node, at: int) -> bool:
     )
 
 
-def _changes(node: Node, inputs: list[Value], at: int) -> dict[str, Any] | None:
+def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
     """What becomes of the rows that are numbered; None: they are none."""
     places = inputs[at].places
     if places is None or not _is_exact(node, at):
+        return None
+    if node.type in _ARITHMETIC and not places.is_first_column:
+        is_divisor = at == 1 and node.type == "FloorDiv"
+        return None if is_divisor else _computed(node, places, inputs[1 - at])
+    if at or (node.type == "GatherV2" and numbers(inputs[2]) != [0]):
         return None
     if places.is_first_column:
         if node.type == "StridedSlice" and _takes_first_column(node, inputs):
             return {"is_first_column": False}
         return {} if node.type in ("Cast", "Identity") else None
-    if node.type in _ARITHMETIC:
-        # They are not divided by, only divided.
-        if at and node.type == "FloorDiv":
-            return None
-        return _computed(node, places, inputs[1 - at])
-    if at:
-        return None
     if node.type in _MOVES:
-        # Along another axis, others are picked for each number.
-        is_first = node.type != "GatherV2" or numbers(inputs[2]) == [0]
-        return {} if is_first else None
-    return {"is_first_column": True} if _is_column(node, inputs) else None
+        return {}
+    return {"is_first_column": True} if _becomes_column(node, inputs) else None
 
 
-def _takes_first_column(node: Node, inputs: list[Value]) -> bool:
+def _takes_first_column(node: Node, inputs: Values) -> bool:
     shape = inputs[0].shape or ()
-    taken = spans(node, shape, *[value.known for value in inputs[1:]])
-    last = taken[-1] if taken else None
-    return (
-        last is not None
-        and (last.axis, last.begin) == (len(shape) - 1, 0)
-        and last.dropped
-    )
+    taken = spans(node, shape, *[value.known for value in inputs[1:]]) or []
+    return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
 
 
-def _is_column(node: Node, inputs: list[Value]) -> bool:
-    """Whether tensors become columns, of which the first is one."""
-    rank = node.output_rank() or 0
-    if node.type == "Pack":
-        return rank > 1 and node.attr("axis") % rank == rank - 1
-    along, sizes = numbers(inputs[-1]), inputs[0].shape or ()
-    if along is None or rank < 2 or sizes[-1] != 1:
+def _becomes_column(node: Node, inputs: Values) -> bool:
+    """Whether tensors become columns, and the first of them is one."""
+    rank, is_pack = node.output_rank() or 0, node.type == "Pack"
+    axes = [node.attr("axis")] if is_pack else numbers(inputs[-1])
+    if not axes or rank < 2 or axes[0] % rank != rank - 1:
         return False
-    return along[0] % rank == rank - 1
+    return is_pack or (inputs[0].shape or ())[-1:] == (1,)
 
 
 def _computed(

@@ -1,6 +1,14 @@
-"""Ragged rows: where they begin and end, how long they are, filled up."""
+"""Ragged rows: where they begin, how long they are, and whose entries are.
+
+Of the latter ``tf.repeat`` makes them along a first axis.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
 
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -8,18 +16,17 @@ from keras_towers.partition.layouts import (
     Sharded,
     Splits,
     Value,
+    Values,
 )
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import (
     SIZE,
     Partitioner,
-    local_shape,
-    static,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import by_places, numbers_of
+from keras_towers.partition.rules.places import first_size, source
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.rules.repeats import lengths_of
 from keras_towers.partition.sizes import ONE_MORE, Size, name_of
 from keras_towers.partition.slices import index_of
 
@@ -47,10 +54,7 @@ def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
 
 @numbers_of("StridedSlice")
 def _part(
-    partition: Partitioner,
-    node: Node,
-    inputs: list[Value],
-    outputs: list[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All but the first, or all but the last."""
     given, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
@@ -78,48 +82,118 @@ def _lengths(
         return None
     if (one.part, two.part) != ("end", "begin") or one.unit is not two.unit:
         return None
-    (local,) = partition.builder.copy(node.operation, [one.own, two.own])
-    # As many as these are the entries.
-    partition.note_unit(lengths_of(local), one.unit)
-    shape = (partition.unit.size,)
-    return [Value(Sharded(0, partition.unit), local, shape=shape)]
+    layout = Sharded(0, partition.unit)
+    found = partition.computed_by_towers(node, [one.own, two.own], layout)
+    # All rows together have as many entries as there are.
+    partition.note_unit(("repeated", found[0].local), one.unit)
+    return found
 
 
 @by_places("RaggedTensorToTensor")
 def _filled_up(
-    partition: Partitioner,
-    node: Node,
-    target: Value,
-    entries: Value,
-    default: Value,
-    *given: Value,
+    partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """Rows that are filled up to a length that is known."""
-    found, sizes = given[0].numbers, _sizes(partition, target)
-    kinds = node.attr("row_partition_types")
+    target, entries, default, splits_ = inputs[:4]
+    found, sizes = splits_.numbers, numbers(target)
     if not isinstance(found, Splits) or found.part != "both":
         return None
-    if kinds != [b"ROW_SPLITS"] or sizes is None or not entries.shape:
+    # The number of rows is that of those that are given.
+    if sizes is None or len(sizes) < 2 or sizes[0] != -1 or sizes[1] < 0:
         return None
     own = partition.rows(entries, Sharded(0, found.unit))
-    if own is None or len(sizes) != len(entries.shape):
+    if own is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
-    layout, build = Sharded(0, partition.unit), partition.builder
-    shape = (layout.size, sizes[0], *entries.shape[1:])
-    own_target = build.constant([-1, *sizes], node.dtype(0))
-    (local,) = build.copy(
-        node.operation,
-        [own_target, own, partition.local(default), found.own],
-        [local_shape(static(shape), layout)],
+    all_have = [partition.local(value) for value in (target, default)]
+    given = [all_have[0], own, all_have[1], found.own]
+    return partition.computed_by_towers(node, given, Sharded(0, partition.unit))
+
+
+# ---- tf.repeat ---------------------------------------------------------------
+
+# What a trace has of it: a mask leaves as many of each entry, repeated as often
+# as the largest length says, as its length. A type comes before what is known
+# of its inputs: names of tensors, numbers, or None.
+_MOST = ("Maximum", None, ("Max", "all_lengths", 0))
+_LENGTHS = ("BroadcastTo", ("Cast", "lengths"), None)
+_TILED = ("Tile", ("ExpandDims", "entries", 1), ("Pack", 1, "most"))
+_ENDS = ("Cast", ("ExpandDims", "all_lengths", -1))
+_MASK = ("Less", ("Range", 0, "most", 1), _ENDS)
+_PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
+_REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
+
+
+def repeated(partition: Partitioner, node: Node) -> Value | None:
+    """Return what each tower repeats of its own entries, if this does."""
+    found = _parts(node)
+    if found is None:
+        return None
+    layout = Sharded(0, partition.unit)
+    entries, lengths = (
+        partition.values.get(found[name].name)
+        for name in ("entries", "lengths")
     )
-    return [Value(layout, local, shape=shape)]
+    if entries is None or lengths is None or lengths.layout != layout:
+        return None
+    if lengths.local is None or len(entries.shape or ()) != 1:
+        return None
+    rows = partition.rows(entries, layout)
+    if rows is None:
+        return None
+    at = _entry_of_each(partition, lengths.local)
+    key = "repeated", source(lengths.local)
+    unit = partition.found_unit(key, first_size(partition, at))
+    build, output = partition.builder, Sharded(0, unit)
+    along = build.constant(0, tf.int32)
+    local = build.op("GatherV2", [rows, at, along], (None,))
+    result, places = Value(output, local, shape=(unit.size,)), entries.places
+    if places is not None and places.layout == layout:
+        own = build.op("GatherV2", [places.own, at, along], (None,))
+        result.numbers = dataclasses.replace(places, own=own, layout=output)
+    return result
 
 
-def _sizes(partition: Partitioner, target: Value) -> list[int] | None:
-    """What is known of a target of all rows, behind the first, or None."""
-    if target.known is None or target.known.ndim != 1:
+def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
+    """The number of the entry that is repeated, counted from a tower's own."""
+    build, dtype = partition.builder, lengths.dtype
+    zero, one = build.constant(0, dtype), build.constant(1, dtype)
+    first, second = (build.constant(axis, tf.int32) for axis in (0, 1))
+    most = build.op("Max", [lengths, first], (), keep_dims=False)
+    most = build.op("Maximum", [most, zero], ())
+    numbers = build.op("Range", [zero, most, one], (None,))
+    ends = build.op("ExpandDims", [lengths, second], (None, 1))
+    mask = build.op("Less", [numbers, ends], (None, None))
+    at = build.op("Where", [mask], (None, 2))
+    return build.op("GatherV2", [at, first, second], (None,))
+
+
+def _parts(node: Node) -> dict[str, Any] | None:
+    """The tensors of which it is made, by their names; None: it is not."""
+    found: dict[str, Any] = {}
+    if node.output_rank() != 1:
         return None
-    number, *sizes = target.known
-    if number not in (-1, partition.unit.size) or not sizes or sizes[0] == -1:
+    if not _matches(node.operation, _REPEAT, found):
         return None
-    return sizes if all(isinstance(size, int) for size in sizes) else None
+    for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
+        if not _matches(found[name].op, pattern, found):
+            return None
+    is_exact = found["lengths"].dtype in (tf.int32, tf.int64)
+    return found if is_exact else None
+
+
+def _matches(operation: Any, pattern: Any, found: dict[str, Any]) -> bool:
+    """Whether an operation is as a pattern says; note what this names."""
+    type_, *rest = pattern
+    if operation.type != type_ or len(rest) > len(operation.inputs):
+        return False
+    for tensor, wanted in zip(operation.inputs, rest, strict=False):
+        if isinstance(wanted, str):
+            if found.setdefault(wanted, tensor) is not tensor:
+                return False
+        elif isinstance(wanted, int):
+            known = tf.get_static_value(tensor)
+            if known is None or known.ravel().tolist() != [wanted]:
+                return False
+        elif wanted is not None and not _matches(tensor.op, wanted, found):
+            return False
+    return True

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import PARTIAL, REPLICATED, Shape, Value
+from keras_towers.partition.layouts import REPLICATED, Shape, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import axes, rule, shape_of
@@ -28,9 +28,11 @@ def _sizes(
     """The shape of what the segments have, as far as it is known."""
     if values.shape is None or segments.shape is None:
         return None
-    number = None if count.known is None else count.known.flat[0]
-    number = None if number is UNKNOWN else number
-    return (number, *values.shape[len(segments.shape) :])
+    number = UNKNOWN if count.known is None else count.known.flat[0]
+    return (
+        None if number is UNKNOWN else number,
+        *values.shape[len(segments.shape) :],
+    )
 
 
 @axes(*_SEGMENTS)
@@ -52,26 +54,21 @@ def _segment_axes(
 
 @rule(*_OTHERS)
 def _extremes(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    factors = _segment_axes(node, *inputs)
-    if factors is None:
-        return None
-    found = partition.divided(node, inputs, factors)
-    return _of_all(partition, node, *inputs) if found is None else found
-
-
-def _of_all(
     partition: Partitioner,
     node: Node,
     values: Value,
     segments: Value,
     count: Value,
 ) -> list[Value] | None:
-    """That of each tower first, then that of these.
+    """Those of each tower first, then those of these.
 
     A segment that a tower has no rows of has what changes nothing.
     """
+    factors = _segment_axes(node, values, segments, count)
+    if factors is not None:
+        found = partition.divided(node, [values, segments, count], factors)
+        if found is not None:
+            return found
     layout, build = segments.sharded or values.sharded, partition.builder
     if layout is None or layout.axis >= len(segments.shape or ()):
         return None
@@ -80,6 +77,8 @@ def _of_all(
         return None
     given = [rows[0], rows[1], partition.local(count)]
     (own,) = build.copy(node.operation, given)
+    if own.shape.rank is None:
+        return None
     first, sizes = build.constant([0], tf.int32), own.shape.as_list()
     own = build.op("ExpandDims", [own, build.constant(0, "int32")], [1, *sizes])
     every = build.exchange("gather", own)
@@ -92,18 +91,18 @@ def _of_all(
 def _scattered(
     node: Node, places: Value, rows: Value, target: Value
 ) -> Factors | None:
-    rank, own = node.rank(0), node.rank(1)
-    depth = places.shape[-1] if places.shape else None
-    if rank is None or own is None or not isinstance(depth, int):
+    if not places.shape or rows.shape is None:
         return None
-    picked = [f"p{a}" for a in range(rank - 1)]
-    behind = [f"v{a}" for a in range(own - rank + 1)]
-    output = [*[None] * depth, *behind]
+    depth, count = places.shape[-1], len(places.shape) - 1
+    if not isinstance(depth, int):
+        return None
+    picked = [f"p{a}" for a in range(count)]
+    behind = [f"v{a}" for a in range(len(rows.shape) - count)]
     # The shape that is made is that of one device.
     labels = [*picked, *[None] * len(behind)]
     return Factors(
         [[*picked, None], labels, None],
-        [output],
+        [[*[None] * depth, *behind]],
         frozenset(picked),
         linear=(frozenset({1}),),
     )
@@ -118,17 +117,16 @@ def _added_to(
     rows: Value,
 ) -> list[Value] | None:
     """Towers add their own rows to their parts of what is there."""
-    layout = places.sharded or rows.sharded
-    if layout is None or values.sharded is not None:
+    found = _scattered(node, places, rows, values)
+    if found is None or values.sharded is not None:
         return None
-    if layout.axis >= len(places.shape or ()) - 1:
-        return None
-    own = [partition.rows(value, layout) for value in (places, rows)]
-    if own[0] is None or own[1] is None:
-        return None
-    given = [partition.partial(values), own[0], own[1]]
-    (local,) = partition.builder.copy(node.operation, given)
-    return [Value(PARTIAL, local, shape=values.shape)]
+    factors = Factors(
+        [None, *found.inputs[:2]],
+        found.outputs,
+        found.summed,
+        given={0: partition.partial(values)},
+    )
+    return partition.divided(node, [values, places, rows], factors)
 
 
 @axes("Bincount", "DenseBincount")

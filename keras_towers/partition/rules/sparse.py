@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Layout,
-    Shape,
     Sharded,
     SparseIndices,
     SparseShape,
     Value,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-)
+from keras_towers.partition.partitioner import SIZE, Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import by_places, shape_of
+from keras_towers.partition.registry import by_places
 from keras_towers.partition.rules.addresses import Role, addressed
 from keras_towers.partition.rules.places import (
     first_size,
@@ -68,25 +64,19 @@ def _product(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """The product of a matrix that has own rows."""
-    factor = inputs[3]
-    found = addressed(partition, node, inputs[:3], _MATRIX)
-    if found is None or factor.shape is None:
+    found = addressed(partition, inputs[:3], _MATRIX)
+    if found is None:
         return None
-    places, given = found
-    layout: Layout = places.target
-    own: Tensor | None = partition.local(factor)
-    if node.attr("adjoint_a"):
-        # Each row of the matrix meets one of the factor.
-        along = int(node.attr("adjoint_b"))
-        own, layout = (
-            partition.rows(factor, places.target.along(along)),
-            PARTIAL,
-        )
+    (places, given), factor = found, inputs[3]
+    if not node.attr("adjoint_a"):
+        given.append(partition.local(factor))
+        return partition.computed_by_towers(node, given, places.target)
+    # Each row of the matrix meets one of the factor.
+    layout = places.target.along(int(node.attr("adjoint_b")))
+    own = partition.rows(factor, layout)
     if own is None:
         return None
-    size = local_shape(node.shapes[0], layout)
-    (local,) = partition.builder.copy(node.operation, [*given, own], [size])
-    return [Value(layout, local)]
+    return partition.computed_by_towers(node, [*given, own], PARTIAL)
 
 
 @by_places("SparseReorder")
@@ -94,26 +84,11 @@ def _ordered(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """Rows stay in order, and so do the towers."""
-    found = addressed(partition, node, inputs, _MATRIX)
+    found = addressed(partition, inputs, _MATRIX)
     if found is None:
         return None
-    (places, given), entries = found, inputs[1]
-    layout = places.layout
-    own, values = partition.builder.copy(
-        node.operation,
-        given,
-        [local_shape(size, layout) for size in node.shapes],
-    )
-    rank = len(inputs[2].known)
-    numbers = indices_of(partition, own, layout, places.target, rank)
-    return [numbers, Value(layout, values, shape=entries.shape)]
-
-
-@shape_of("SparseTensorDenseMatMul")
-def _of_product(node: Node, *inputs: Value) -> Shape | None:
-    known, factor = inputs[2].known, inputs[3].shape
-    if known is None or factor is None:
-        return None
-    size = known[int(node.attr("adjoint_a"))]
-    width = factor[int(not node.attr("adjoint_b"))]
-    return None if size is UNKNOWN else size, width
+    places, given = found
+    at, values = partition.computed_by_towers(node, given, *[places.layout] * 2)
+    rank, own = len(inputs[2].known), cast("Tensor", at.local)
+    at = indices_of(partition, own, places.layout, places.target, rank)
+    return [at, values]
