@@ -153,7 +153,7 @@ def test_another_number_of_rows():
 
 
 def test_the_same_value_for_all_entries():
-    def step(at, entries, shape):
+    def step(at, entries, shape, y):
         return tf.raw_ops.SparseToDense(
             sparse_indices=at,
             output_shape=shape,
@@ -161,5 +161,5 @@ def test_the_same_value_for_all_entries():
             default_value=1.0,
         )
 
-    program = check(step, *_sparse(), towers=TOWERS)
+    program = check(step, *_sparse(), _Y, towers=TOWERS)
     assert not once(program), once(program)
