@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
+Values: TypeAlias = "list[Value]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -221,17 +222,6 @@ class Splits:
     part: str = "both"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Lengths:
-    """Integers that say how many entries each of ragged rows has.
-
-    Attributes:
-        unit: of what the entries are.
-    """
-
-    unit: FoundUnit
-
-
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A tensor of one device's step, and what towers have of it.
@@ -257,7 +247,7 @@ class Value:
     known: Any = None
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
-    numbers: Places | Below | Splits | Lengths | None = None
+    numbers: Places | Below | Splits | None = None
 
     @property
     def places(self) -> Places | None:

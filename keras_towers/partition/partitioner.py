@@ -324,6 +324,26 @@ class Partitioner:
         alike = before.dtype == after[index].dtype
         return alike and sizes[0] is not None and sizes[0] == sizes[1]
 
+    def computed_by_towers(
+        self, node: Node, given: Sequence[Tensor], *layouts: Layout
+    ) -> list[Value]:
+        """Have towers compute an operation of what they are given.
+
+        Args:
+            node: the operation.
+            given: its inputs.
+            *layouts: those of its outputs.
+        """
+        sizes = [
+            local_shape(shape, layout)
+            for shape, layout in zip(node.shapes, layouts, strict=True)
+        ]
+        found = self.builder.copy(node.operation, given, sizes)
+        return [
+            Value(layout, local)
+            for layout, local in zip(layouts, found, strict=True)
+        ]
+
     def computed_once(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
         """Compute an operation as one device does, for all towers."""
         if any(not v.is_replicated and not v.is_partial for v in inputs):
@@ -580,6 +600,10 @@ class Partitioner:
             unit = FoundUnit(size, count, self.builder)
             self._found[key] = self._units[name_of(size)] = unit
         return self._found[key]
+
+    def note_unit(self, key: Any, unit: FoundUnit) -> None:
+        """Note the unit of what each tower will find by a key."""
+        self._found.setdefault(key, unit)
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""

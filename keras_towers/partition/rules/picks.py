@@ -1,4 +1,4 @@
-"""Entries that are picked by their places, and put there."""
+"""Rows that are picked, in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,68 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import attribute
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Below, Value
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.rules.ragged import repeated
 from keras_towers.partition.rules.reductions import numbers
 
 
+def _axes(
+    node: Node, values: Value, places: Value, along: Value
+) -> tuple[int, int] | None:
+    """The axis from which is picked, and before how many both are alike."""
+    found, rank, count = numbers(along), node.rank(0), node.rank(1)
+    if found is None or rank is None or count is None:
+        return None
+    batch = node.attr("batch_dims")
+    return found[0] % rank, batch % count if batch < 0 else batch
+
+
 @axes("GatherV2")
-def _picked(
+def _picked_axes(
     node: Node, values: Value, places: Value, along: Value
 ) -> Factors | None:
-    ranks, found = (node.rank(0), node.rank(1)), numbers(along)
-    if None in ranks or found is None:
+    found = _axes(node, values, places, along)
+    if found is None:
         return None
-    rank, count = ranks[0] or 0, ranks[1] or 0
-    axis, batch = found[0] % rank, node.attr("batch_dims")
-    batch = batch % count if batch < 0 else batch
-    own = [f"v{a}" for a in range(rank)]
-    picked = [f"p{a}" for a in range(count)]
+    axis, batch = found
+    own = [f"v{a}" for a in range(node.rank(0) or 0)]
+    picked = [f"p{a}" for a in range(node.rank(1) or 0)]
     # Along these axes both have the same rows.
     picked[:batch] = own[:batch]
     output = [*own[:axis], *picked[batch:], *own[axis + 1 :]]
-    labels = [None if a == axis else own[a] for a in range(rank)]
+    labels = [*own[:axis], None, *own[axis + 1 :]]
     return Factors([labels, picked, None], [output], linear=(frozenset({0}),))
+
+
+@rule("GatherV2", always=True)
+def _picked(
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    places: Value,
+    axis_: Value,
+) -> list[Value] | None:
+    """By their numbers, or by indices along an axis that is not divided."""
+    inputs = [values, places, axis_]
+    repeats, factors = repeated(partition, node), _picked_axes(node, *inputs)
+    found, own = _axes(node, *inputs), places.places
+    if repeats is not None or found is None or factors is None:
+        return None if repeats is None else [repeats]
+    axis, batch = found
+    size = None if values.shape is None else values.shape[axis]
+    if axis == batch > 0 and places.numbers is None and isinstance(size, int):
+        # They are inside, as they pick.
+        places.numbers = Below(size)
+    if own is None or own.is_first_column or batch or values.local is None:
+        return partition.divided(node, inputs, factors)
+    if values.sharded != own.target.along(axis):
+        return partition.divided(node, inputs, factors)
+    given = [values.local, own.own, partition.local(axis_)]
+    layout = own.layout.along(axis + own.layout.axis)
+    return partition.computed_by_towers(node, given, layout)
 
 
 @axes("GatherNd")
@@ -54,7 +92,7 @@ def _looked_up(
     partition: Partitioner, node: Node, handle: Value, places: Value
 ) -> list[Value] | None:
     layout, build = places.sharded, partition.builder
-    if layout is None or node.attr("batch_dims"):
+    if layout is None or places.local is None or node.attr("batch_dims"):
         return None
     # The variable is read once, for all towers.
     variable = partition.whole(handle)
@@ -68,17 +106,13 @@ def _looked_up(
         least=least,
     )
     partition.note_use(node, [variable], True, least)
-    assert places.local is not None
-    zero = build.constant(0, places.local.dtype)
     local = build.op(
         "GatherV2",
-        [table, places.local, zero],
+        [table, places.local, build.constant(0, places.local.dtype)],
         local_shape(node.shapes[0], layout),
         batch_dims=0,
     )
-    rank = node.rank(1)
     shape = None
     if places.shape is not None and node.shapes[0].rank is not None:
-        behind = list(node.shapes[0])[rank:]
-        shape = (*places.shape, *behind)
+        shape = (*places.shape, *node.shapes[0][len(places.shape) :])
     return [Value(layout, local, shape=shape)]

@@ -137,21 +137,6 @@ def _of_largest(node: Node, value: Value, count: Value) -> Shape | None:
     return (*value.shape[:-1], None if size is UNKNOWN else size)
 
 
-@axes("DenseBincount")
-def _counted(
-    node: Node, value: Value, size: Value, weights: Value
-) -> Factors | None:
-    rank, is_weighted = node.rank(0), weights.shape != (0,)
-    if rank is None or weights.shape is None:
-        return None
-    labels = [*range(rank - 1), "counted"]
-    given = [labels, None, labels if is_weighted else None]
-    outputs = [[*range(rank - 1), None]]
-    # What only says if there is any cannot be added up.
-    adds = rank == 1 and not node.attr("binary_output")
-    return Factors(given, outputs, frozenset(labels if adds else ()))
-
-
 @axes("NthElement", "InTopK")
 def _of_rows(node: Node, value: Value, *rest: Value) -> Factors | None:
     rank = node.rank(0)

@@ -110,9 +110,9 @@ def _broadcast(
     ahead, layout = len(sizes) - rank, value.sharded
     if layout is not None:
         layout = layout.along(layout.axis + ahead)
-        if sizes[layout.axis] not in (None, layout.size):
+        # A single row may be repeated as often as a size says.
+        if sizes[layout.axis] != layout.size:
             return None
-        sizes[layout.axis] = layout.size
         own = value.local
     else:
         layout = rows_of_sizes(partition, sizes)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Layout,
-    Places,
     Sharded,
     SparseIndices,
     SparseShape,
     Value,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-    static,
-)
+from keras_towers.partition.partitioner import SIZE, Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import by_places
+from keras_towers.partition.rules.addresses import Role, addressed
 from keras_towers.partition.rules.places import (
     first_size,
-    indexed,
     indices_of,
 )
 from keras_towers.partition.sizes import UNKNOWN
@@ -63,93 +56,39 @@ def shape(partition: Partitioner, own: Tensor, layout: SparseShape) -> Value:
 
 # ---- operations --------------------------------------------------------------
 
-
-def _rows(
-    partition: Partitioner, at: Value, entries: Value, target: Value
-) -> tuple[Places, Tensor, list[Any]] | None:
-    """The indices, entries and sizes of a matrix that has own rows."""
-    found = indexed(at)
-    own = None if found is None else partition.rows(entries, found.layout)
-    if found is None or own is None or target.known is None:
-        return None
-    if target.known[0] is UNKNOWN or target.known[0] != found.target.size:
-        return None
-    sizes = [None if size is UNKNOWN else size for size in target.known]
-    return found, own, sizes
+_MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
 
 
 @by_places("SparseTensorDenseMatMul")
 def _product(
-    partition: Partitioner,
-    node: Node,
-    at: Value,
-    entries: Value,
-    target: Value,
-    factor: Value,
+    partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    rows = _rows(partition, at, entries, target)
-    if rows is None or factor.shape is None:
+    """The product of a matrix that has own rows."""
+    found = addressed(partition, inputs[:3], _MATRIX)
+    if found is None:
         return None
-    found, own, sizes = rows
-    turned = node.attr("adjoint_b")
-    layout = found.target
-    local_target = partition.local_target(target, sizes, layout)
-    width = factor.shape[0 if turned else 1]
-    if node.attr("adjoint_a"):
-        # Each row of the matrix meets one of the factor.
-        own_factor = partition.rows(factor, layout.along(int(turned)))
-        result: Layout = PARTIAL
-        size = (sizes[1], width)
-    else:
-        own_factor = partition.local(factor)
-        result, size = layout, (layout.size, width)
-    if own_factor is None:
+    (places, given), factor = found, inputs[3]
+    if not node.attr("adjoint_a"):
+        given.append(partition.local(factor))
+        return partition.computed_by_towers(node, given, places.target)
+    # Each row of the matrix meets one of the factor.
+    layout = places.target.along(int(node.attr("adjoint_b")))
+    own = partition.rows(factor, layout)
+    if own is None:
         return None
-    (local,) = partition.builder.copy(
-        node.operation,
-        [found.own, own, local_target, own_factor],
-        [local_shape(static(size), result)],
-    )
-    return [Value(result, local, shape=size)]
-
-
-@by_places("SparseToDense")
-def _dense(
-    partition: Partitioner,
-    node: Node,
-    at: Value,
-    target: Value,
-    entries: Value,
-    default: Value,
-) -> list[Value] | None:
-    rows = _rows(partition, at, entries, target)
-    if rows is None:
-        return None
-    found, own, sizes = rows
-    layout = found.target
-    local_target = partition.local_target(target, sizes, layout)
-    (local,) = partition.builder.copy(
-        node.operation,
-        [found.own, local_target, own, partition.local(default)],
-        [local_shape(static(sizes), layout)],
-    )
-    return [Value(layout, local, shape=tuple(sizes))]
+    return partition.computed_by_towers(node, [*given, own], PARTIAL)
 
 
 @by_places("SparseReorder")
 def _ordered(
-    partition: Partitioner, node: Node, at: Value, entries: Value, target: Value
+    partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
     """Rows stay in order, and so do the towers."""
-    rows = _rows(partition, at, entries, target)
-    if rows is None:
+    found = addressed(partition, inputs, _MATRIX)
+    if found is None:
         return None
-    found, own, sizes = rows
-    layout, of = found.layout, found.target
-    places, values = partition.builder.copy(
-        node.operation,
-        [found.own, own, partition.local_target(target, sizes, of)],
-        [local_shape(size, layout) for size in node.shapes],
-    )
-    numbers = indices_of(partition, places, layout, of, len(sizes))
-    return [numbers, Value(layout, values, shape=entries.shape)]
+    places, given = found
+    at, values = partition.computed_by_towers(node, given, *[places.layout] * 2)
+    rank, own = len(inputs[2].known), cast("Tensor", at.local)
+    at = indices_of(partition, own, places.layout, places.target, rank)
+    return [at, values]

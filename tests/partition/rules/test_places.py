@@ -309,6 +309,24 @@ _HOSTILE = {
     "of all": lambda x, y, c: tf.matmul(
         y, tf.boolean_mask(y, c > 0), transpose_b=True
     ),
+    "negative columns": lambda x, y, c: (
+        tf.gather(y, tf.where(y > 0)[:, -2])
+        + tf.gather(tf.tile(y, [3, 1]), tf.where(y > 0)[:, -1])
+    ),
+    "other shapes": lambda x, y, c: [
+        tf.scatter_nd(tf.where(y > 0), tf.boolean_mask(y, y > 0), shape)
+        for shape in ([_size(y, tf.int64) + 1, 3], [_size(y, tf.int64), 5])
+    ],
+    "none of them": lambda x, y, c: tf.gather(
+        y, tf.maximum(-_numbers(y), 0) + _numbers(y) * 0
+    ),
+    "divided by": lambda x, y, c: tf.gather(
+        y, _size(y) // (_numbers(y) + 1) - 1
+    ),
+    "pairs are parted": lambda x, y, c: tf.dynamic_stitch(
+        tf.dynamic_partition(tf.reshape(tf.range(2 * _size(y)), [-1, 2]), c, 3),
+        tf.dynamic_partition(x[:, :2], c, 3),
+    ),
     "squares": lambda x, y, c: tf.linalg.matmul(
         *[tf.boolean_mask(y, c > 0)] * 2, transpose_a=True
     ),
@@ -341,3 +359,12 @@ def test_a_single_row_that_is_repeated(function):
     for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
         step = _training(function, reduce)
         check(step, _X, _Y, _CLASS, towers=((3, 2), (4, 0, 3)))
+
+
+def test_a_single_example_that_is_repeated():
+    """It may be as often as only the data says."""
+
+    def step(y, c):
+        return tf.broadcast_to(y, [tf.reduce_max(c) + 2, 3])
+
+    check(step, _Y, _CLASS, towers=((0, 1, 0), (1,)))

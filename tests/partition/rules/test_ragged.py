@@ -86,6 +86,14 @@ _ONCE = {
     "segments in order": lambda r, y: tf.math.segment_sum(
         r.values, r.value_rowids()
     ),
+    "none of a row": lambda r, y: r.to_tensor(shape=(None, 0, 3)),
+    "lengths of others": lambda r, y: (
+        tf.repeat(y[:, 0], r.row_lengths()) * r.values[:, 0],
+        tf.repeat(y[:, 0], r.row_lengths() + 1),
+        tf.repeat(y[:, 0], r.row_lengths()[::-1]),
+        tf.repeat(y[:, 0], tf.cast(r.row_lengths(), tf.int8)),
+        r.row_splits[1:] - r.row_splits[1:],
+    ),
     "repeated": lambda r, y: tf.repeat(y, r.row_lengths(), axis=0),
 }
 

@@ -150,3 +150,16 @@ def test_another_number_of_rows():
         )
 
     check(step, *_sparse(), _Y, towers=TOWERS)
+
+
+def test_the_same_value_for_all_entries():
+    def step(at, entries, shape, y):
+        return tf.raw_ops.SparseToDense(
+            sparse_indices=at,
+            output_shape=shape,
+            sparse_values=2.0,
+            default_value=1.0,
+        )
+
+    program = check(step, *_sparse(), _Y, towers=TOWERS)
+    assert not once(program), once(program)
