@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED, Sharded
+from tests.kit.long import some_of
 from tests.partition.kit import check, kinds, once, part, rows, same
 
 _FEW = ((3, 0, 2), (0, 1, 0))
@@ -456,7 +457,7 @@ _LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", _LAYERS)
+@pytest.mark.parametrize("name", some_of(_LAYERS, 3))
 def test_recurrent_layers_are_divided(name):
     make, given = _LAYERS[name]
     layer = make()

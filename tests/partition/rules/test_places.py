@@ -3,10 +3,12 @@
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.partition.kit import check, once, rows
 
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
+DRAWN = 4
 _X = rows(-1, 4, 3)
 _Y = rows(-1, 3)
 _CLASS = rows(-1, dtype="int32", low=0, high=2)
@@ -133,7 +135,7 @@ def _in_all(t):
     return tf.reduce_sum(t) / tf.cast(tf.shape(t)[0] + 1, tf.float32)
 
 
-@pytest.mark.parametrize("name", [*_EXAMPLES, *_MASKED])
+@pytest.mark.parametrize("name", some_of([*_EXAMPLES, *_MASKED], DRAWN))
 def test_towers_pick_their_own_rows(name):
     function = {**_EXAMPLES, **_MASKED}[name]
     for seed in range(2):
@@ -333,7 +335,7 @@ _HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", _HOSTILE)
+@pytest.mark.parametrize("name", some_of(_HOSTILE, DRAWN))
 def test_what_may_reach_other_examples(name):
     for seed in range(2):
         check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
