@@ -42,19 +42,21 @@ def many_inputs_and_outputs():
     }
     model = keras.Model([a, b, c], outputs)
     model.compile(
-        keras.optimizers.Nadam(0.01, global_clipnorm=0.7),
+        keras.optimizers.SGD(0.05, 0.9, True, global_clipnorm=0.7),
         {
             "value": keras.losses.LogCosh(),
             "class": "sparse_categorical_crossentropy",
             "tags": keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1),
         },
-        {
+        metrics={
             "value": ["mae", keras.metrics.RootMeanSquaredError()],
             "class": keras.metrics.SparseTopKCategoricalAccuracy(2),
             "tags": [keras.metrics.AUC(multi_label=True), "accuracy"],
         },
-        {"value": 0.5, "class": 1.0, "tags": 0.2},
-        {"tags": [keras.metrics.Precision(), keras.metrics.F1Score("micro")]},
+        loss_weights={"value": 0.5, "class": 1.0, "tags": 0.2},
+        weighted_metrics={
+            "tags": [keras.metrics.Precision(), keras.metrics.F1Score("micro")]
+        },
         jit_compile=False,
     )
     return model
@@ -70,7 +72,7 @@ def weighed_by_classes():
     model.compile(
         keras.optimizers.Lion(0.001),
         "sparse_categorical_crossentropy",
-        ["accuracy"],
+        metrics=["accuracy"],
         weighted_metrics=["accuracy"],
         jit_compile=False,
     )
@@ -83,7 +85,7 @@ def loss_scale_of_keras():
     scaled = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.05, momentum=0.9), 4.0, dynamic_growth_steps=2
     )
-    model.compile(scaled, "mse", ["mae"], jit_compile=False)
+    model.compile(scaled, "mse", metrics=["mae"], jit_compile=False)
     return model
 
 
@@ -162,7 +164,7 @@ def distilled():
     model.compile(
         keras.optimizers.SGD(0.05),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        ["accuracy"],
+        metrics=["accuracy"],
         jit_compile=False,
     )
     return model

@@ -61,7 +61,7 @@ def causal_transformer():
     x = layers.GlobalAveragePooling1D()(x)
     model = keras.Model(given, layers.Dense(1)(x))
     model.compile(
-        keras.optimizers.AdamW(0.01, clipnorm=0.5, use_ema=True),
+        keras.optimizers.SGD(0.05, 0.9, clipnorm=0.5, use_ema=True),
         "mae",
         metrics=["mse", keras.metrics.R2Score()],
         jit_compile=False,
@@ -274,7 +274,7 @@ def segmentation_of_keras():
     model.compile(
         keras.optimizers.SGD(0.05),
         keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-        ["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False)],
+        metrics=["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False)],
         jit_compile=False,
     )
     return model
