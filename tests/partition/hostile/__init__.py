@@ -6,6 +6,7 @@ from tests.partition.hostile import (  # noqa: F401
     gradients,
     representations,
     structured,
+    unusual,
 )
 from tests.partition.hostile.table import STEPS
 

@@ -4,9 +4,16 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.hostile.representations import cross_entropy
 from tests.partition.hostile.structured import pixels
-from tests.partition.hostile.table import built, fitted, hand, mlp, net, state
+from tests.partition.hostile.table import (
+    built,
+    cross_entropy,
+    fitted,
+    hand,
+    mlp,
+    net,
+    state,
+)
 from tests.splitting.cases.table import classes, images, normal
 
 # Losses of whole batches, and of what is sorted
@@ -231,7 +238,7 @@ def until_it_converges(m, x, y):
 def clustered_by_a_loop(m, x, y):
     z = m.net(x)
     centres = m.centres.value
-    for _ in tf.range(3):
+    for _ in range(3):
         far = tf.reduce_sum((z[:, None] - centres[None]) ** 2, -1)
         near = tf.nn.softmax(-far)
         mass = tf.reduce_sum(near, 0)[:, None] + 1e-3

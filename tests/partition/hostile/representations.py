@@ -6,6 +6,7 @@ from keras import layers, ops
 
 from tests.partition.hostile.table import (
     built,
+    cross_entropy,
     down,
     hand,
     net,
@@ -257,12 +258,6 @@ def supervised_contrastive(m, x, y):
         tf.reduce_sum(mask * logprob, 1), tf.reduce_sum(mask, 1)
     )
     return -tf.reduce_mean(mean)
-
-
-def cross_entropy(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.reshape(y, [-1]), logits
-    )
 
 
 @hand(classes, net=net(8, 3))

@@ -5,8 +5,14 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.hostile.representations import cross_entropy
-from tests.partition.hostile.table import BATCH, built, fitted, hand, net
+from tests.partition.hostile.table import (
+    BATCH,
+    built,
+    cross_entropy,
+    fitted,
+    hand,
+    net,
+)
 from tests.splitting.cases.table import generator, normal, tokens, whole
 
 # Words
