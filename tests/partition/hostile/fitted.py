@@ -32,8 +32,10 @@ def many_inputs_and_outputs():
     b = keras.Input([8], dtype="int32", name="words")
     c = keras.Input([6, 6, 2], name="picture")
     words = layers.GRU(3)(layers.Embedding(9, 3, mask_zero=True)(b))
-    seen = layers.GlobalMaxPooling2D()(layers.SeparableConv2D(3, 3)(c))
-    h = layers.Concatenate()([layers.Dense(4)(a), words, seen])
+    seen = layers.GlobalMaxPooling2D()(
+        layers.SeparableConv2D(3, 3, use_bias=False)(c)
+    )
+    h = layers.Concatenate()([layers.Dense(4, use_bias=False)(a), words, seen])
     h = layers.BatchNormalization()(h)
     outputs = {
         "value": layers.Dense(1)(h),

@@ -252,7 +252,7 @@ def detection(m, x, y):
 
 def pixels():
     return built(
-        layers.Conv2D(4, 3, padding="same", activation="relu"),
+        layers.Conv2D(4, 3, padding="same", use_bias=False),
         layers.BatchNormalization(),
         layers.Conv2DTranspose(3, 3, padding="same"),
         shape=(6, 6, 2),
