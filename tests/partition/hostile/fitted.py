@@ -35,8 +35,8 @@ def many_inputs_and_outputs():
     seen = layers.GlobalMaxPooling2D()(
         layers.SeparableConv2D(3, 3, use_bias=False)(c)
     )
-    h = layers.Concatenate()([layers.Dense(4, use_bias=False)(a), words, seen])
-    h = layers.BatchNormalization()(h)
+    h = layers.Concatenate()([layers.Dense(4, use_bias=False)(a), seen])
+    h = layers.Concatenate()([layers.BatchNormalization()(h), words])
     outputs = {
         "value": layers.Dense(1)(h),
         "class": layers.Dense(3, "softmax")(h),
