@@ -62,14 +62,13 @@ def state(*shape, value=0.0, dtype="float32"):
     return tf.Variable(tf.fill(shape, tf.cast(value, dtype)), trainable=False)
 
 
-def hand(data=numbers, optimizer=None, **parts):
+def hand(data=numbers, **parts):
     """Note a step that gets a model of parts, which functions make."""
 
     def register(step):
         def build():
             model = Hand(step, **{name: make() for name, make in parts.items()})
-            made = optimizer() if optimizer else keras.optimizers.SGD(0.05)
-            model.compile(made, jit_compile=False)
+            model.compile(keras.optimizers.SGD(0.05), jit_compile=False)
             return model
 
         return noted(step.__name__, build, data)
