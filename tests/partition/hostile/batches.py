@@ -116,7 +116,7 @@ def whitened_by_zca(m, x, y):
 @hand(net=net(8, 4), head=net(1, shape=(4,)), seen=lambda: state(4, 4))
 def whitened_by_cholesky(m, x, y):
     z = m.net(x)
-    cov = tf.einsum("ni,nj->ij", z, z) / tf.cast(len(z), tf.float32)
+    cov = tf.einsum("ni,nj->ij", z, z) / tf.cast(tf.shape(z)[0], tf.float32)
     m.seen.assign(0.9 * m.seen + 0.1 * cov)
     low = tf.linalg.cholesky(cov + 0.3 * tf.eye(4))
     white = tf.linalg.triangular_solve(low, tf.transpose(z))
