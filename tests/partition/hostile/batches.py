@@ -1,0 +1,286 @@
+"""Steps that sort a batch, take its statistics or decide by it."""
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.partition.hostile.structured import pixels
+from tests.partition.hostile.table import (
+    built,
+    cross_entropy,
+    fitted,
+    hand,
+    mlp,
+    net,
+    state,
+)
+from tests.splitting.cases.table import classes, images, normal
+
+# Losses of whole batches, and of what is sorted
+
+
+@fitted()
+def quantiles_of_keras():
+    def pinball(y, p):
+        levels = tf.constant([0.1, 0.5, 0.9])
+        return tf.reduce_mean(
+            tf.maximum(levels * (y - p), (levels - 1) * (y - p)), -1
+        )
+
+    model = mlp(8, 3)
+    model.compile(
+        keras.optimizers.Adam(0.01), pinball, weighted_metrics=["mae"]
+    )
+    model.jit_compile = False
+    return model
+
+
+@hand(net=net(8, 1))
+def cox(m, x, y):
+    """Partial likelihood of who is at risk when someone else is gone."""
+    risk, time = m.net(x)[:, 0], y[:, 0]
+    order = tf.argsort(time, direction="DESCENDING")
+    risk, event = tf.gather(risk, order), tf.gather(time > 0, order)
+    at_risk = tf.math.cumulative_logsumexp(risk)
+    event = tf.cast(event, tf.float32)
+    return -tf.reduce_sum((risk - at_risk) * event) / (
+        tf.reduce_sum(event) + 1e-7
+    )
+
+
+@hand(net=net(8, 1))
+def listwise(m, x, y):
+    score = m.net(x)[:, 0]
+    _, order = tf.math.top_k(y[:, 0], tf.shape(y)[0])
+    ranked = tf.gather(score, order)
+    after = tf.math.log(tf.cumsum(tf.exp(ranked), reverse=True))
+    place = tf.argsort(tf.argsort(score, direction="DESCENDING"))
+    discount = 1 / tf.math.log(2.0 + tf.cast(place, tf.float32))
+    gain = tf.reduce_sum(tf.nn.relu(y[:, 0]) * discount)
+    return tf.reduce_mean(after - ranked) + 0 * gain
+
+
+@hand(classes, net=net(8, 1))
+def lovasz_hinge(m, x, y):
+    logits, labels = m.net(x)[:, 0], tf.cast(y[:, 0] > 0, tf.float32)
+    errors = 1 - logits * (2 * labels - 1)
+    errors, order = tf.math.top_k(errors, tf.size(errors))
+    labels = tf.gather(labels, order)
+    total = tf.reduce_sum(labels)
+    both = total - tf.cumsum(labels)
+    union = total + tf.cumsum(1 - labels)
+    jaccard = 1 - both / union
+    jaccard = tf.concat([jaccard[:1], jaccard[1:] - jaccard[:-1]], 0)
+    return tf.tensordot(tf.nn.relu(errors), tf.stop_gradient(jaccard), 1)
+
+
+@hand(net=net(8, 2))
+def concordance_and_wasserstein(m, x, y):
+    p, extra = tf.unstack(m.net(x), axis=1)
+    y = y[:, 0]
+    (mp, vp), (my, vy) = tf.nn.moments(p, 0), tf.nn.moments(y, 0)
+    both = tf.reduce_mean((p - mp) * (y - my))
+    concordance = 2 * both / (vp + vy + (mp - my) ** 2 + 1e-3)
+    far = tf.reduce_mean(tf.abs(tf.sort(extra) - tf.sort(y)))
+    return 1 - concordance + far
+
+
+@hand(net=net(8, 1))
+def trimmed_by_a_median(m, x, y):
+    lost = tf.abs(m.net(x) - y)[:, 0]
+    ranked = tf.sort(lost)
+    n = tf.shape(lost)[0]
+    median = ranked[n // 2]
+    spread = tf.sort(tf.abs(lost - median))[(n - 1) // 2]
+    keep = tf.cast(lost <= median + 2 * spread, tf.float32)
+    quantile = ranked[tf.cast(0.8 * tf.cast(n - 1, tf.float32), tf.int32)]
+    huber = tf.where(lost < quantile, lost**2, 2 * quantile * lost)
+    return tf.reduce_sum(keep * huber) / tf.reduce_sum(keep)
+
+
+# Statistics of batches
+
+
+@hand(net=net(8, 4), head=net(1, shape=(4,)))
+def whitened_by_zca(m, x, y):
+    z = m.net(x)
+    z -= tf.reduce_mean(z, 0)
+    n = tf.cast(tf.shape(z)[0], tf.float32)
+    cov = tf.matmul(z, z, transpose_a=True) / n
+    cov += tf.linalg.diag([0.2, 0.4, 0.6, 0.8])
+    values, vectors = tf.linalg.eigh(cov)
+    root = vectors @ tf.linalg.diag(values**-0.5) @ tf.transpose(vectors)
+    return tf.reduce_mean((m.head(z @ root) - y) ** 2)
+
+
+@hand(net=net(8, 4), head=net(1, shape=(4,)), seen=lambda: state(4, 4))
+def whitened_by_cholesky(m, x, y):
+    z = m.net(x)
+    cov = tf.einsum("ni,nj->ij", z, z) / tf.cast(tf.shape(z)[0], tf.float32)
+    m.seen.assign(0.9 * m.seen + 0.1 * cov)
+    low = tf.linalg.cholesky(cov + 0.3 * tf.eye(4))
+    white = tf.linalg.triangular_solve(low, tf.transpose(z))
+    iterated = tf.eye(4)
+    for _ in range(3):
+        iterated = 1.5 * iterated - 0.5 * iterated @ iterated @ cov
+    volume = tf.linalg.logdet(cov + tf.eye(4))
+    return (
+        tf.reduce_mean((m.head(tf.transpose(white)) - y) ** 2)
+        + 0.01 * volume
+        + 0.01 * tf.linalg.trace(iterated)
+    )
+
+
+@hand(net=net(8, 1))
+def least_squares_in_the_step(m, x, y):
+    """Fit a head in closed form; train what is below by what is left."""
+    h = m.net.layers[0](x)
+    gram = tf.matmul(h, h, transpose_a=True) + 0.5 * tf.eye(8)
+    head = tf.linalg.solve(gram, tf.matmul(h, y, transpose_a=True))
+    return tf.reduce_mean((h @ head - y) ** 2) + tf.reduce_mean(m.net(x) ** 2)
+
+
+@fitted(images)
+def spectral_and_standardised():
+    class Standardised(layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            mean, var = ops.moments(kernel, [0, 1, 2], keepdims=True)
+            kernel = (kernel - mean) / ops.sqrt(var + 1e-5)
+            return super().convolution_op(inputs, kernel)
+
+    model = built(
+        Standardised(4, 3, activation="relu"),
+        layers.GroupNormalization(2),
+        layers.SpectralNormalization(layers.Conv2D(3, 3)),
+        layers.UnitNormalization(),
+        layers.Flatten(),
+        layers.Dense(1),
+        shape=(6, 6, 2),
+    )
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.jit_compile = False
+    return model
+
+
+@hand(images, net=pixels)
+def style_and_total_variation(m, x, y):
+    made = m.net(x, training=True)
+    gram = tf.einsum("bhwc,bhwd->bcd", made, made) / 36
+    batch_gram = tf.reduce_mean(gram, 0)
+    variation = tf.reduce_mean(tf.image.total_variation(made))
+    alike = tf.image.ssim(made[..., :1], x[..., :1], 1.0, filter_size=3)
+    return (
+        tf.reduce_sum((gram - batch_gram) ** 2)
+        + 0.01 * variation
+        - tf.reduce_mean(alike)
+    )
+
+
+# What depends on numbers of the step
+
+
+@hand(net=net(8, 1), calls=lambda: state(dtype="int64"))
+def branch_by_the_loss(m, x, y):
+    p = m.net(x)
+    mse = tf.reduce_mean((p - y) ** 2)
+    m.calls.assign_add(1)
+    return tf.cond(
+        mse > 1.5,
+        lambda: tf.reduce_mean(tf.abs(p - y)),
+        lambda: tf.switch_case(
+            tf.cast(m.calls % 2, tf.int32),
+            [lambda: mse, lambda: mse + tf.reduce_max(tf.abs(p))],
+        ),
+    )
+
+
+@hand(net=net(8, 1))
+def written_for_autograph(m, x, y):
+    @tf.function
+    def lost(p, y):
+        far = tf.abs(p - y)
+        worst = tf.reduce_max(far)
+        while worst > 1.0:
+            far = far / 2
+            worst = tf.reduce_max(far)
+        total = 0.0
+        for row in far:
+            if row[0] > 0.5:
+                continue
+            total += row[0]
+        if tf.reduce_any(p > 10.0):
+            return total
+        return total / tf.cast(tf.shape(y)[0], tf.float32)
+
+    return lost(m.net(x), y)
+
+
+@hand(net=net(8, 6))
+def until_it_converges(m, x, y):
+    """A deep equilibrium of the batch, with the gradient of its last step."""
+
+    def ahead(z):
+        return 0.5 * tf.tanh(m.net(z) + x)
+
+    def more(z, before, steps):
+        return (tf.norm(z - before) > 1e-3 * tf.norm(before)) & (steps < 30)
+
+    z, _, steps = tf.while_loop(
+        more,
+        lambda z, _, steps: (ahead(z), z, steps + 1),
+        [ahead(x), x, tf.constant(0)],
+    )
+    z = ahead(tf.stop_gradient(z))
+    return tf.reduce_mean((tf.reduce_sum(z, 1, keepdims=True) - y) ** 2)
+
+
+@hand(net=net(8, 3), centres=lambda: keras.Variable(normal(3)[:4]))
+def clustered_by_a_loop(m, x, y):
+    z = m.net(x)
+    centres = m.centres.value
+    for _ in range(3):
+        far = tf.reduce_sum((z[:, None] - centres[None]) ** 2, -1)
+        near = tf.nn.softmax(-far)
+        mass = tf.reduce_sum(near, 0)[:, None] + 1e-3
+        centres = tf.matmul(near, z, transpose_a=True) / mass
+    target = near**2 / (tf.reduce_sum(near, 0) + 1e-3)
+    target = tf.stop_gradient(target / tf.reduce_sum(target, 1, keepdims=True))
+    return tf.reduce_mean(
+        keras.losses.kl_divergence(target, tf.nn.softmax(-far))
+    )
+
+
+COUNTED = []
+
+
+@hand(net=net(8, 1))
+def counted_by_numpy(m, x, y):
+    p = m.net(x)
+
+    def rank(values):
+        COUNTED.append(len(values))
+        return values.argsort(0).argsort(0).astype("float32")
+
+    ranks = tf.numpy_function(rank, [p], tf.float32)
+    ranks = tf.stop_gradient(tf.reshape(ranks, tf.shape(p)))
+    tf.debugging.assert_all_finite(p, "not finite")
+    tf.debugging.assert_equal(tf.shape(p)[0], tf.shape(y)[0])
+    lost = tf.reduce_mean((p - y) ** 2 * (1 + ranks))
+    tf.print("", lost, end="", output_stream="file:///dev/null")
+    return lost
+
+
+def table():
+    made = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
+    made.insert(tf.range(2), [0.5, 2.0])
+    return made
+
+
+@hand(classes, net=net(8, 3), seen=lambda: [table()])
+def counted_in_a_table(m, x, y):
+    weight = 1 + m.seen[0].lookup(y[:, 0])
+    words, _, counts = tf.unique_with_counts(y[:, 0])
+    before = m.seen[0].lookup(words)
+    m.seen[0].insert(words, before + tf.cast(counts, tf.float32))
+    lost = tf.reduce_mean(cross_entropy(y, m.net(x)) / weight)
+    return lost

@@ -1,0 +1,394 @@
+"""Several optimizers, gradients of gradients, decisions and codes."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from tests.partition.hostile.table import down, hand, mlp, net, noted, state
+from tests.splitting.cases.table import generator, normal, numbers, whole
+
+# Several optimizers and gradients of gradients
+
+
+class Gan(keras.Model):
+    def __init__(self, penalty):
+        super().__init__()
+        self.g, self.d, self.penalty = mlp(8, 6), mlp(8, 1), penalty
+        self.kept = keras.metrics.Mean("d_loss")
+
+    def compile(self):
+        super().compile(keras.optimizers.SGD(0.05), jit_compile=False)
+        self.others = [keras.optimizers.RMSprop(0.01)]
+
+    def train_step(self, data):
+        x, _ = data
+        n = tf.shape(x)[0]
+        for step in range(2):
+            z = tf.random.stateless_normal([n, 6], [step, 1])
+            with tf.GradientTape() as tape:
+                fake = self.g(z)
+                loss = self._critic(x, fake, n)
+            down_by(self.others[0], tape, loss, self.d)
+        self.kept.update_state(loss)
+        z = tf.random.stateless_normal([n, 6], [5, 1])
+        with tf.GradientTape() as tape:
+            ours = self.d(self.g(z))
+            ours = -tf.reduce_mean(ours if self.penalty else log_of(ours))
+        down_by(self.optimizer, tape, ours, self.g)
+        return {"g": ours, "d": self.kept.result()}
+
+    def _critic(self, x, fake, n):
+        if not self.penalty:
+            both = tf.concat([fake, x], 0)
+            labels = tf.concat([tf.ones((n, 1)), tf.zeros((n, 1))], 0)
+            labels += 0.05 * tf.random.stateless_uniform(
+                tf.shape(labels), [7, 7]
+            )
+            return tf.reduce_mean(
+                keras.losses.binary_crossentropy(labels, self.d(both), True)
+            )
+        alpha = tf.random.stateless_uniform([n, 1], [9, 1])
+        mixed = x + alpha * (fake - x)
+        with tf.GradientTape() as tape:
+            tape.watch(mixed)
+            score = self.d(mixed)
+        slope = tape.gradient(score, mixed)
+        norm = tf.sqrt(tf.reduce_sum(slope**2, 1) + 1e-8)
+        lost = tf.reduce_mean(self.d(fake)) - tf.reduce_mean(self.d(x))
+        return lost + 10 * tf.reduce_mean((norm - 1) ** 2)
+
+
+def log_of(logits):
+    return tf.math.log_sigmoid(logits)
+
+
+def down_by(optimizer, tape, loss, of):
+    weights = of.trainable_weights
+    optimizer.apply(tape.gradient(loss, weights), weights)
+
+
+def _gan(penalty):
+    model = Gan(penalty)
+    model.compile()
+    return model
+
+
+noted("gan", lambda: _gan(False), numbers)
+noted("wgan_gp", lambda: _gan(True), numbers)
+
+
+@hand(net=net(8, 1))
+def sam(m, x, y):
+    weights = m.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((m.net(x) - y) ** 2)
+    gradients = tape.gradient(loss, weights)
+    scale = 0.05 / (tf.linalg.global_norm(gradients) + 1e-12)
+    for w, g in zip(weights, gradients, strict=True):
+        w.assign_add(scale * g)
+    with tf.GradientTape() as tape:
+        again = tf.reduce_mean((m.net(x) - y) ** 2)
+    there = tape.gradient(again, weights)
+    for w, g in zip(weights, gradients, strict=True):
+        w.assign_sub(scale * g)
+    m.optimizer.apply(there, weights)
+    return {"loss": loss, "sharp": again - loss}
+
+
+@hand(net=net(8, 2), weights_=lambda: keras.Variable([1.0, 1.0]))
+def gradnorm(m, x, y):
+    shared = m.net.layers[0].kernel
+    with tf.GradientTape(persistent=True) as outer:
+        with tf.GradientTape(persistent=True) as tape:
+            p = m.net(x)
+            tasks = [
+                tf.reduce_mean((p[:, :1] - y) ** 2),
+                tf.reduce_mean(tf.abs(p[:, 1:] - y**2)),
+            ]
+            weighed = [m.weights_[i] * task for i, task in enumerate(tasks)]
+            total = tf.add_n(weighed)
+        norms = tf.stack([tf.norm(tape.gradient(w, shared)) for w in weighed])
+        rate = tf.stop_gradient(tf.stack(tasks) / tf.add_n(tasks))
+        target = tf.stop_gradient(tf.reduce_mean(norms)) * rate**0.5
+        balance = tf.reduce_sum(tf.abs(norms - target))
+    trained = m.net.trainable_variables
+    gradients = outer.gradient(total, trained)
+    change = outer.gradient(balance, m.weights_.value)
+    m.optimizer.apply(gradients + [change], trained + [m.weights_])
+    m.weights_.assign(2 * m.weights_ / ops.sum(m.weights_))
+    return {"loss": total, "balance": balance}
+
+
+@hand(net=net(8, 1))
+def by_example(m, x, y):
+    """Clip the gradient of every example, as private training does."""
+    with tf.GradientTape() as tape:
+        lost = (m.net(x) - y) ** 2
+    weights = m.trainable_variables
+    found = []
+    for g in tape.jacobian(lost, weights):
+        flat = tf.reshape(g, [tf.shape(g)[0], tf.size(g[0])])
+        found.append(flat)
+    norm = tf.norm(tf.concat(found, 1), axis=1, keepdims=True)
+    factor = tf.minimum(1.0, 0.5 / norm)
+    m.optimizer.apply(
+        [
+            tf.reshape(tf.reduce_mean(f * factor, 0), w.shape)
+            for f, w in zip(found, weights, strict=True)
+        ],
+        weights,
+    )
+    return {"loss": tf.reduce_mean(lost), "clipped": tf.reduce_mean(factor)}
+
+
+@hand(net=net(8, 1))
+def hessian_vector_product(m, x, y):
+    weights = [w.value for w in m.trainable_variables]
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((m.net(x) - y) ** 2)
+        first = tape.gradient(loss, weights)
+    second = outer.gradient(
+        first, weights, [tf.stop_gradient(g) for g in first]
+    )
+    m.optimizer.apply(
+        [g + 0.1 * h for g, h in zip(first, second, strict=True)],
+        m.trainable_variables,
+    )
+    curve = tf.add_n(
+        [tf.reduce_sum(g * h) for g, h in zip(first, second, strict=True)]
+    )
+    return {"loss": loss, "curve": curve}
+
+
+@hand(
+    net=net(8, 1),
+    step=lambda: state(dtype="int32"),
+    kept=lambda: [state(6, 8), state(8), state(8, 1), state(1)],
+)
+def accumulated(m, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((m.net(x) - y) ** 2)
+    weights = m.trainable_variables
+    gradients = tape.gradient(loss, weights)
+    gradients, norm = tf.clip_by_global_norm(gradients, 0.3)
+    m.step.assign_add(1)
+    for kept, g in zip(m.kept, gradients, strict=True):
+        kept.assign_add(g)
+
+    def apply():
+        m.optimizer.apply([kept / 2 for kept in m.kept], weights)
+        for kept in m.kept:
+            kept.assign(tf.zeros_like(kept))
+        return True
+
+    tf.cond(tf.equal(m.step % 2, 0), apply, lambda: False)
+    return {"loss": loss, "norm": norm}
+
+
+@hand(net=net(8, 1), scale=lambda: state(value=64.0), good=state)
+def loss_scaled_by_hand(m, x, y):
+    weights = m.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((m.net(x) - y) ** 2)
+        scaled = loss * m.scale
+    gradients = [g / m.scale for g in tape.gradient(scaled, weights)]
+    finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
+    )
+
+    def grow():
+        m.optimizer.apply(gradients, weights)
+        m.good.assign_add(1)
+        return m.scale.assign(m.scale * tf.where(m.good > 2, 2.0, 1.0))
+
+    tf.cond(finite, grow, lambda: m.scale.assign(m.scale / 2))
+    return {"loss": loss, "scale": m.scale}
+
+
+# Decisions, values and codes
+
+
+def _episodes():
+    taken = np.stack([whole(3), normal()[:, None][:, 0] > 0], 1)
+    return {"state": normal(6), "action": taken[:, 0]}, normal(1)
+
+
+@hand(_episodes, net=net(8, 4), old=net(8, 4))
+def ppo(m, x, y):
+    m.old.trainable = False
+    action, rewards = tf.cast(x["action"], tf.int32), y[:, 0]
+    returns = tf.math.cumsum(rewards * 0.99, reverse=True)
+    out = m.net(x["state"])
+    logits, value = out[:, :3], out[:, 3]
+    advantage = tf.stop_gradient(returns - value)
+    advantage -= tf.reduce_mean(advantage)
+    advantage /= tf.math.reduce_std(advantage) + 1e-2
+    index = tf.stack([tf.range(tf.size(action)), action], 1)
+    now = tf.gather_nd(tf.nn.log_softmax(logits), index)
+    before = tf.gather_nd(tf.nn.log_softmax(m.old(x["state"])[:, :3]), index)
+    ratio = tf.exp(now - before)
+    clipped = tf.clip_by_value(ratio, 0.8, 1.2)
+    policy = -tf.reduce_mean(tf.minimum(ratio * advantage, clipped * advantage))
+    p = tf.nn.softmax(logits)
+    entropy = -tf.reduce_mean(tf.reduce_sum(p * tf.math.log(p + 1e-8), 1))
+    return policy + tf.reduce_mean((returns - value) ** 2) - 0.01 * entropy
+
+
+@hand(_episodes, net=net(8, 4))
+def actor_critic_by_a_scan(m, x, y):
+    out = m.net(x["state"])
+    rewards = y[:, 0]
+    returns = tf.scan(
+        lambda total, r: r + 0.9 * total,
+        rewards[::-1],
+        initializer=tf.constant(0.0),
+    )[::-1]
+    probability = tf.reduce_sum(
+        tf.nn.softmax(out[:, :3]) * tf.one_hot(x["action"], 3), 1
+    )
+    gain = tf.stop_gradient(returns - out[:, 3])
+    huber = keras.losses.Huber(reduction="sum")
+    loss = -tf.reduce_sum(tf.math.log(probability) * gain)
+    return loss + huber(returns[:, None], out[:, 3:])
+
+
+@hand(_episodes, net=net(8, 3), target=net(8, 3), steps=state)
+def double_dqn(m, x, y):
+    m.target.trainable = False
+    s = x["state"]
+    after = tf.concat([s[1:], s[:1]], 0)
+    best = tf.argmax(m.net(after), 1)
+    future = tf.gather(m.target(after), best, axis=1, batch_dims=1)
+    wanted = tf.stop_gradient(y[:, 0] + 0.9 * future)
+    with tf.GradientTape() as tape:
+        q = tf.gather(m.net(s), tf.cast(x["action"], tf.int32), batch_dims=1)
+        loss = tf.reduce_mean(tf.abs(q - wanted))
+    down(m, tape, loss)
+    m.steps.assign_add(1)
+    if tf.executing_eagerly():
+        return {"loss": loss}
+
+    def follow():
+        for slow, fast in zip(m.target.weights, m.net.weights, strict=True):
+            slow.assign(fast)
+        return 1
+
+    tf.cond(tf.equal(m.steps % 2, 0), follow, lambda: 0)
+    return {"loss": loss}
+
+
+@hand(encoder=net(8, 6), decoder=net(8, 6, shape=(3,)))
+def vae(m, x, y):
+    mean, log_var = tf.split(m.encoder(x), 2, 1)
+    noise = tf.random.stateless_normal(tf.shape(mean), [1, 3])
+    again = m.decoder(mean + tf.exp(0.5 * log_var) * noise)
+    kl = -0.5 * (1 + log_var - mean**2 - tf.exp(log_var))
+    kl = tf.reduce_mean(tf.reduce_sum(kl, axis=1))
+    lost = tf.reduce_mean(tf.reduce_sum((again - x) ** 2, axis=-1))
+    return lost + 0.1 * kl
+
+
+@hand(encoder=net(8, 6), decoder=net(8, 6, shape=(3,)))
+def tc_vae(m, x, y):
+    mean, log_var = tf.split(m.encoder(x), 2, 1)
+    z = mean + 0.3 * tf.exp(0.5 * log_var)
+
+    def log_density(z, mean, log_var):
+        return -0.5 * ((z - mean) ** 2 * tf.exp(-log_var) + log_var)
+
+    pairs = log_density(z[:, None], mean[None], log_var[None])
+    joint = tf.reduce_logsumexp(tf.reduce_sum(pairs, 2), 1)
+    apart = tf.reduce_sum(tf.reduce_logsumexp(pairs, 1), 1)
+    return tf.reduce_mean(joint - apart) + tf.reduce_mean(
+        (m.decoder(z) - x) ** 2
+    )
+
+
+@hand(net=net(8, 4), prior=lambda: normal(4))
+def maximum_mean_discrepancy(m, x, y):
+    z = m.net(x)
+    prior = tf.constant(m.prior)
+
+    def kernel(a, b):
+        return tf.exp(-tf.reduce_sum((a[:, None] - b[None]) ** 2, -1) / 4)
+
+    same = tf.reduce_mean(kernel(z, z)) + tf.reduce_mean(kernel(prior, prior))
+    return same - 2 * tf.reduce_mean(kernel(z, prior))
+
+
+def codes():
+    given = generator().normal(size=(4, 5)).astype("float32")
+    return tf.Variable(given, trainable=False)
+
+
+@hand(
+    encoder=net(8, 4),
+    decoder=net(8, 6, shape=(4,)),
+    codes=codes,
+    counts=lambda: state(5, value=1.0),
+    sums=codes,
+)
+def vq_vae(m, x, y):
+    with tf.GradientTape() as tape:
+        z = m.encoder(x)
+        far = (
+            tf.reduce_sum(z**2, 1, keepdims=True)
+            - 2 * z @ m.codes
+            + tf.reduce_sum(m.codes**2, 0)
+        )
+        chosen = tf.one_hot(tf.argmin(far, 1), 5)
+        q = tf.matmul(chosen, m.codes, transpose_b=True)
+        again = m.decoder(z + tf.stop_gradient(q - z))
+        loss = tf.reduce_mean((again - x) ** 2)
+        loss += 0.25 * tf.reduce_mean((tf.stop_gradient(q) - z) ** 2)
+    down(m, tape, loss)
+    m.counts.assign(0.9 * m.counts + 0.1 * tf.reduce_sum(chosen, 0))
+    m.sums.assign(0.9 * m.sums + 0.1 * tf.matmul(z, chosen, transpose_a=True))
+    n = tf.reduce_sum(m.counts)
+    m.codes.assign(m.sums / ((m.counts + 1e-5) / (n + 5e-5) * n))
+    mean = tf.reduce_mean(chosen, 0)
+    perplexity = tf.exp(-tf.reduce_sum(mean * tf.math.log(mean + 1e-10)))
+    return {"loss": loss, "perplexity": perplexity}
+
+
+@hand(
+    gate=net(3),
+    experts=lambda: [mlp(8, 1) for _ in range(3)],
+)
+def experts_with_capacity(m, x, y):
+    p = tf.nn.softmax(m.gate(x))
+    chosen = tf.one_hot(tf.argmax(p, 1), 3)
+    n = tf.shape(x)[0]
+    capacity = tf.cast(
+        tf.math.ceil(1.25 * tf.cast(n, tf.float32) / 3), tf.int32
+    )
+    place = tf.cumsum(chosen, 0, exclusive=True) * chosen
+    kept = chosen * tf.cast(place < tf.cast(capacity, tf.float32), tf.float32)
+    slots = tf.one_hot(
+        tf.cast(tf.reduce_sum(place * kept, 1), tf.int32), capacity
+    )
+    dispatch = kept[:, :, None] * slots[:, None]
+    sent = tf.einsum("nec,nf->ecf", dispatch, x)
+    made = tf.stack([expert(sent[i]) for i, expert in enumerate(m.experts)])
+    combined = tf.einsum("nec,eco->no", dispatch * p[:, :, None], made)
+    balance = 3 * tf.reduce_sum(
+        tf.reduce_mean(chosen, 0) * tf.reduce_mean(p, 0)
+    )
+    return tf.reduce_mean((combined - y) ** 2) + 0.01 * balance
+
+
+@hand(
+    gate=net(3),
+    experts=lambda: [mlp(8, 1) for _ in range(3)],
+)
+def experts_by_partition(m, x, y):
+    p = tf.nn.softmax(m.gate(x))
+    best = tf.argmax(p, 1, tf.int32)
+    parts = tf.dynamic_partition(x, best, 3)
+    where = tf.dynamic_partition(tf.range(tf.shape(x)[0]), best, 3)
+    made = [e(part) for e, part in zip(m.experts, parts, strict=True)]
+    out = tf.dynamic_stitch(where, made)
+    out *= tf.reduce_max(p, 1, keepdims=True)
+    return tf.reduce_mean((tf.reshape(out, [-1, 1]) - y) ** 2)

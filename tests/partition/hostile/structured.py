@@ -1,0 +1,286 @@
+"""Words, graphs and pictures, with masks and unknown lengths."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.partition.hostile.table import (
+    BATCH,
+    built,
+    cross_entropy,
+    fitted,
+    hand,
+    net,
+)
+from tests.splitting.cases.table import generator, normal, tokens, whole
+
+# Words
+
+
+def transformer(units=9):
+    given = keras.Input([None], dtype="int32")
+    mask = ops.not_equal(given, 0)
+    x = layers.Embedding(9, 8)(given)
+    attended = layers.MultiHeadAttention(2, 4)(
+        x, x, attention_mask=ops.expand_dims(mask, 1)
+    )
+    x = layers.LayerNormalization()(x + attended)
+    return keras.Model(given, layers.Dense(units)(x))
+
+
+@hand(tokens, net=transformer)
+def masked_words(m, x, y):
+    masked = tf.logical_and(x > 0, tf.equal((x + tf.range(8)) % 3, 0))
+    logits = m.net(tf.where(masked, 8, x))
+    logits = tf.boolean_mask(logits, masked)
+    labels = tf.boolean_mask(x, masked)
+    lost = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    right = tf.equal(tf.argmax(logits, -1, tf.int32), labels)
+    with_none = tf.maximum(tf.size(labels), 1)
+    accuracy = tf.reduce_sum(tf.cast(right, tf.int32)) / with_none
+    return tf.reduce_sum(lost) / tf.cast(with_none, tf.float32) + 0 * tf.cast(
+        accuracy, tf.float32
+    )
+
+
+@hand(tokens, net=transformer)
+def cut_to_the_longest(m, x, y):
+    lengths = tf.reduce_sum(tf.cast(x > 3, tf.int32), 1)
+    longest = tf.reduce_max(lengths)
+    x = x[:, :longest]
+    mask = tf.sequence_mask(lengths, longest, tf.float32)
+    logits = m.net(x)[:, :-1]
+    lost = keras.losses.sparse_categorical_crossentropy(
+        x[:, 1:], logits, from_logits=True
+    )
+    mask = mask[:, 1:]
+    return tf.reduce_sum(lost * mask) / (tf.reduce_sum(mask) + 1e-6)
+
+
+@fitted(tokens)
+def causal_transformer():
+    given = keras.Input([8], dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=True)(given)
+    x += layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+    x = layers.LayerNormalization()(x)
+    x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(given, layers.Dense(1)(x))
+    model.compile(
+        keras.optimizers.SGD(0.05, 0.9, clipnorm=0.5, use_ema=True),
+        "mae",
+        metrics=["mse", keras.metrics.R2Score()],
+        jit_compile=False,
+    )
+    return model
+
+
+@hand(
+    tokens, table=lambda: keras.Variable(normal(4)[:9]), head=net(1, shape=(4,))
+)
+def bag_of_ragged_words(m, x, y):
+    ragged = tf.RaggedTensor.from_tensor(x, padding=0)
+    ragged = tf.ragged.boolean_mask(ragged, ragged > 2)
+    vectors = tf.ragged.map_flat_values(
+        tf.nn.embedding_lookup, m.table.value, ragged
+    )
+    mean = tf.reduce_sum(vectors, 1)
+    mean /= tf.cast(tf.maximum(ragged.row_lengths(), 1), tf.float32)[:, None]
+    return tf.reduce_mean((m.head(mean) - y) ** 2)
+
+
+@hand(
+    tokens,
+    table=lambda: keras.Variable(normal(4)[:9]),
+    context=lambda: keras.Variable(normal(4)[9:18]),
+)
+def skip_grams(m, x, y):
+    centre = tf.reshape(x[:, 1:], [-1])
+    around = tf.reshape(x[:, :-1], [-1])
+    lost = tf.nn.sampled_softmax_loss(
+        m.context.value,
+        tf.zeros(9),
+        tf.cast(around[:, None], tf.int64),
+        tf.gather(m.table.value, centre),
+        num_sampled=4,
+        num_classes=9,
+        sampled_values=(
+            tf.range(4, dtype=tf.int64),
+            tf.ones([tf.size(around), 1]) * 0.1,
+            tf.ones([4]) * 0.1,
+        ),
+    )
+    return tf.reduce_mean(lost)
+
+
+def _speech():
+    return normal(12, 3), whole(4, 4)
+
+
+def recurrent():
+    return built(
+        layers.Bidirectional(layers.GRU(4, return_sequences=True)),
+        layers.Dense(5),
+        shape=(12, 3),
+    )
+
+
+@hand(_speech, net=recurrent)
+def ctc(m, x, y):
+    logits = m.net(x)
+    length = tf.fill([tf.shape(x)[0]], 12)
+    return tf.reduce_mean(
+        tf.nn.ctc_loss(
+            y,
+            logits,
+            tf.reduce_sum(tf.cast(y > 0, tf.int32), 1),
+            length,
+            logits_time_major=False,
+            blank_index=0,
+        )
+    )
+
+
+@hand(
+    lambda: (normal(8, 3), whole(4, 8)),
+    net=lambda: built(layers.Dense(4), shape=(8, 3)),
+    moves=lambda: keras.Variable(normal(4)[:4]),
+)
+def conditional_random_field(m, x, y):
+    scores = m.net(x)
+    lengths = 2 + tf.reduce_max(y, 1) * 2
+    alpha, steps = scores[:, 0], tf.constant(1)
+
+    def ahead(t, alpha):
+        now = tf.reduce_logsumexp(alpha[:, :, None] + m.moves[None], 1)
+        now += scores[:, t]
+        return t + 1, tf.where((t < lengths)[:, None], now, alpha)
+
+    _, alpha = tf.while_loop(
+        lambda t, _: t < tf.reduce_max(lengths), ahead, [steps, alpha]
+    )
+    mask = tf.sequence_mask(lengths, 8, tf.float32)
+    path = tf.reduce_sum(tf.gather(scores, y, batch_dims=2) * mask, 1)
+    pairs = tf.stack([y[:, :-1], y[:, 1:]], -1)
+    path += tf.reduce_sum(tf.gather_nd(m.moves.value, pairs) * mask[:, 1:], 1)
+    return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
+
+
+@fitted(lambda: (normal(8, 3)[:32], normal(1)[:32]))
+def recurrent_with_state():
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(BATCH, 8, 3)),
+            layers.LSTM(4, stateful=True, return_sequences=True),
+            layers.SimpleRNN(4, stateful=True),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+# Graphs and pictures
+
+
+def _graphs():
+    sources, targets = whole(33, 2), generator().integers(0, 5, (33, 1))
+    return {"x": normal(6), "edges": sources}, targets.astype("int32") % 3
+
+
+@hand(_graphs, net=net(4), head=net(3, shape=(8,)))
+def graph_of_the_batch(m, x, y):
+    n = tf.shape(y)[0]
+    h = tf.nn.tanh(m.net(x["x"]))
+    edges = x["edges"] % n
+    messages = tf.gather(h, edges[:, 0])
+    got = tf.math.unsorted_segment_mean(messages, edges[:, 1], n)
+    score = tf.reduce_sum(tf.gather(h, edges[:, 1]) * messages, 1)
+    top = tf.math.unsorted_segment_max(score, edges[:, 1], n)
+    score = tf.exp(score - tf.gather(top, edges[:, 1]))
+    total = tf.math.unsorted_segment_sum(score, edges[:, 1], n)
+    weight = score / (tf.gather(total, edges[:, 1]) + 1e-9)
+    attended = tf.math.unsorted_segment_sum(
+        weight[:, None] * messages, edges[:, 1], n
+    )
+    out = m.head(tf.concat([h + got, attended], 1))
+    return tf.reduce_mean(cross_entropy(y, out))
+
+
+def _boxes():
+    g = generator()
+    boxes = np.sort(g.uniform(size=(33, 3, 2, 2)), 2).reshape(33, 3, 4)
+    return normal(6), {"boxes": boxes.astype("float32"), "count": 1 + whole(3)}
+
+
+def overlaps(a, b):
+    low = tf.maximum(a[:, None, :2], b[None, :, :2])
+    high = tf.minimum(a[:, None, 2:], b[None, :, 2:])
+    both = tf.reduce_prod(tf.maximum(high - low, 0), 2)
+    area_a = tf.reduce_prod(a[:, 2:] - a[:, :2], 1)
+    area_b = tf.reduce_prod(b[:, 2:] - b[:, :2], 1)
+    return both / (area_a[:, None] + area_b[None] - both + 1e-6)
+
+
+ANCHORS = [
+    [i / 4, j / 4, i / 4 + 0.4, j / 4 + 0.5] for i in range(3) for j in range(3)
+]
+
+
+@hand(_boxes, net=net(8, 9 * 5))
+def detection(m, x, y):
+    anchors = tf.constant(ANCHORS)
+
+    def matched(one):
+        boxes, count = one
+        boxes = boxes[:count]
+        iou = overlaps(anchors, boxes)
+        best = tf.argmax(iou, 1)
+        positive = tf.reduce_max(iou, 1) > 0.2
+        return tf.gather(boxes, best) - anchors, tf.cast(positive, tf.float32)
+
+    out = tf.reshape(m.net(x), [-1, 9, 5])
+    delta, positive = tf.map_fn(
+        matched,
+        (y["boxes"], y["count"]),
+        fn_output_signature=(tf.float32, tf.float32),
+    )
+    lost = tf.reduce_sum(tf.abs(out[..., :4] - delta), 2) * positive
+    lost += tf.nn.sigmoid_cross_entropy_with_logits(positive, out[..., 4])
+    return tf.reduce_sum(lost) / tf.maximum(tf.reduce_sum(positive), 1)
+
+
+def pixels():
+    return built(
+        layers.Conv2D(4, 3, padding="same", use_bias=False),
+        layers.BatchNormalization(),
+        layers.Conv2DTranspose(3, 3, padding="same"),
+        shape=(6, 6, 2),
+    )
+
+
+@hand(lambda: (normal(6, 6, 2), whole(4, 6, 6)), net=pixels)
+def segmentation(m, x, y):
+    logits = m.net(x, training=True)
+    flat = tf.reshape(logits, [-1, 3])
+    labels = tf.reshape(y, [-1])
+    keep = tf.squeeze(tf.where(labels < 3), 1)
+    labels, flat = tf.gather(labels, keep), tf.gather(flat, keep)
+    lost = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, flat)
+    p, t = tf.nn.softmax(flat), tf.one_hot(labels, 3)
+    both = tf.reduce_sum(p * t, 0)
+    dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + t, 0) + 1)
+    return tf.reduce_mean(lost) + tf.reduce_mean(dice)
+
+
+@fitted(lambda: (normal(6, 6, 2), whole(3, 6, 6)))
+def segmentation_of_keras():
+    net = pixels()
+    model = keras.Sequential([net, layers.Softmax()])
+    model.compile(
+        keras.optimizers.SGD(0.05),
+        keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
+        metrics=["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False)],
+        jit_compile=False,
+    )
+    return model

@@ -1,0 +1,505 @@
+"""Steps of rarer operations, and of what is easy to get wrong."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.partition.hostile.table import (
+    built,
+    cross_entropy,
+    down,
+    fitted,
+    hand,
+    mlp,
+    net,
+    state,
+    unit,
+    views,
+)
+from tests.splitting.cases.table import (
+    classes,
+    images,
+    normal,
+    numbers,
+    tokens,
+    whole,
+)
+
+
+@hand(net=net(8, 1))
+def even_and_odd_pairs(m, x, y):
+    p = m.net(x)
+    n = tf.shape(p)[0] // 2
+    first, second = p[0 : 2 * n : 2], p[1 : 2 * n : 2]
+    wanted = tf.sign(y[0 : 2 * n : 2] - y[1 : 2 * n : 2])
+    lost = tf.nn.relu(0.3 - wanted * (first - second))
+    return tf.reduce_sum(lost) + tf.reduce_mean((p[:1] - y[:1]) ** 2)
+
+
+@hand(net=net(8, 1))
+def microbatches_of_a_loop(m, x, y):
+    n = tf.shape(x)[0]
+    size = (n + 2) // 3
+    weights = [w.value for w in m.trainable_variables]
+
+    def more(i, _, *kept):
+        with tf.GradientTape() as tape:
+            part = slice(i, tf.minimum(i + size, n))
+            loss = tf.reduce_sum((m.net(x[part]) - y[part]) ** 2)
+        found = tape.gradient(loss, weights)
+        added = [k + g for k, g in zip(kept, found, strict=True)]
+        return i + size, _ + loss, *added
+
+    _, total, *gradients = tf.while_loop(
+        lambda i, *_: i < n,
+        more,
+        [tf.constant(0), 0.0, *(tf.zeros_like(w) for w in weights)],
+    )
+    n = tf.cast(n, tf.float32)
+    m.optimizer.apply([g / n for g in gradients], m.trainable_variables)
+    return {"loss": total / n}
+
+
+@hand(net=net(8, 1))
+def pairs_above_the_diagonal(m, x, y):
+    p = m.net(x)
+    n = tf.shape(x)[0]
+    above = tf.linalg.band_part(tf.ones([n, n]), 0, -1) - tf.eye(n)
+    gap = tf.boolean_mask(p - tf.transpose(p), above > 0)
+    wanted = tf.cast(y > tf.transpose(y), tf.float32)
+    wanted = tf.boolean_mask(wanted, above > 0)
+    lost = tf.nn.sigmoid_cross_entropy_with_logits(wanted, gap)
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(lost), tf.cast(tf.size(lost), tf.float32)
+    ) + tf.reduce_mean(p**2)
+
+
+@hand(classes, net=net(8, 3))
+def pairs_by_where(m, x, y):
+    z, y = m.net(x), y[:, 0]
+    pairs = tf.where(tf.equal(y[:, None], y[None]))
+    a, b = tf.gather(z, pairs[:, 0]), tf.gather(z, pairs[:, 1])
+    others = tf.where(tf.not_equal(y[:, None], y[None]))
+    c, d = tf.gather(z, others[:, 0]), tf.gather(z, others[:, 1])
+    far = tf.reduce_sum(tf.nn.relu(1 - tf.norm(c - d + 1e-6, axis=1)))
+    return tf.reduce_mean((a - b) ** 2) + 0.01 * far
+
+
+@hand(classes, net=net(8, 3), centres=lambda: tf.Variable(normal(3)[:3]))
+def centre_loss(m, x, y):
+    y = y[:, 0]
+    with tf.GradientTape() as tape:
+        z = m.net(x)
+        gap = z - tf.gather(m.centres, y)
+        loss = tf.reduce_mean(tf.reduce_sum(gap**2, 1))
+    down(m, tape, loss)
+    _, where, counts = tf.unique_with_counts(y)
+    scaled = gap / tf.cast(tf.gather(counts, where) + 1, tf.float32)[:, None]
+    m.centres.scatter_add(tf.IndexedSlices(0.5 * scaled, y))
+    return {"loss": loss, "centres": tf.reduce_sum(m.centres**2)}
+
+
+@hand(classes, net=net(8, 3))
+def nearest_neighbours_vote(m, x, y):
+    z = unit(m.net(x))
+    n = tf.shape(z)[0]
+    alike = z @ tf.transpose(z) - 2 * tf.eye(n)
+    values, near = tf.math.top_k(alike, tf.minimum(3, n))
+    votes = tf.gather(tf.one_hot(y[:, 0], 3), near)
+    p = tf.reduce_sum(votes * tf.nn.softmax(values)[..., None], 1)
+    return -tf.reduce_mean(
+        tf.math.log(tf.reduce_sum(p * tf.one_hot(y[:, 0], 3), 1) + 0.1)
+    )
+
+
+@tf.custom_gradient
+def reversed_gradient(x):
+    return tf.identity(x), lambda g: -0.3 * g
+
+
+@tf.custom_gradient
+def normalized_gradient(x):
+    def back(g):
+        return g / (tf.norm(g) + 1e-6)
+
+    return x + 0, back
+
+
+@hand(
+    classes,
+    net=net(8, 4),
+    label=net(3, shape=(4,)),
+    domain=net(1, shape=(4,)),
+)
+def domain_adversaries(m, x, y):
+    z = m.net(x)
+    half = tf.cast(tf.range(tf.shape(x)[0]) < tf.shape(x)[0] // 2, tf.float32)
+    domain = m.domain(reversed_gradient(z))[:, 0]
+    lost = tf.nn.sigmoid_cross_entropy_with_logits(half, domain)
+    ours = cross_entropy(y, m.label(normalized_gradient(z)))
+    return tf.reduce_mean(lost) + tf.reduce_mean(ours)
+
+
+@hand(net=net(8, 1))
+def forward_mode(m, x, y):
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as ahead:
+        p = m.net(x)
+    along = ahead.jvp(p)
+    return tf.reduce_mean((p - y) ** 2) + 0.1 * tf.reduce_mean(along**2)
+
+
+@hand(net=net(8, 1))
+def vectorized_gradients(m, x, y):
+    def slope(one):
+        with tf.GradientTape() as tape:
+            tape.watch(one)
+            p = m.net(one[None])
+        return tape.gradient(p, one)
+
+    slopes = tf.vectorized_map(slope, x)
+    return tf.reduce_mean((m.net(x) - y) ** 2) + tf.reduce_mean(slopes**2)
+
+
+@hand(lambda: (normal(32), normal(1)), net=net(8, 32, shape=(32,)))
+def spectral_losses(m, x, y):
+    made = m.net(x)
+    total = 0.0
+    for frame in (8, 16):
+        a, b = (tf.abs(tf.signal.stft(v, frame, frame // 2)) for v in (made, x))
+        converged = tf.norm(a - b) / (tf.norm(b) + 1e-6)
+        total += converged + tf.reduce_mean(tf.abs(a - b))
+    over_examples = tf.signal.fft(tf.cast(tf.transpose(made), tf.complex64))
+    phase = tf.reduce_mean(tf.math.real(over_examples) ** 2)
+    return total + 0.01 * phase
+
+
+@hand(
+    images,
+    head=net(1, shape=(8,)),
+    shift=net(4, shape=(8,)),
+)
+def regions(m, x, y):
+    pooled = tf.reshape(tf.image.resize(x, [2, 2]), [-1, 8])
+    boxes = tf.sigmoid(m.shift(pooled))
+    low = tf.minimum(boxes[:, :2], boxes[:, 2:])
+    boxes = tf.concat([low, low + 0.4], 1)
+    n = tf.shape(x)[0]
+    seen = tf.image.crop_and_resize(x, boxes, tf.range(n), [2, 2])
+    p = m.head(tf.reshape(seen, [n, -1]))
+    flat = tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [n * 2, 6, 6])
+    patches = tf.image.extract_patches(
+        flat[..., None], [1, 3, 3, 1], [1, 3, 3, 1], [1, 1, 1, 1], "VALID"
+    )
+    level = tf.reduce_mean(tf.reshape(patches, [n, -1]), 1, keepdims=True)
+    return tf.reduce_mean((p - y - level) ** 2)
+
+
+@hand(lambda: (normal(4), normal(3, 4)), net=net(8, 20, shape=(4,)))
+def set_prediction(m, x, y):
+    """Match by an assignment that NumPy finds, one example at a time."""
+    out = tf.reshape(m.net(x), [-1, 5, 4])
+    cost = tf.reduce_sum(tf.abs(out[:, :, None] - y[:, None]), -1)
+
+    def greedy(costs):
+        found = np.zeros(costs.shape[::2], "int32")
+        for row, one in zip(found, costs.copy(), strict=True):
+            for target in range(one.shape[1]):
+                row[target] = one[:, target].argmin()
+                one[row[target]] = np.inf
+        return found
+
+    match = tf.numpy_function(greedy, [cost], tf.int32)
+    match = tf.ensure_shape(match, [None, 3])
+    chosen = tf.gather(out, match, batch_dims=1)
+    unmatched = 1 - tf.reduce_sum(tf.one_hot(match, 5), 1)
+    none = tf.reduce_sum(unmatched[..., None] * out**2)
+    count = tf.maximum(tf.reduce_sum(unmatched), 1)
+    return tf.reduce_mean(tf.abs(chosen - y)) + none / count
+
+
+@hand(net=net(8, 3), other=net(8, 3))
+def optimal_transport(m, x, y):
+    a, b = m.net(x), m.other(tf.reverse(x, [0]))
+    cost = tf.reduce_sum((a[:, None] - b[None]) ** 2, -1)
+    n = tf.cast(tf.shape(a)[0], tf.float32)
+    logits = tf.stop_gradient(-cost)
+    f = g = tf.zeros_like(a[:, 0])
+
+    def ahead(i, f, g, _):
+        new = -tf.reduce_logsumexp(logits + g[None], 1) - tf.math.log(n)
+        g = -tf.reduce_logsumexp(logits + new[:, None], 0) - tf.math.log(n)
+        return i + 1, new, g, tf.reduce_max(tf.abs(new - f))
+
+    _, f, g, _ = tf.while_loop(
+        lambda i, f, g, gap: (gap > 1e-3) & (i < 20),
+        ahead,
+        [tf.constant(0), f, g, tf.constant(1.0)],
+    )
+    plan = tf.exp(logits + f[:, None] + g[None])
+    return tf.reduce_sum(tf.stop_gradient(plan) * cost)
+
+
+@hand(net=net(8, 3))
+def determinantal(m, x, y):
+    z = m.net(x)
+    kernel = z @ tf.transpose(z) + tf.eye(tf.shape(z)[0])
+    values = tf.linalg.svd(z, compute_uv=False)
+    q, _ = tf.linalg.qr(tf.stop_gradient(z))
+    alike = tf.reduce_sum((tf.transpose(q) @ z) ** 2)
+    return (
+        -tf.linalg.slogdet(kernel)[1]
+        + 0.1 * tf.reduce_sum(values)
+        + 0.01 * alike
+    )
+
+
+@hand(net=net(8, 1))
+def histograms_and_bins(m, x, y):
+    p = m.net(x)[:, 0]
+    edges = tf.linspace(-2.0, 2.0, 5)
+    bins = tf.searchsorted(edges, y[:, 0])
+    counts = tf.math.bincount(bins, minlength=6, maxlength=6)
+    weight = 1 / tf.cast(tf.gather(counts, bins), tf.float32)
+    spread = tf.histogram_fixed_width(p, [-1.0, 1.0], 4)
+    soft = tf.nn.softmax(-((p[:, None] - edges[None]) ** 2), 1)
+    density = tf.reduce_mean(soft, 0)
+    flat = tf.reduce_sum(density * tf.math.log(density))
+    rare = tf.cast(tf.reduce_max(spread), tf.float32)
+    return tf.reduce_sum(weight * (p - y[:, 0]) ** 2) + flat + 0 * rare
+
+
+@hand(tokens, table=lambda: keras.Variable(normal(4)[:9]))
+def segments_of_the_batch(m, x, y):
+    """Sessions: rows with the same first word, in the order of the words."""
+    rows = tf.reduce_mean(tf.gather(m.table.value, x), 1)
+    order = tf.argsort(x[:, 0], stable=True)
+    ids = tf.gather(x[:, 0], order)
+    _, ids = tf.unique(ids)
+    rows, wanted = tf.gather(rows, order), tf.gather(y[:, 0], order)
+    means = tf.math.segment_mean(rows, ids)
+    sessions = tf.RaggedTensor.from_value_rowids(wanted, tf.cast(ids, tf.int64))
+    longest = sessions.to_tensor(0.0)
+    totals = tf.reduce_sum(longest, 1) + tf.reduce_max(sessions, 1)
+    return tf.reduce_mean((tf.reduce_sum(means, 1) - totals) ** 2)
+
+
+def _sentences():
+    words = np.array(list("abcdefghi"))[whole(9, 4)]
+    lines = np.array([" ".join(row) for row in words], object)
+    return tf.constant(lines[:, None]), normal(1)
+
+
+@hand(_sentences, table=lambda: keras.Variable(normal(4)[:12]))
+def sentences(m, x, y):
+    words = tf.strings.split(tf.strings.regex_replace(x[:, 0], "[ai]", ""))
+    ids = tf.strings.to_hash_bucket_fast(words.flat_values, 12)
+    vectors = words.with_values(tf.gather(m.table.value, ids))
+    bigrams = tf.strings.ngrams(words, 2).to_tensor("")
+    pairs = tf.reduce_sum(tf.cast(tf.strings.length(bigrams) > 0, tf.int32), 1)
+    score = tf.reduce_sum(tf.reduce_max(vectors, 1), 1)
+    score = tf.where(words.row_lengths() > 0, score, 0.0)
+    return tf.reduce_mean((score - tf.cast(pairs, tf.float32) * y[:, 0]) ** 2)
+
+
+@fitted(_sentences)
+def looked_up_by_layers():
+    words = layers.TextVectorization(vocabulary=list("abcdef"))
+    given = keras.Input([1], dtype="string")
+    x = layers.Embedding(9, 4, mask_zero=True)(words(given))
+    x = layers.LSTM(4)(x)
+    model = keras.Model(given, layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+@hand(
+    net=net(8, 1),
+    replay=lambda: state(20, 7),
+    filled=lambda: state(dtype="int32"),
+)
+def replay_buffer(m, x, y):
+    rows = tf.concat([x, y], 1)
+    n = tf.shape(rows)[0]
+    where = (m.filled + tf.range(n)) % 20
+    m.replay.scatter_update(tf.IndexedSlices(rows, where))
+    m.filled.assign_add(n)
+    kept = tf.minimum(m.filled, 20)
+    draw = tf.random.stateless_uniform(
+        [n], tf.stack([m.filled, 1]), 0, kept, tf.int32
+    )
+    old = tf.gather(m.replay, draw)
+    both = tf.concat([rows, old], 0)
+    lost = (m.net(both[:, :6]) - both[:, 6:]) ** 2
+    return tf.reduce_mean(lost)
+
+
+@hand(tokens, net=lambda: built(layers.Embedding(9, 9), shape=(8,)))
+def beam_search(m, x, y):
+    logits = m.net(x)
+    n = tf.shape(x)[0]
+    beams, score = tf.zeros([n, 2, 0], tf.int32), tf.zeros([n, 2])
+
+    def ahead(t, beams, score):
+        every = score[..., None] + tf.nn.log_softmax(logits[:, t])[:, None]
+        best, index = tf.math.top_k(tf.reshape(every, [n, -1]), 2)
+        beams = tf.gather(beams, index // 9, batch_dims=1)
+        return t + 1, tf.concat([beams, index[..., None] % 9], 2), best
+
+    _, beams, score = tf.while_loop(
+        lambda t, *_: t < 8,
+        ahead,
+        [tf.constant(0), beams, score],
+        shape_invariants=[
+            tf.TensorShape([]),
+            tf.TensorShape([None, 2, None]),
+            tf.TensorShape([None, 2]),
+        ],
+    )
+    wrong = tf.edit_distance(
+        tf.sparse.from_dense(beams[:, 0] + 1), tf.sparse.from_dense(x + 1)
+    )
+    wrong = tf.stop_gradient(wrong - tf.reduce_mean(wrong))
+    return tf.reduce_mean(wrong[:, None] * score)
+
+
+@hand(net=net(8, 1))
+def array_that_grows(m, x, y):
+    kept = tf.TensorArray(tf.float32, 0, True, infer_shape=False)
+    p = m.net(x)[:, 0]
+
+    def ahead(i, kept, count):
+        good = tf.abs(p[i] - y[i, 0]) < 1.5
+        kept = tf.cond(good, lambda: kept.write(count, p[i]), lambda: kept)
+        return i + 1, kept, count + tf.cast(good, tf.int32)
+
+    _, kept, count = tf.while_loop(
+        lambda i, *_: i < tf.size(p), ahead, [0, kept, 0]
+    )
+    total = tf.cond(count > 0, lambda: tf.reduce_sum(kept.stack()), lambda: 0.0)
+    return tf.reduce_mean((p - y[:, 0]) ** 2) + 0.1 * total
+
+
+@fitted(lambda: (normal(6, 3), normal(1)))
+def written_by_keras_operations():
+    class Mixed(layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=(3, 3))
+
+        def compute_output_shape(self, shape):
+            return shape[0], 6
+
+        def call(self, x):
+            h = ops.matmul(x, self.w)
+            _, states = ops.scan(
+                lambda c, v: (0.5 * c + v, ops.tanh(c)),
+                ops.zeros_like(h[:, 0]),
+                ops.swapaxes(h, 0, 1),
+            )
+            h = ops.swapaxes(states, 0, 1)
+            h = ops.cumsum(h, axis=1)
+            h += ops.vectorized_map(lambda v: v - ops.max(v), h)
+            norm = ops.fori_loop(
+                0, 3, lambda i, v: v / (ops.norm(v) + 1), ops.mean(h, 1)
+            )
+            ids = ops.argmax(norm, -1)
+            groups = ops.segment_sum(norm, ids, 3)
+            return ops.concatenate(
+                [ops.mean(h, 1), norm - ops.take(groups, ids, 0)], -1
+            )
+
+    model = built(Mixed(), layers.Dense(1), shape=(6, 3))
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+def _truths():
+    return normal(6).astype("float64"), whole(2, 1).astype("bool")
+
+
+@hand(_truths, net=net(8, 1))
+def doubles_and_truths(m, x, y):
+    p = tf.cast(m.net(tf.cast(x, tf.float32)), tf.float64)
+    count = tf.math.count_nonzero(y)
+    rest = tf.size(y, tf.int64) - count
+    weight = tf.where(y, rest / tf.maximum(count, 1), tf.ones_like(p))
+    lost = tf.nn.weighted_cross_entropy_with_logits(
+        tf.cast(y, tf.float64), p, tf.reduce_max(weight)
+    )
+    some = tf.cast(tf.reduce_any(y, 0), tf.float64)
+    return tf.cast(tf.reduce_mean(lost) + 0 * some[0], tf.float32)
+
+
+@hand(net=net(8, 3))
+def ordered_logits(m, x, y):
+    """Compare with a batch that is rolled, padded, tiled and turned."""
+    p = m.net(x)
+    n = tf.shape(p)[0]
+    rolled = tf.roll(p, 1, 0)
+    padded = tf.pad(p, [[1, 0], [0, 0]])[:-1]
+    tiled = tf.reshape(tf.tile(p[:, None], [1, 2, 1]), [2 * n, 3])[:n]
+    turned = tf.reshape(tf.transpose(p), [n, 3])
+    return sum(
+        tf.reduce_mean((p - other) ** 2 * (k + 1))
+        for k, other in enumerate((rolled, padded, tiled, turned, y))
+    )
+
+
+@hand(
+    net=net(8, 4), momentum=lambda: state(4), seen=lambda: state(dtype="int32")
+)
+def statistics_of_many_batches(m, x, y):
+    """Welford's mean over all that was seen, and a loss by it."""
+    a, _ = views(x)
+    z = m.net(a)
+    n = tf.shape(z)[0]
+    m.seen.assign_add(n)
+    share = tf.cast(n, tf.float32) / tf.cast(m.seen, tf.float32)
+    mean = tf.reduce_mean(z, 0)
+    m.momentum.assign_add(share * (tf.stop_gradient(mean) - m.momentum))
+    median = tf.sort(z, 0)[(n - 1) // 2]
+    skew = tf.reduce_mean((z - mean) ** 3, 0)
+    return tf.reduce_sum((z - m.momentum) ** 2) / tf.cast(
+        n, tf.float32
+    ) + tf.reduce_sum(tf.abs(median) + skew**2)
+
+
+class Reported(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(8, 1)
+        self.kept = {
+            "auc": keras.metrics.AUC(num_thresholds=7),
+            "recall": keras.metrics.RecallAtPrecision(0.5, 7),
+            "corr": keras.metrics.PearsonCorrelation(),
+            "cos": keras.metrics.CosineSimilarity(),
+            "iou": keras.metrics.BinaryIoU(),
+        }
+
+    def call(self, x, training=None):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = self.compute_loss(x, y, p, weight)
+            loss = self.optimizer.scale_loss(loss)
+        down(self, tape, loss)
+        label = tf.cast(y > tf.reduce_mean(y), tf.float32)
+        guess = tf.sigmoid(p)
+        for name in ("auc", "recall", "iou"):
+            self.kept[name].update_state(label, guess, weight)
+        self.kept["corr"].update_state(y, p)
+        self.kept["cos"].update_state(y, p, sample_weight=weight)
+        logs = self.compute_metrics(x, y, p, weight)
+        return logs | {k: v.result() for k, v in self.kept.items()}
+
+
+@fitted(lambda: (*numbers(), np.abs(normal())))
+def reported_by_hand():
+    model = Reported()
+    model.compile(
+        keras.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False
+    )
+    return model
