@@ -18,7 +18,7 @@ from keras_towers.partition.program import (
 
 AttrValue = tf.compat.v1.AttrValue
 Output = tuple[Any, tf.TensorShape]
-_UNKNOWN = tf.TensorShape(None)
+UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # They belong to the graph of the trace.
 _OF_TRACE = ("_class", "_output_shapes")
 
@@ -104,7 +104,7 @@ class Builder:
                 known.setdefault(option.name, option.default_value)
         (output,) = definition.output_arg
         dtype = output.type or known[output.type_attr].type
-        size = _UNKNOWN if shape is None else tf.TensorShape(shape)
+        size = UNKNOWN_SHAPE if shape is None else tf.TensorShape(shape)
         (tensor,) = self.add(
             type_,
             inputs,

@@ -545,7 +545,7 @@ class Partitioner:
 
     def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
         build, axis, tensor = self.builder, layout.axis, self.local(value)
-        shape = list(value.shape or ())
+        shape: list[Any] = list(value.shape or ())
         shape[axis] = None
         first = self.times(layout.rows, layout.unit.start)
         count = self.times(layout.rows, layout.unit.count)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
-from keras_towers.partition.builder import attribute
+from keras_towers.partition.builder import UNKNOWN_SHAPE, attribute
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Below, Value
 from keras_towers.partition.node import Node
@@ -102,7 +100,7 @@ def _looked_up(
         "ReadVariableOp",
         [variable],
         {"dtype": attribute(dtype)},
-        [(dtype, tf.TensorShape(None))],
+        [(dtype, UNKNOWN_SHAPE)],
         least=least,
     )
     partition.note_use(node, [variable], True, least)

@@ -33,7 +33,7 @@ def indices(
 ) -> Value:
     """Return the indices of sparse rows that a program is given."""
     unit = partition.found_unit(layout.unit, first_size(partition, own))
-    rank = own.shape[1]
+    rank = int(own.shape[1] or 0)
     rows, of = Sharded(0, unit), Sharded(0, partition.unit)
     return indices_of(partition, own, rows, of, rank)
 
