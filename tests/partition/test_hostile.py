@@ -12,7 +12,7 @@ from tests.partition.hostile import STEPS
 from tests.partition.steps import laid_out
 from tests.splitting.trial import TOLERANCE, between, trained
 
-DRAWN = 12
+DRAWN = 20
 
 
 @pytest.mark.parametrize("name", some_of(STEPS, DRAWN))

@@ -16,7 +16,7 @@ from tests.partition.steps import laid_out
 from tests.splitting.cases import CASES
 from tests.splitting.trial import TOLERANCE, between, trained
 
-DRAWN = 30
+DRAWN = 45
 GROUP = 12
 
 # TensorFlow numbers its stateful draws by the operations of the function that

@@ -99,6 +99,8 @@ def test_engines_that_would_train_apart_are_refused(
     """What calls Horovod's ``init``, strategy or drop-in, comes here."""
     for name in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
+    # Other tests may have connected this process before.
+    monkeypatch.setattr(byteps_start, "_connected", False)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)

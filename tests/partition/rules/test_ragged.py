@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
+from tests.kit.long import some_of
 from tests.partition.kit import Input, check, once, rows
 
 # Towers without entries, and without examples.
@@ -106,7 +107,7 @@ def _on_ragged(function):
     return step
 
 
-@pytest.mark.parametrize("name", _STEPS)
+@pytest.mark.parametrize("name", some_of(_STEPS, 3))
 def test_ragged_rows(name):
     def step(values, splits, y):
         found = _on_ragged(_STEPS[name])(values, splits, y)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.partition.kit import check, kinds, once, part, rows, same
 
 _FEW = ((3, 0, 2), (0, 1, 0))
@@ -127,7 +128,7 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("name", some_of(_CASES, 4))
 def test_each_tower_goes_round_for_its_own_examples(name):
     function, *given = _CASES[name]
     program = check(function, *given)

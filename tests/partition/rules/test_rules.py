@@ -26,7 +26,7 @@ from tests.splitting.rules import (
     shapes,
 )
 
-DRAWN = 8
+DRAWN = 12
 _FAMILIES = (elementwise, images, lists, matrices, moves, parts, picks)
 _CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES

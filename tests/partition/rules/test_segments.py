@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.partition.kit import check, kinds, once, part, rows, same
 
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -80,7 +81,7 @@ _EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("name", [*_SUMS, *_EXTREMES])
+@pytest.mark.parametrize("name", some_of([*_SUMS, *_EXTREMES], 3))
 def test_segments_of_all(name):
     function = {**_SUMS, **_EXTREMES}[name]
     for seed in range(2):
@@ -90,7 +91,9 @@ def test_segments_of_all(name):
         assert kinds(program) == {"gather": 1}
 
 
-@pytest.mark.parametrize("name", sorted(set(_SUMS) - _WITHOUT_GRADIENT))
+@pytest.mark.parametrize(
+    "name", some_of(sorted(set(_SUMS) - _WITHOUT_GRADIENT), 3)
+)
 def test_gradients_of_sums(name):
     def step(y, c, p):
         loss = tf.reduce_sum(

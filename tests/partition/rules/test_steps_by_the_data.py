@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
+from tests.kit.long import some_of
 from tests.partition.kit import Input, check, kinds, once, rows
 
 TOWERS = ((5, 2), (2, 0, 3), (0, 1, 0), (1, 1, 4))
@@ -107,7 +108,7 @@ _STEPS = (
 )
 
 
-@pytest.mark.parametrize("step", _STEPS)
+@pytest.mark.parametrize("step", some_of(_STEPS, 4))
 def test_steps_by_the_data(step):
     for seed in range(2):
         program = check(step, *_GIVEN, towers=TOWERS, seed=seed)
@@ -209,7 +210,7 @@ _OTHERS = (
 )
 
 
-@pytest.mark.parametrize("step", _OTHERS)
+@pytest.mark.parametrize("step", some_of(_OTHERS, 4))
 def test_steps_of_which_something_is_computed_once(step):
     for seed in range(2):
         check(step, *_GIVEN, towers=TOWERS, seed=seed)
@@ -225,7 +226,7 @@ class _OfSix(Input):
         return tf.TensorSpec(sizes, self.dtype)
 
 
-@pytest.mark.parametrize("step", [*_STEPS, *_OTHERS])
+@pytest.mark.parametrize("step", some_of([*_STEPS, *_OTHERS], 4))
 def test_batches_of_a_known_size(step):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
