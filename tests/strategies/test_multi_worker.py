@@ -1,6 +1,7 @@
 """Where a strategy of several processes cannot be, and what a rank takes."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,8 @@ def test_engines_that_would_train_apart_are_refused(
         monkeypatch.delenv(name, raising=False)
     # Other tests may have connected this process before.
     monkeypatch.setattr(byteps_start, "_connected", False)
+    for name in [name for name in os.environ if name.startswith("DMLC_")]:
+        monkeypatch.delenv(name)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)
