@@ -39,7 +39,10 @@ __all__ = ["Program", "partitioned", "rules"]
 
 
 def partitioned(
-    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    ranks: bool = False,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -47,13 +50,17 @@ def partitioned(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        ranks: whether several processes run the program.
     """
-    program, _ = laid_out(graph, layouts, wanted)
+    program, _ = laid_out(graph, layouts, wanted, ranks)
     return program
 
 
 def laid_out(
-    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    ranks: bool = False,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph; return what is known of its tensors, too.
 
@@ -61,18 +68,20 @@ def laid_out(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        ranks: whether several processes run the program.
     """
     try:
-        return _laid_out(graph, layouts, wanted, lists=True)
+        return _laid_out(graph, layouts, wanted, ranks, lists=True)
     except CannotGather:
         # A list of rows meets what has no rule: then lists are not divided.
-        return _laid_out(graph, layouts, wanted, lists=False)
+        return _laid_out(graph, layouts, wanted, ranks, lists=False)
 
 
 def _laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
+    ranks: bool,
     lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
@@ -92,7 +101,7 @@ def _laid_out(
     )
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
-    partition = Partitioner(unit, is_first, symbols, builder, lists)
+    partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
     values = [
         _value(index, tensor, own, layout, partition, sizes)
         for index, (tensor, own, layout) in enumerate(

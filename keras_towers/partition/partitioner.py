@@ -16,7 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.effects import (
+    Effect,
+    effect_of,
+    variable_spec,
+    written,
+)
 from keras_towers.partition.factors import Factors, Labels
 from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
@@ -47,7 +53,6 @@ from keras_towers.partition.sizes import own as own_size
 
 # What sizes are computed in.
 SIZE = tf.int64
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 class CannotGather(Exception):
@@ -63,6 +68,7 @@ class Partitioner:
         sizes: symbols of sizes, and what they are: numbers that all have.
         builder: takes the operations.
         lists: whether lists may be divided.
+        ranks: whether several processes run the program.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -77,12 +83,14 @@ class Partitioner:
         sizes: Mapping[str, Tensor],
         builder: Builder,
         lists: bool = True,
+        ranks: bool = False,
     ):
         self.unit = unit
         self.is_first = is_first
         self.sizes = dict(sizes)
         self.builder = builder
         self.lists = lists
+        self.ranks = ranks
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         self.values: dict[str, Value] = {}
@@ -353,16 +361,77 @@ class Partitioner:
             made = self.builder.copy(node.operation, own)
             return [Value(REPLICATED, local) for local in made]
         wholes = [self.whole(value) for value in inputs]
-        reads = node.type in _READS
-        effect = node.is_stateful and not reads
+        effect = effect_of(node.operation)
         if effect and not self.builder.meets:
             raise NeedsExchange
+        reads, at_root = not effect, self.ranks and effect is Effect.OUTSIDE
         least = self.after(node, wholes, reads)
         results = self.builder.copy(
-            node.operation, wholes, least=least, has_effect=effect
+            node.operation,
+            wholes,
+            least=least,
+            has_effect=not reads,
+            at_root=at_root,
         )
         self.note_use(node, wholes, reads, least)
+        if at_root:
+            results = [self._from_root(whole) for whole in results]
+            for index in written(node.operation):
+                self._copied(node, index, wholes[index])
         return [Value(REPLICATED, whole=whole) for whole in results]
+
+    def _from_root(self, whole: Tensor) -> Tensor:
+        """Return for all processes what the first has computed."""
+        build = self.builder
+        if whole.dtype == tf.resource:
+            # Loops return the handles that they are given.
+            return whole
+        if whole.dtype != tf.variant:
+            return build.exchange("root", whole)
+        # A list of tensors travels as a text.
+        (text,) = build.add(
+            "SerializeTensor",
+            [whole],
+            {"T": attribute(tf.variant)},
+            [(tf.string, tf.TensorShape(()))],
+            at_root=True,
+        )
+        given = build.exchange("root", text)
+        return build.op(
+            "ParseTensor", [given], whole.shape, out_type=tf.variant
+        )
+
+    def _copied(self, node: Node, index: int, variable: Tensor) -> None:
+        """Have all write what the first process has written to a variable.
+
+        Args:
+            node: what has written it.
+            index: which of its inputs the variable's handle is.
+            variable: the handle.
+        """
+        build = self.builder
+        dtype, shape = variable_spec(node.operation.inputs[index])
+        attributes = {"dtype": attribute(dtype)}
+        least = self.after(node, [variable], True)
+        (value,) = build.add(
+            "ReadVariableOp",
+            [variable],
+            attributes,
+            [(dtype, shape)],
+            least=least,
+        )
+        given = [variable, build.exchange("root", value)]
+        attributes["validate_shape"] = attribute(False)
+        least = self.after(node, given, False)
+        build.add(
+            "AssignVariableOp",
+            given,
+            attributes,
+            [],
+            least=least,
+            has_effect=True,
+        )
+        self.note_use(node, given, False, least)
 
     @staticmethod
     def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
