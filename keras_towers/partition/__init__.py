@@ -43,6 +43,7 @@ def partitioned(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     ranks: bool = False,
+    mirrored: Sequence[bool] | None = None,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -51,8 +52,11 @@ def partitioned(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
         ranks: whether several processes run the program.
+        mirrored: for each of the N inputs: whether it is the handle of a
+            variable of which each tower has its own copy, and all have the
+            same; None: there are none.
     """
-    program, _ = laid_out(graph, layouts, wanted, ranks)
+    program, _ = laid_out(graph, layouts, wanted, ranks, mirrored)
     return program
 
 
@@ -61,6 +65,7 @@ def laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     ranks: bool = False,
+    mirrored: Sequence[bool] | None = None,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph; return what is known of its tensors, too.
 
@@ -69,12 +74,15 @@ def laid_out(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
         ranks: whether several processes run the program.
+        mirrored: for each of the N inputs: whether it is the handle of a
+            variable of which each tower has its own copy, and all have the
+            same; None: there are none.
     """
     try:
-        return _laid_out(graph, layouts, wanted, ranks, lists=True)
+        return _laid_out(graph, layouts, wanted, ranks, mirrored, lists=True)
     except CannotGather:
         # A list of rows meets what has no rule: then lists are not divided.
-        return _laid_out(graph, layouts, wanted, ranks, lists=False)
+        return _laid_out(graph, layouts, wanted, ranks, mirrored, lists=False)
 
 
 def _laid_out(
@@ -82,6 +90,7 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     ranks: bool,
+    mirrored: Sequence[bool] | None,
     lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
@@ -102,12 +111,20 @@ def _laid_out(
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
+    copies = {
+        index: Tensor(own.dtype, own.shape, on_towers=True)
+        for index, own in enumerate(given)
+        if mirrored is not None and mirrored[index]
+    }
+    partition.copies = {own: given[k] for k, own in copies.items()}
     values = [
         _value(index, tensor, own, layout, partition, sizes)
         for index, (tensor, own, layout) in enumerate(
             zip(graph.inputs, given, layouts, strict=True)
         )
     ]
+    for index, own in copies.items():
+        values[index].local = own
     partition.sizes.update(sizes)
     by_name = partition.run(graph, values)
     results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
@@ -116,7 +133,7 @@ def _laid_out(
     )
     sources = {id(operation.source) for operation in operations}
     program = Program(
-        Inputs(given, start, total, is_first, sizes),
+        Inputs(given, start, total, is_first, sizes, copies),
         operations,
         exchanges,
         results,

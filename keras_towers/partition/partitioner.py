@@ -74,6 +74,7 @@ class Partitioner:
         once: the operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
         values: what is known of the graph that is laid out, by tensors' names.
+        copies: of the towers' own handles of variables the common ones.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Partitioner:
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         self.values: dict[str, Value] = {}
+        self.copies: dict[Tensor, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
         # By what they follow from, and by their symbols.
         self._found: dict[Any, FoundUnit] = {}
         self._units: dict[str, FoundUnit] = {}
-        # The levels from which on a resource may be read, and written.
+        # The times from which on a resource may be read, and written: twice
+        # the level, and one more for what towers do.
         self._ready: dict[Any, tuple[int, int]] = {}
 
     def inside(self, builder: Builder) -> Partitioner:
@@ -356,29 +359,73 @@ class Partitioner:
         """Compute an operation as one device does, for all towers."""
         if any(not v.is_replicated and not v.is_partial for v in inputs):
             self.once.append(node.operation)
-        if self._is_on_towers(node, inputs):
-            own = [self.local(value) for value in inputs]
-            made = self.builder.copy(node.operation, own)
-            return [Value(REPLICATED, local) for local in made]
-        wholes = [self.whole(value) for value in inputs]
         effect = effect_of(node.operation)
-        if effect and not self.builder.meets:
+        if effect:
+            return self._with_effect(node, inputs, effect)
+        if not self._is_on_towers(node, inputs):
+            given = [self.whole(value) for value in inputs]
+            return [Value(REPLICATED, whole=t) for t in self._done(node, given)]
+        own = [self.local(value) for value in inputs]
+        wholes = [value.whole for value in inputs if value.whole is not None]
+        is_there = len(wholes) == len(own) and (
+            self.after(node, wholes, True) <= self.after(node, own, True)
+        )
+        results = [Value(REPLICATED, t) for t in self._done(node, own)]
+        if is_there:
+            # What is computed once may need it, too.
+            for value, whole in zip(
+                results, self._done(node, wholes), strict=True
+            ):
+                value.whole = whole
+        return results
+
+    def _with_effect(
+        self, node: Node, inputs: Sequence[Value], effect: Effect
+    ) -> list[Value]:
+        """Do what has an effect as often as one device does, for all."""
+        if not self.builder.meets:
             raise NeedsExchange
-        reads, at_root = not effect, self.ranks and effect is Effect.OUTSIDE
-        least = self.after(node, wholes, reads)
+        variables = written(node.operation)
+        mirrored = [k for k in variables if self._has_local(inputs[k])]
+        if effect is Effect.ALIKE and variables and mirrored == variables:
+            # Each tower writes its own copies.
+            own = [self.local(value) for value in inputs]
+            made = self._done(node, own, reads=False)
+            return [Value(REPLICATED, local) for local in made]
+        at_root = self.ranks and effect is Effect.OUTSIDE
+        wholes = [self.whole(value) for value in inputs]
+        results = self._done(node, wholes, reads=False, at_root=at_root)
+        if at_root:
+            results = [self._from_root(whole) for whole in results]
+        for index in variables if at_root else mirrored:
+            self._copy_to_all(node, index, inputs[index], at_root)
+        return [Value(REPLICATED, whole=whole) for whole in results]
+
+    def _done(
+        self,
+        node: Node,
+        given: Sequence[Tensor],
+        reads: bool = True,
+        at_root: bool = False,
+    ) -> list[Tensor]:
+        """Add an operation behind what uses the same resources.
+
+        Args:
+            node: the operation.
+            given: its inputs.
+            reads: whether it reads resources only.
+            at_root: whether of several processes only the first does it.
+        """
+        least = self.after(node, given, reads)
         results = self.builder.copy(
             node.operation,
-            wholes,
+            given,
             least=least,
             has_effect=not reads,
             at_root=at_root,
         )
-        self.note_use(node, wholes, reads, least)
-        if at_root:
-            results = [self._from_root(whole) for whole in results]
-            for index in written(node.operation):
-                self._copied(node, index, wholes[index])
-        return [Value(REPLICATED, whole=whole) for whole in results]
+        self.note_use(node, given, reads, least)
+        return results
 
     def _from_root(self, whole: Tensor) -> Tensor:
         """Return for all processes what the first has computed."""
@@ -401,26 +448,30 @@ class Partitioner:
             "ParseTensor", [given], whole.shape, out_type=tf.variant
         )
 
-    def _copied(self, node: Node, index: int, variable: Tensor) -> None:
-        """Have all write what the first process has written to a variable.
+    def _copy_to_all(
+        self, node: Node, index: int, variable: Value, at_root: bool
+    ) -> None:
+        """Have all write what was written once to a variable.
 
         Args:
             node: what has written it.
             index: which of its inputs the variable's handle is.
             variable: the handle.
+            at_root: whether only the first process has written it.
         """
-        build = self.builder
+        build, handle = self.builder, self.whole(variable)
         dtype, shape = variable_spec(node.operation.inputs[index])
         attributes = {"dtype": attribute(dtype)}
-        least = self.after(node, [variable], True)
         (value,) = build.add(
             "ReadVariableOp",
-            [variable],
+            [handle],
             attributes,
             [(dtype, shape)],
-            least=least,
+            least=self.after(node, [handle], True),
         )
-        given = [variable, build.exchange("root", value)]
+        if at_root:
+            value = build.exchange("root", value)
+        given = [self.local(variable), value]
         attributes["validate_shape"] = attribute(False)
         least = self.after(node, given, False)
         build.add(
@@ -433,25 +484,42 @@ class Partitioner:
         )
         self.note_use(node, given, False, least)
 
-    @staticmethod
-    def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
-        """Whether all towers have what little an operation needs.
+    def _is_on_towers(self, node: Node, inputs: Sequence[Value]) -> bool:
+        """Whether all towers have what an operation needs.
 
-        It is not worth an exchange.
+        What little they have is not worth an exchange, and what they have of
+        mirrored variables nobody has to send them.
         """
-        if node.is_stateful or not all(v.is_replicated for v in inputs):
+        if not all(value.is_replicated for value in inputs):
             return False
-        sizes = [shape.num_elements() for shape in node.shapes]
-        small = all(size is not None and size <= LARGEST for size in sizes)
-        return small and any(
-            value.layout == REPLICATED and value.whole is None
-            for value in inputs
+        given = list(zip(inputs, node.operation.inputs, strict=True))
+        own = [(v, t.shape) for v, t in given if self._has_local(v)]
+        small = all(_is_small(shape) for shape in node.shapes)
+        if small and any(value.whole is None for value, _ in own):
+            return True
+        return any(
+            value.whole is not None or not _is_small(shape)
+            for value, shape in own
+        ) and all(
+            self._has_local(v) or _is_small(t.shape) or self._is_repeated(v)
+            for v, t in given
         )
+
+    @staticmethod
+    def _has_local(value: Value) -> bool:
+        """Whether each tower has the value of one device itself."""
+        return value.layout == REPLICATED and value.local is not None
+
+    @staticmethod
+    def _is_repeated(value: Value) -> bool:
+        operation = value.whole and value.whole.operation
+        return operation is not None and operation.is_repeated
 
     def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
         """Return the level from which on an operation finds its resources."""
         ready = [self._ready.get(k, (0, 0)) for k in self._keys(node, given)]
-        return max((own[0] if reads else own[1] for own in ready), default=0)
+        time = max((own[0] if reads else own[1] for own in ready), default=0)
+        return (time + 1 - self._on_towers(given)) // 2
 
     def note_use(
         self,
@@ -462,14 +530,22 @@ class Partitioner:
     ) -> None:
         """Have what uses the same resources later come behind."""
         level = max([least, *(tensor.level for tensor in given)])
+        time = 2 * level + self._on_towers(given)
         for key in self._keys(node, given):
             to_read, to_write = self._ready.get(key, (0, 0))
-            to_read = to_read if reads else max(to_read, level)
-            self._ready[key] = to_read, max(to_write, level)
+            to_read = to_read if reads else max(to_read, time)
+            self._ready[key] = to_read, max(to_write, time)
+
+    @staticmethod
+    def _on_towers(given: Sequence[Tensor]) -> int:
+        """The part of a level: 0: what is computed once comes first."""
+        return int(any(tensor.on_towers for tensor in given))
 
     def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
         """The resources that an operation uses; None: what has no name."""
-        keys: list[Any] = [t for t in given if t.dtype == tf.resource]
+        keys: list[Any] = [
+            self.copies.get(t, t) for t in given if t.dtype == tf.resource
+        ]
         return keys or ([None] if node.is_stateful else [])
 
     def _complete(
@@ -769,6 +845,12 @@ class Partitioner:
         dtype = self.local(target).dtype
         cast_ = [self.cast(entry, SIZE) for entry in whole]
         return self.vector(cast_, dtype)
+
+
+def _is_small(shape: tf.TensorShape) -> bool:
+    """Whether it is not worth an exchange."""
+    size = shape.num_elements()
+    return size is not None and size <= LARGEST
 
 
 def static(shape: Sequence[Any]) -> tf.TensorShape:

@@ -142,7 +142,7 @@ def traced(function, *given):
     return graph
 
 
-def on_towers(program, parts, counts, ranks=1):
+def on_towers(program, parts, counts, ranks=1, copies=()):
     """Run a program; return its results.
 
     Args:
@@ -152,6 +152,7 @@ def on_towers(program, parts, counts, ranks=1):
         counts: the towers' numbers of examples.
         ranks: the number of processes. All towers belong to the first; the
             results are those of the last.
+        copies: what each tower has of mirrored variables, by their inputs.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)
@@ -162,6 +163,9 @@ def on_towers(program, parts, counts, ranks=1):
             every = every * len(those)
         for own, value in zip(those, every, strict=tensor.on_towers):
             own[tensor] = tf.convert_to_tensor(value)
+    for index, tensor in given.copies.items():
+        for own, handle in zip(towers, copies[index], strict=True):
+            own[tensor] = tf.convert_to_tensor(handle)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
         size = tf.constant(parts[index][0].shape[axis], tf.int64)
