@@ -512,7 +512,8 @@ class Partitioner:
 
     @staticmethod
     def _is_repeated(value: Value) -> bool:
-        operation = value.whole and value.whole.operation
+        """Whether every function that needs a value makes it anew."""
+        operation = None if value.whole is None else value.whole.operation
         return operation is not None and operation.is_repeated
 
     def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
