@@ -8,7 +8,7 @@ exchange in between.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,17 +29,23 @@ from keras_towers.partition.partitioner import (
     SIZE,
     CannotGather,
     Partitioner,
+    Updating,
     local_shape,
 )
 from keras_towers.partition.program import Inputs, Program, Tensor, needed
 from keras_towers.partition.rules import ragged, sparse
 from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
 
-__all__ = ["Program", "partitioned", "rules"]
+__all__ = ["Program", "Updating", "partitioned", "rules"]
+
+NONE: Mapping[str, Updating] = {}
 
 
 def partitioned(
-    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    updates: Mapping[str, Updating] = NONE,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -47,13 +53,17 @@ def partitioned(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        updates: the operations that stand for updates of an optimizer, by name.
     """
-    program, _ = laid_out(graph, layouts, wanted)
+    program, _ = laid_out(graph, layouts, wanted, updates)
     return program
 
 
 def laid_out(
-    graph: Any, layouts: Sequence[InputLayout], wanted: Sequence[Any]
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    updates: Mapping[str, Updating] = NONE,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph; return what is known of its tensors, too.
 
@@ -61,18 +71,20 @@ def laid_out(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        updates: the operations that stand for updates of an optimizer, by name.
     """
     try:
-        return _laid_out(graph, layouts, wanted, lists=True)
+        return _laid_out(graph, layouts, wanted, updates, lists=True)
     except CannotGather:
         # A list of rows meets what has no rule: then lists are not divided.
-        return _laid_out(graph, layouts, wanted, lists=False)
+        return _laid_out(graph, layouts, wanted, updates, lists=False)
 
 
 def _laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
+    updates: Mapping[str, Updating],
     lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
@@ -100,16 +112,19 @@ def _laid_out(
         )
     ]
     partition.sizes.update(sizes)
+    partition.updating = updates
     by_name = partition.run(graph, values)
     results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    given_to_updates = [t for u in partition.updates for t in u.given]
     operations, exchanges = needed(
-        builder.operations, builder.exchanges, results
+        builder.operations, builder.exchanges, [*results, *given_to_updates]
     )
     sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(given, start, total, is_first, sizes),
         operations,
         exchanges,
+        partition.updates,
         results,
         partition.graphs,
         [o for o in partition.once if id(o) in sources],
