@@ -17,12 +17,6 @@ from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
     from keras_towers import elastic
-    from keras_towers.collectives import (
-        clip_by_global_norm,
-        gather,
-        mean,
-        reduce_gradients,
-    )
     from keras_towers.devices import virtual_towers
     from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
@@ -49,7 +43,7 @@ if TYPE_CHECKING:
         current_tower,
         run_on_each_tower,
     )
-    from keras_towers.verification import verify
+    from keras_towers.verify import verify
 
 __version__ = "0.1.0"
 
@@ -72,13 +66,9 @@ __all__ = [
     "Timeline",
     "TowerError",
     "TowerStrategy",
-    "clip_by_global_norm",
     "current_tower",
     "elastic",
-    "gather",
     "launch",
-    "mean",
-    "reduce_gradients",
     "run_on_each_tower",
     "save_on_every_rank",
     "strategy",
@@ -88,7 +78,6 @@ __all__ = [
 
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _NAMES_IN = {
-    "collectives": "clip_by_global_norm gather mean reduce_gradients",
     "devices": "virtual_towers",
     "fit.calls.callbacks": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
@@ -107,7 +96,7 @@ _NAMES_IN = {
     "strategies.tower": "TowerStrategy",
     "timeline": "Timeline",
     "towers": "CurrentTower current_tower run_on_each_tower",
-    "verification": "verify",
+    "verify": "verify",
 }
 
 

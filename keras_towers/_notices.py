@@ -5,8 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Hashable
 
 _logger = logging.getLogger("keras_towers")
+_said: set[Hashable] = set()
+
+
+def is_news(key: Hashable) -> bool:
+    """Whether a message is new, by its key; note the key."""
+    if key in _said:
+        return False
+    _said.add(key)
+    return True
 
 
 def announce(line: str) -> None:

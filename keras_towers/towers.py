@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import (
     KerasStrategy,
     NamedGradients,
@@ -69,23 +69,21 @@ def current_tower() -> CurrentTower:
         ...         seed = (7, keras_towers.current_tower().index)
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
-    tower = tower_lib.current()
-    if tower is not None:
-        tower.differs("asks which tower it runs on")
-        return CurrentTower(
-            tower.index, tower.total, tower.device, tower.training
-        )
+    step = traced.current()
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
-        device = tower_lib.short_name(devices_lib.resolve(None)[0])
-        return CurrentTower(0, 1, device, tower_lib.training_alone.get())
+        device = traced.short_name(devices_lib.resolve(None)[0])
+        alone = traced.training_alone.get()
+        return CurrentTower(
+            0, 1, device, alone if step is None else step.training
+        )
     strategy, local = context.strategy, compat.current_replica_id()
     ours = isinstance(strategy, KerasStrategy)
     first = strategy._components.config.first_tower if ours else 0
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,
-        tower_lib.short_name(strategy.extended.worker_devices[local]),
+        traced.short_name(strategy.extended.worker_devices[local]),
         None,
     )
 
@@ -138,7 +136,7 @@ def run_on_each_tower(
     if not callable(fn):
         raise TowerError(f"run_on_each_tower takes a function, but got {fn!r}.")
     in_replica = tf.distribute.get_replica_context() is not None
-    if tower_lib.current() or (in_replica and tf.distribute.has_strategy()):
+    if traced.current() or (in_replica and tf.distribute.has_strategy()):
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."

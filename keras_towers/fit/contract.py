@@ -41,11 +41,9 @@ if TYPE_CHECKING:
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
 Extent: TypeAlias = Literal["tower", "global"]
-"""Whether a tower's share of the batch counts, or the global batch."""
+"""Whether statistics are those of a tower's rows, or of the global batch."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each its copy, or each a share."""
-OnDifference: TypeAlias = Literal["warn", "error", "ignore"]
-"""What happens where a step differs from that of one device."""
 
 # Methods of keras.Model that a strategy runs on its towers.
 METHODS = (
@@ -66,10 +64,7 @@ class StepOptions:
     average: bool = True
     batches: Batches = "split"
     sync_every_epoch: bool = True
-    exact: bool = False
-    batch_norm: Extent | None = None
-    random: Extent = "global"
-    on_difference: OnDifference = "warn"
+    batch_norm: Extent = "global"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,8 @@ exchange in between.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,19 +30,23 @@ from keras_towers.partition.partitioner import (
     SIZE,
     CannotGather,
     Partitioner,
+    Updating,
     local_shape,
 )
 from keras_towers.partition.program import Inputs, Program, Tensor, needed
 from keras_towers.partition.rules import ragged, sparse
 from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
 
-__all__ = ["Program", "partitioned", "rules"]
+__all__ = ["Program", "Updating", "partitioned", "rules"]
+
+NONE: Mapping[str, Updating] = {}
 
 
 def partitioned(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
+    updates: Mapping[str, Updating] = NONE,
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
 ) -> Program:
@@ -51,12 +56,13 @@ def partitioned(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        updates: the operations that stand for updates of an optimizer, by name.
         ranks: whether several processes run the program.
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
     """
-    program, _ = laid_out(graph, layouts, wanted, ranks, mirrored)
+    program, _ = laid_out(graph, layouts, wanted, updates, ranks, mirrored)
     return program
 
 
@@ -64,6 +70,7 @@ def laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
+    updates: Mapping[str, Updating] = NONE,
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
 ) -> tuple[Program, dict[str, Value]]:
@@ -73,22 +80,27 @@ def laid_out(
         graph: the trace of what one device does.
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
+        updates: the operations that stand for updates of an optimizer, by name.
         ranks: whether several processes run the program.
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
     """
+    lay_out = functools.partial(
+        _laid_out, graph, layouts, wanted, updates, ranks, mirrored
+    )
     try:
-        return _laid_out(graph, layouts, wanted, ranks, mirrored, lists=True)
+        return lay_out(lists=True)
     except CannotGather:
         # A list of rows meets what has no rule: then lists are not divided.
-        return _laid_out(graph, layouts, wanted, ranks, mirrored, lists=False)
+        return lay_out(lists=False)
 
 
 def _laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
+    updates: Mapping[str, Updating],
     ranks: bool,
     mirrored: Sequence[bool] | None,
     lists: bool,
@@ -126,16 +138,19 @@ def _laid_out(
     for index, own in copies.items():
         values[index].local = own
     partition.sizes.update(sizes)
+    partition.updating = updates
     by_name = partition.run(graph, values)
     results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    given_to_updates = [t for u in partition.updates for t in u.given]
     operations, exchanges = needed(
-        builder.operations, builder.exchanges, results
+        builder.operations, builder.exchanges, [*results, *given_to_updates]
     )
     sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(given, start, total, is_first, sizes, copies),
         operations,
         exchanges,
+        partition.updates,
         results,
         partition.graphs,
         [o for o in partition.once if id(o) in sources],

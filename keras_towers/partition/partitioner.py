@@ -38,7 +38,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.lists import whole_list
 from keras_towers.partition.node import Node
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import (
     ALWAYS,
     AXES,
@@ -59,6 +59,20 @@ class CannotGather(Exception):
     """A list of rows meets what has no rule."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Updating:
+    """What an operation that stands for an optimizer's update means.
+
+    Attributes:
+        sparse: which of its inputs are values and indices of one gradient.
+        uses: the inputs of the graph that are variables of the update; None:
+            it may use any.
+    """
+
+    sparse: Sequence[tuple[int, int]]
+    uses: Sequence[Any] | None
+
+
 class Partitioner:
     """Lays out graphs, and collects the operations of a program.
 
@@ -73,6 +87,8 @@ class Partitioner:
     Attributes:
         once: the operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
+        updating: the operations that stand for updates, by name.
+        updates: the updates of the program.
         values: what is known of the graph that is laid out, by tensors' names.
         copies: of the towers' own handles of variables the common ones.
     """
@@ -94,6 +110,8 @@ class Partitioner:
         self.ranks = ranks
         self.once: list[Any] = []
         self.graphs: list[Any] = []
+        self.updating: Mapping[str, Updating] = {}
+        self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
@@ -104,6 +122,7 @@ class Partitioner:
         # The times from which on a resource may be read, and written: twice
         # the level, and one more for what towers do.
         self._ready: dict[Any, tuple[int, int]] = {}
+        self._least = (0, 0)
 
     def inside(self, builder: Builder) -> Partitioner:
         """Return one for a function that towers call."""
@@ -155,6 +174,9 @@ class Partitioner:
     def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
         if node.type == "Const":
             return [self._constant(node)]
+        if node.operation.name in self.updating:
+            self._update(node, inputs)
+            return inputs
         outputs = self.by_rule(node, inputs)
         if outputs is None:
             outputs = self.computed_once(node, inputs)
@@ -162,6 +184,33 @@ class Partitioner:
         for note in NUMBERS.get(node.type, ()):
             note(self, node, inputs, outputs)
         return outputs
+
+    def _update(self, node: Node, inputs: list[Value]) -> None:
+        """Update weights; what comes behind uses them afterwards."""
+        updating = self.updating[node.operation.name]
+        given: dict[int, Tensor] = {}
+        for pair in updating.sparse:
+            rows = [inputs[k].layout for k in pair]
+            if isinstance(rows[0], Sharded) and rows[0] == rows[1]:
+                given.update({k: cast("Tensor", inputs[k].local) for k in pair})
+            else:
+                given.update({k: self.whole(inputs[k]) for k in pair})
+        for k, value in enumerate(inputs):
+            if k not in given:
+                part = self.partial if value.is_partial else self.whole
+                given[k] = part(value)
+        every = [given[k] for k in range(len(inputs))]
+        keys: list[Any] = list(self._ready)
+        if updating.uses is not None:
+            keys = [self.values[t.name].whole for t in updating.uses]
+        # It happens at the end of a level, behind what towers do in it.
+        before = [self._ready.get(key, self._least)[1] // 2 for key in keys]
+        level = max([*before, *(tensor.level for tensor in every)], default=0)
+        self.updates.append(Update(node.operation.name, every, level))
+        behind = 2 * (level + 1), 2 * (level + 1)
+        self._ready.update(dict.fromkeys(keys, behind))
+        if updating.uses is None:
+            self._least = behind
 
     def _constant(self, node: Node) -> Value:
         (whole,) = self.builder.copy(node.operation, (), is_repeated=True)
@@ -493,6 +542,10 @@ class Partitioner:
         if not all(value.is_replicated for value in inputs):
             return False
         given = list(zip(inputs, node.operation.inputs, strict=True))
+        if any(
+            t.dtype == tf.resource and not self._has_local(v) for v, t in given
+        ):
+            return False
         own = [(v, t.shape) for v, t in given if self._has_local(v)]
         small = all(_is_small(shape) for shape in node.shapes)
         if small and any(value.whole is None for value, _ in own):
@@ -518,7 +571,8 @@ class Partitioner:
 
     def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
         """Return the level from which on an operation finds its resources."""
-        ready = [self._ready.get(k, (0, 0)) for k in self._keys(node, given)]
+        keys = self._keys(node, given)
+        ready = [self._ready.get(key, self._least) for key in keys]
         time = max((own[0] if reads else own[1] for own in ready), default=0)
         return (time + 1 - self._on_towers(given)) // 2
 
@@ -533,7 +587,7 @@ class Partitioner:
         level = max([least, *(tensor.level for tensor in given)])
         time = 2 * level + self._on_towers(given)
         for key in self._keys(node, given):
-            to_read, to_write = self._ready.get(key, (0, 0))
+            to_read, to_write = self._ready.get(key, self._least)
             to_read = to_read if reads else max(to_read, time)
             self._ready[key] = to_read, max(to_write, time)
 

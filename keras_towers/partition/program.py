@@ -107,6 +107,22 @@ class Function:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Update:
+    """An optimizer updates its weights: what comes behind finds them changed.
+
+    Attributes:
+        name: that of the operation of the trace that stands for it.
+        given: what it is given, such as the parts of a gradient that towers
+            have, which it sums.
+        level: the level at whose end it happens.
+    """
+
+    name: str
+    given: Sequence[Tensor]
+    level: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
     """What a program is given.
 
@@ -139,6 +155,7 @@ class Program:
         inputs: what it is given.
         operations: all operations that are needed, in their order.
         exchanges: all exchanges that are needed.
+        updates: all updates, in their order.
         results: what was asked for, in the order in which it was.
         graphs: the graphs whose functions are called as they are.
         once: the operations of the trace that take rows, but are computed
@@ -148,6 +165,7 @@ class Program:
     inputs: Inputs
     operations: Sequence[Operation]
     exchanges: Sequence[Exchange]
+    updates: Sequence[Update]
     results: Sequence[Tensor]
     graphs: Sequence[Any]
     once: Sequence[Any]
@@ -157,6 +175,7 @@ class Program:
         """The number of levels."""
         last = [operation.level for operation in self.operations]
         last += [exchange.given.level for exchange in self.exchanges]
+        last += [update.level for update in self.updates]
         return 1 + max(last, default=0)
 
 

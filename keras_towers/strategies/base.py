@@ -18,11 +18,8 @@ from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
-from keras_towers.fit import told
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.capture import verdict
-from keras_towers.fit.context import blocks
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import blocks, traced
 from keras_towers.fit.contract import (
     Batches,
     Calls,
@@ -96,7 +93,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             devices=tuple(self.extended.worker_devices),
             transport=transport,
             others=others,
-            gradient_factor=_factor_of(self._options, others),
+            gradient_factor=_factor_of(
+                self._options, len(devices), others or transport, others
+            ),
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and (others or transport).size == 1,
             replicas_are_called=replicas_are_called,
@@ -165,7 +164,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def average(self) -> bool:
-        """Whether a loss is a mean over the batch."""
+        """Whether gradients are those of one device, not of each replica."""
         return self._config.average
 
     @property
@@ -192,7 +191,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         functions that ``run`` runs. ``tf.distribute.get_replica_context()``
         always has the number of towers of all processes.
         """
-        inside = tower_lib.current() is not None
+        inside = traced.current() is not None
         return 1 if inside else self.num_replicas
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +222,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [tower_lib.short_name(d) for d in self._config.devices]
+        names = [traced.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
         size = self._config.transport.size
@@ -234,7 +233,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._components.update
         sums, *state = modes.described(config, update, self._mode)
-        gradients = "averaged over examples" if self.average else "summed"
+        gradients = "those of one device"
+        if not self.average:
+            gradients += f" times {self.num_replicas}, the number of replicas"
         data = {
             "split": "the global batch is split over the towers",
             "each": "every tower draws a whole batch",
@@ -243,10 +244,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         lines += [data, *state]
         if config.transport.size > 1:
             lines += modes.between_ranks(self._options)
-        known, own = verdict.verdicts_of(self), told.own_shares.get(self, {})
-        for step in {**known, **own}:
-            what = [it[step] for it in (known, own) if step in it]
-            lines.append(f"{step}: {', but for this: '.join(what)}")
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "
@@ -307,7 +304,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         stack, self._entered = self._entered, None
         try:
             if error[0] is None and self._config.transport.size > 1:
-                self._components.adoption.equalise()
+                self._components.adoption.gather_slots()
             if stack is not None:
                 stack.__exit__(*error)
         finally:
@@ -345,12 +342,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 self._components.adoption.bind(model)
 
 
-def _factor_of(options: Options, others: Peers | None) -> float:
-    """The factor of a worker's gradients: its part stands for all."""
-    if others is None:
-        return 1.0
-    factor = others.size if options.batches == "split" else 1
-    return factor / others.size if options.scale_gradient else float(factor)
+def _factor_of(
+    options: Options, towers: int, peers: Peers, others: Peers | None
+) -> float:
+    """The factor of gradients: of one device's, or of a worker's own."""
+    factor = 1.0 if options.average else float(towers * peers.size)
+    if others is not None and options.scale_gradient:
+        factor /= others.size
+    return factor
 
 
 @functools.cache

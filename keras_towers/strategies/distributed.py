@@ -10,7 +10,7 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers.connection import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
@@ -173,7 +173,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
-        homes = [tower_lib.short_name(device) for device in devices]
+        homes = [traced.short_name(device) for device in devices]
         if self.caching_device == "cpu":
             homes = [devices_lib.host_of(homes[0])]
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)

@@ -120,11 +120,7 @@ class TowerExtended(compat.MirroredExtended):
             batch = batch[0] if len(batch) == 1 else batch
             split = data_lib.split(batch, size, rank, 1)
             (piece,) = split.pieces
-            if isinstance(split.counts, tuple):
-                return piece
-            return tf.nest.map_structure(
-                lambda leaf: data_lib.first_rows(leaf, split.counts[0]), piece
-            )
+            return piece
 
         return dataset.map(part)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
 from keras_towers.reduction import CommunicationHook, CompressionName
@@ -166,7 +166,7 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
     held = [
-        f"{bytes_:,} bytes on {tower_lib.short_name(device)}"
+        f"{bytes_:,} bytes on {traced.short_name(device)}"
         for device, bytes_ in zip(
             config.devices, update.slot_bytes, strict=False
         )
@@ -175,13 +175,8 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 
 def check_between_ranks(options: Options) -> None:
-    """Refuse options between ranks that contradict ``exact`` or each other."""
-    compression, steps = options.compression, options.sync_every
-    if options.exact and compression not in (None, "none"):
-        raise TowerError(
-            f"compression={compression!r} contradicts exact=True, which "
-            "exchanges gradients without loss: leave one of them out."
-        )
+    """Refuse options between ranks that contradict each other."""
+    steps = options.sync_every
     outer = options.outer_momentum, options.outer_learning_rate
     if steps is None:
         if outer != (0, 1):
@@ -202,7 +197,6 @@ def check_between_ranks(options: Options) -> None:
             "and a learning rate of more than 0."
         )
     for other, why in (
-        (options.exact and "exact=True", "gives the weights of one device"),
         (
             options.updates == "sharded" and 'updates="sharded"',
             "lets each rank update a share of the weights only",

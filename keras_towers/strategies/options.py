@@ -18,7 +18,6 @@ from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.contract import (
     Batches,
     Extent,
-    OnDifference,
     StepOptions,
     Updates,
 )
@@ -40,9 +39,9 @@ class Options(StepOptions):
     Each strategy takes some of them, as keyword arguments.
 
     Attributes:
-        average: True if the loss is a mean over the batch (Keras's default):
-            gradients are averaged over examples. False sums the gradients of
-            the towers, for a custom ``train_step`` whose loss is a sum.
+        average: True: gradients are those of one device. False: they are
+            that times the number of replicas, as if each had a batch of its
+            own and their gradients were added up, as in tensorpack.
         batches: ``"split"``: the global batch is split over the towers; where
             there are several processes, all get the same data, and each takes
             its share of every batch. ``"each"``: every tower of a process
@@ -52,19 +51,10 @@ class Options(StepOptions):
         sync_every_epoch: at the end of each epoch, synchronize all towers of
             all processes, including variables that towers change individually
             (moving statistics).
-        exact: sets ``batch_norm`` to ``"global"``, and has Keras's losses and
-            layers that couple the examples of a batch (``Dice``, ``Circle``,
-            ``MixUp``, ...) computed from the global one.
-        batch_norm: ``"tower"``: BatchNormalization normalizes with the
-            statistics of its tower's share of the batch (None: this).
-            ``"global"``: with those of the global batch, as one device does.
-        random: ``"global"``: Dropout and other random layers give each tower
-            its rows of the draw that one device would have made. ``"tower"``:
-            they draw from a stream of each tower's own.
-        on_difference: what happens where the analysis of a step finds that it
-            differs from that of one device, or does not know: ``"warn"`` (once,
-            with the line), ``"error"`` (before the first step; after it where
-            a rehearsal had to find out), ``"ignore"``.
+        batch_norm: ``"global"``: BatchNormalization normalizes with the
+            statistics of the global batch, as one device does. ``"tower"``:
+            with those of each tower's rows, which takes no exchange and
+            changes results.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -85,8 +75,8 @@ class Options(StepOptions):
             ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
             ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
             another rank than 4), or a function of a transport, tensors and a
-            key: see ``keras_towers.reduction.ranks``. These change results,
-            and ``exact`` refuses them. Sparse gradients, metrics and statistics
+            key: see ``keras_towers.reduction.ranks``. These change results.
+            Sparse gradients, metrics and statistics
             are never compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates weights of its own, from its part of each batch,
@@ -108,7 +98,7 @@ class Options(StepOptions):
             which no replica ends a step.
 
     Raises:
-        TowerError: a value is not allowed, or contradicts ``exact``.
+        TowerError: a value is not allowed, or contradicts another.
     """
 
     mode: ModeName | None = None
@@ -128,15 +118,6 @@ class Options(StepOptions):
             if isinstance(value, np.bool_):
                 object.__setattr__(self, name, bool(value))
         modes.check_between_ranks(self)
-        for name in ("batch_norm", "random"):
-            if self.exact and getattr(self, name) == "tower":
-                raise TowerError(
-                    f'{name}="tower" contradicts exact=True: leave one of them '
-                    "out."
-                )
-        if self.batch_norm is None:
-            extent = "global" if self.exact else "tower"
-            object.__setattr__(self, "batch_norm", extent)
 
 
 class StepKeywords(TypedDict, total=False):
@@ -145,10 +126,7 @@ class StepKeywords(TypedDict, total=False):
     average: bool
     batches: Batches
     sync_every_epoch: bool
-    exact: bool
-    batch_norm: Extent | None
-    random: Extent
-    on_difference: OnDifference
+    batch_norm: Extent
 
 
 class AllReduceKeywords(StepKeywords, total=False):

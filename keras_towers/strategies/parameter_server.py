@@ -7,7 +7,7 @@ from typing import Literal, Self, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.update.reduce import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
@@ -78,7 +78,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         if ps_device == "cpu":
             homes = [devices_lib.host_of(devices[0])]
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
-            [tower_lib.short_name(device) for device in homes]
+            [traced.short_name(device) for device in homes]
         )
         super().__init__(devices, given)
         self._compose(UpdateAtVariable(self._config, self._place))

@@ -13,8 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.fit.context import marks
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import marks, traced
 from keras_towers.timeline.phases import Calls, latest
 
 HOST = 0
@@ -176,7 +175,7 @@ class OfRank:
         return cls(
             rank,
             platform.node(),
-            [tower_lib.short_name(device) for device in devices],
+            [traced.short_name(device) for device in devices],
             recorder.count - len(stamps),
             host.count - calls.shape[1],
             stamps,

@@ -52,7 +52,9 @@ def check(function, steps=2, ranks=False, is_random=False):
     outer = [tensor for tensor, _ in graph.captures]
     layouts = [Sharded(0), Sharded(0)] + [REPLICATED] * len(outer)
     mirrored = [False, False, *(id(tensor) in names for tensor in outer)]
-    program = partitioned(graph, layouts, graph.outputs, ranks, mirrored)
+    program = partitioned(
+        graph, layouts, graph.outputs, ranks=ranks, mirrored=mirrored
+    )
     copies = {
         index + 2: [own[names[id(tensor)]].handle for own in towers]
         for index, tensor in enumerate(outer)

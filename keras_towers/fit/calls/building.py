@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.capture.capture import capture
-from keras_towers.fit.context.attributes import Attributes
-from keras_towers.fit.context.tower import Tower
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
-# Models whose steps were traced for their layers, and in which calls.
-_traced: weakref.WeakKeyDictionary[keras.Model, set[str]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def batch_spec(iterator: Any) -> Any:
@@ -59,53 +49,13 @@ def build(
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
+            # Its step builds it, as on one device.
             logger.debug("building %s by its step: %s", model.name, error)
             for part in unbuilt:
                 # It may have been built with the wrong shapes.
                 part.built = False
-            return _trace_once(model, batch, kind)
-        names = _traced.setdefault(model, set())
-        if kind not in names and _has_unbuilt_layers(model):
-            # Its step may use what its ``call`` does not, or nothing may.
-            names.add(kind)
-            _trace_once(model, batch, kind)
+            return error
         return None
-
-
-def _has_unbuilt_layers(model: keras.Model) -> bool:
-    return not all(layer.built for layer in compat.layers_of(model))
-
-
-def _trace_once(model: keras.Model, batch: Any, kind: str) -> Exception | None:
-    """Build a model by tracing a step on one device, without running it."""
-
-    def training(batch: Any) -> Any:
-        tower = Tower(0, 1, training=True)
-        return capture(model.train_step, batch, tower).output
-
-    step: Callable[[Any], Any] = training
-    if kind not in TRAINING:
-        predicts = kind.startswith("predict")
-        step = model.predict_step if predicts else model.test_step
-    unbuilt = _unbuilt(model)
-    attributes = Attributes(model, draws=True)
-    before = attributes.take()
-    try:
-        tf.function(step, autograph=False).get_concrete_function(batch)
-    except Exception as error:
-        logger.debug("building %s while tracing: %s", model.name, error)
-        for part in unbuilt:
-            part.built = False
-        # TensorFlow leaves what a function makes that fails without a value,
-        # and the error of such a step would hide this one.
-        made = [v._value for v in state_lib.collect(model).everything()]
-        held = [v for v in made if isinstance(v, compat.BaseResourceVariable)]
-        if not all(value.is_initialized() for value in held):
-            raise
-        return error
-    finally:
-        attributes.put(before)
-    return None
 
 
 def needs_build(model: keras.Model, kind: str) -> bool:

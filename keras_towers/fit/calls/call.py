@@ -18,7 +18,6 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.step.logs import Logs
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -129,12 +128,6 @@ class TowerCall:
         self.order: Order | None = None
         self._step = step
         self._prepared = prepared
-        self.logs: Logs = Logs(
-            self.model,
-            self.trains,
-            self.config.transport,
-            adoption.log_sources(self.model, self.trains),
-        )
 
     @property
     def trains(self) -> bool:
@@ -194,16 +187,7 @@ class TowerCall:
         with trainers.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
-        if self._step.hidden is not None and not mine:
-            run = self.retrying(getattr(self.model, name))
-            setattr(self.model, name, run)
         self.adoption.remember_function(self.model, name)
-
-    def retrying(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of steps that traces them again, if need be."""
-        if self._step.hidden is None:
-            return function
-        return self._step.hidden.retrying(self.model, function)
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
@@ -227,10 +211,7 @@ class TowerCall:
         """End the threads that run steps, if any."""
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        if self.predicts:
-            result = self._step.predict(step, batch, self.model)
-        else:
-            result = self._step.run(step, batch, self.logs)
+        result = self._step.run(step, batch, self.model, self.kind)
         self.not_built = None
         return result
 
@@ -246,9 +227,7 @@ class TowerCall:
         return iterator
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        return TowerEpochIterator(
-            *(self.config, kind, self._step.has_run, self.order), **kwargs
-        )
+        return TowerEpochIterator(self.config, kind, order=self.order, **kwargs)
 
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Replacement for ``_maybe_symbolic_build``."""
@@ -291,15 +270,8 @@ class TowerCall:
         if self.kind == "fit":
             self.adoption.gather_slots()
             if self.config.sync_every_epoch:
-                self.adoption.average()
-                self.adoption.copy_from_first(self.model)
-                self.adoption.mark_trained()
-        finish = self._own("_get_metrics_result_or_logs")
-        if self.config.transport.size == 1:
-            return finish(logs)
-        return self.logs.read_over_all_towers(
-            self.model.metrics, lambda: finish(logs)
-        )
+                self.adoption.broadcast(self.model)
+        return self._own("_get_metrics_result_or_logs")(logs)
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given those of its last step."""

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.fit import told
+from keras_towers._notices import is_news
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.callbacks import (
@@ -190,7 +190,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
             agreement.broadcast(self._transport, values, root)
-        if unlike and self._transport.rank == 0 and told.is_news(unlike):
+        if unlike and self._transport.rank == 0 and is_news(unlike):
             logger.warning(
                 "callbacks have written other values on some ranks into %s: "
                 "all go on with those of the first of these ranks.",

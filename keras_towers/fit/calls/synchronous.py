@@ -15,7 +15,7 @@ from keras_towers.fit import errors
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import UpdateOnce
@@ -28,7 +28,7 @@ class TowerCalls:
     def __init__(self, update: UpdateOnce):
         self._config = update.config
         self._step: GlobalStep = GlobalStep(update)
-        self.adoption: Adoption = Adoption(self._config, update.spread, update)
+        self.adoption: Adoption = Adoption(self._config, update)
 
     def run(self, asked: KerasCall) -> Any:
         if call_lib.current() is not None:
@@ -82,12 +82,10 @@ class TowerCalls:
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
-                if asked.trains:
-                    self.adoption.mark_trained()
-                elif kind == "evaluate" and outer is None:
-                    self.adoption.equalise()
-                else:
-                    self.adoption.average()
+                if kind == "evaluate" and outer is None:
+                    self.adoption.gather_slots()
+                elif not asked.trains:
+                    self.adoption.end_rounds()
                 call = self.open(asked, prepared, start)
                 with causes_noted(call):
                     return self._run(call)
@@ -101,9 +99,6 @@ class TowerCalls:
                 raise
             raise self._step.order.difference() from None
         finally:
-            if outer is not None and outer.trains:
-                # The steps that follow are steps of training again.
-                self.adoption.mark_trained()
             if outer is None:
                 self._config.transport.mark("")
 
@@ -138,16 +133,14 @@ class TowerCalls:
                 callbacks.on_one_device(asked.given),
                 callbacks.observed(asked, self._config),
             ):
-                result = asked.run()
-                self._step.has_run()
-                return result
+                return asked.run()
 
 
 def run_alone(asked: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        tower_lib.training_alone.filled(asked.trains),
+        traced.training_alone.filled(asked.trains),
         callbacks.observed(asked),
     ):
         return asked.run()

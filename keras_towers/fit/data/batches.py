@@ -9,30 +9,66 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.data.rows import RowCheck, has_rows
+from keras_towers.fit.data.rows import (
+    NO_ROWS,
+    RowCheck,
+    first_rows_of,
+    has_rows,
+    is_divided,
+    rows_of,
+)
 
 _PREFETCHED_BATCHES = 2
 
 
 class TowerBatch(NamedTuple):
-    """One step's data for the K towers of this process."""
+    """One step's data for the K towers of this process.
+
+    Attributes:
+        pieces: the K towers' parts, some maybe without examples.
+        total: the number of examples of all processes; (): not yet counted.
+        start: the number of examples of the processes before this one.
+    """
 
     pieces: tuple[Any, ...]
-    # Number of examples of each piece, 0 for a borrowed one, int64 of shape
-    # [K]; an empty tuple if no piece is borrowed.
-    counts: Any = ()
     total: Any = ()
     start: Any = ()
-    # What ``counts`` is for all towers of all processes, for a batch that is
-    # split: R ints or a tensor of shape [R].
-    parts: Any = ()
+
+
+def counts_of(batch: TowerBatch) -> list[Any]:
+    """Return the K towers' numbers of examples: ints or scalar tensors."""
+    return [batch_size_of(piece) for piece in batch.pieces]
+
+
+def spec_of(batch: Any) -> Any:
+    """Return the specs of a batch."""
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf),
+        batch,
+    )
+
+
+def joined_spec(batch: TowerBatch) -> Any:
+    """Return the specs of the batch that towers' parts are of."""
+    first = batch.pieces[0]
+    known = [static_size(piece) for piece in batch.pieces]
+    return tf.nest.map_structure(
+        lambda leaf: _joined(leaf, None if None in known else known), first
+    )
+
+
+def _joined(leaf: Any, counts: Any) -> Any:
+    if leaf is None:
+        return None
+    spec = tf.type_spec_from_value(leaf)
+    return of_any_size(spec) if has_rows(leaf) else spec
 
 
 def batch_size_of(structure: Any) -> Any:
     """Return the batch size: the rows of the first leaf that has rows."""
     size = static_size(structure)
     leaf = _leaf_with_rows(structure)
-    return _rows(leaf) if size is None and leaf is not None else size
+    return rows_of(leaf) if size is None and leaf is not None else size
 
 
 def static_size(structure: Any) -> int | None:
@@ -56,14 +92,6 @@ def _leaf_with_rows(structure: Any) -> Any:
     return next(filter(has_rows, tf.nest.flatten(structure)), None)
 
 
-def _rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows(out_type=tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
-
-
 def split(
     batch: Any,
     replicas: int,
@@ -75,58 +103,37 @@ def split(
 
     Args:
         batch: structure of dense, ragged or sparse tensors of shape
-            [examples, ...]; scalars go to every tower.
+            [examples, ...]; what has no rows, or others, goes to every tower.
+        replicas: the number of towers of all processes.
+        first: the first of them to return.
         towers: number of pieces to return; None for all.
+        check: checks numbers of rows that are known only when the step runs.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     mine = range(first, first + (replicas if towers is None else towers))
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-    known = [_static_rows(leaf) for leaf in leaves]
-    rows: list[Any] = known
-    if None in known:
-        rows = [_rows(leaf) for leaf in leaves]
-    size = rows[0] if rows else None
-    units: Any = size
-    alike = True
-    if len(leaves) > 1 and (None in known or len(set(known)) > 1):
-        check, alike = check or RowCheck(), False
-        units = check.units(batch, rows, replicas)
-    each = {id(leaf): row for leaf, row in zip(leaves, rows, strict=True)}
-    if isinstance(units, int) and units >= replicas:
-        counts: Any = [
-            units // replicas + (k < units % replicas) for k in range(replicas)
-        ]
-        starts = [sum(counts[:k]) for k in range(replicas)]
-        start = starts[first] if alike else starts[first] * (rows[0] // units)
-        lengths, where = counts, ((), size, start, counts)
-    else:
-        whole = tf.cast(1 if units is None else units, tf.int64)
-        index = tf.range(replicas, dtype=tf.int64)
-        left = tf.math.floormod(whole, replicas)
-        counts = whole // replicas + tf.cast(index < left, tf.int64)
-        before = tf.cumsum(counts, exclusive=True)
-        starts = tf.where(counts > 0, before, 0)
-        starts = tf.unstack(starts, num=replicas)
-        lengths = tf.unstack(tf.maximum(counts, 1), num=replicas)
-        mine_of = counts[mine.start : mine.stop]
-        where = (mine_of, whole, before[first], counts)
-
-    def piece(leaf: Any, k: int) -> Any:
-        row = each.get(id(leaf))
-        if row is None or alike:
-            return _slice(leaf, starts[k], lengths[k])
-        # A batch may have no rows.
-        some = tf.cast(1 if units is None else units, tf.int64)
-        times = row // tf.maximum(some, 1)
-        return _slice(leaf, starts[k] * times, lengths[k] * times)
-
+    rows = first_rows_of(batch)
+    size = 1 if rows is NO_ROWS else batch_size_of(batch)
+    if rows is None:
+        size = (check or RowCheck()).checked(batch, tf.cast(size, tf.int64))
+    least, left = size // replicas, size % replicas
+    starts: list[Any] = []
+    for k in (*mine, mine.stop):
+        more = min(k, left) if isinstance(left, int) else tf.minimum(left, k)
+        starts.append(k * least + more)
     pieces = tuple(
-        tf.nest.map_structure(lambda leaf, k=k: piece(leaf, k), batch)
-        for k in mine
+        tf.nest.map_structure(
+            lambda leaf, k=k: (
+                _slice(leaf, starts[k], starts[k + 1] - starts[k])
+                if is_divided(leaf, rows)
+                else leaf
+            ),
+            batch,
+        )
+        for k in range(len(mine))
     )
-    return TowerBatch(pieces, *where)
+    return TowerBatch(pieces, size, starts[0])
 
 
 def _keeps(leaf: Any) -> bool:
@@ -161,27 +168,12 @@ def first_rows(leaf: Any, count: Any) -> Any:
     return _slice(leaf, tf.zeros_like(count), count)
 
 
-def few_rows(batch: Any, count: int) -> Any:
-    """Return up to ``count`` examples of a batch, with all of their rows."""
-    every = tf.cast(batch_size_of(batch), tf.int64)
-    few = tf.minimum(every, count)
-
-    def rows_of(leaf: Any) -> Any:
-        if not has_rows(leaf):
-            return leaf
-        times = tf.cast(_rows(leaf), tf.int64) // tf.maximum(every, 1)
-        return first_rows(leaf, few * times)
-
-    return tf.nest.map_structure(rows_of, batch)
-
-
 def rows_if(leaf: Any, condition: Any) -> Any:
     """Return all rows of a tensor of any kind, or none of them."""
     if not has_rows(leaf):
         return leaf
-    return first_rows(
-        leaf, tf.where(condition, tf.cast(_rows(leaf), "int64"), 0)
-    )
+    rows = tf.cast(rows_of(leaf), tf.int64)
+    return first_rows(leaf, tf.where(condition, rows, 0))
 
 
 def concatenate(pieces: Any) -> Any:
@@ -209,24 +201,20 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
             place = tf.where(k < size, tf.constant(k, tf.int64), 0)
             return batches.skip(place).take(1).get_single_element()
 
-        pieces = tuple(piece(k) for k in range(towers))
-        counts = tf.stack(
-            [
-                tf.cast(batch_size_of(pieces[k]), tf.int64)
-                * tf.cast(k < size, tf.int64)
-                for k in range(towers)
-            ]
-        )
-        return TowerBatch(pieces, counts)
+        def own(k):
+            some = k < size
+            return tf.nest.map_structure(
+                lambda leaf: rows_if(leaf, some), piece(k)
+            )
+
+        return TowerBatch(tuple(own(k) for k in range(towers)))
 
     return dataset.window(towers).map(pieces_of)
 
 
 @tf.autograph.experimental.do_not_convert
 def _one_piece(*batch: Any) -> TowerBatch:
-    batch = batch[0] if len(batch) == 1 else batch
-    count = tf.cast(batch_size_of(batch), tf.int64)
-    return TowerBatch((batch,), count[tf.newaxis])
+    return TowerBatch((batch[0] if len(batch) == 1 else batch,))
 
 
 def distribute(
@@ -257,7 +245,7 @@ def distribute(
 def _with_equal_rows(*batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would cut them all by the first.
-    rows = [_rows(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
+    rows = [rows_of(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
     checks = [
         tf.debugging.assert_equal(
             count,
@@ -310,26 +298,21 @@ def as_tower_batch(
                 batch, config.num_replicas, config.first_tower, towers, check
             )
         return split(batch, towers, check=check)._replace(total=(), start=())
-    pieces = [compat.select_replica(index, batch) for index in range(towers)]
-    sizes = [static_size(piece) for piece in pieces]
-    if all(sizes):
-        return TowerBatch(tuple(pieces), parts=sizes)
-    counts = [tf.cast(batch_size_of(piece), tf.int64) for piece in pieces]
     return TowerBatch(
-        tuple(
-            tf.nest.map_structure(
-                lambda own, first, n=count: _or_borrow(own, first, n),
-                piece,
-                pieces[0],
-            )
-            for piece, count in zip(pieces, counts, strict=True)
-        ),
-        tf.stack(counts),
-        parts=tf.stack(counts),
+        tuple(compat.select_replica(index, batch) for index in range(towers))
     )
 
 
-def _or_borrow(own: Any, first: Any, count: tf.Tensor) -> Any:
-    if own is first or not has_rows(own):
-        return own
-    return tf.cond(count > 0, lambda: own, lambda: _slice(first, 0, 1))
+def as_one_batch(config: TowerConfig, batch: Any) -> Any:
+    """Return the batch that one device would get."""
+    if is_whole(batch):
+        return batch
+    pieces = as_tower_batch(config, batch, RowCheck()).pieces
+    if len(pieces) == 1:
+        return pieces[0]
+    return tf.nest.map_structure(
+        lambda *leaves: (
+            concatenate(leaves) if has_rows(leaves[0]) else leaves[0]
+        ),
+        *pieces,
+    )

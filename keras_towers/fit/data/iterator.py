@@ -28,7 +28,7 @@ _UNTIL_ALL_END = -1
 class TowerEpochIterator(compat.TFEpochIterator):
     """Keras's epoch iterator over per-tower batches."""
 
-    # ``has_run`` is called between two steps. An ``order`` makes several ranks
+    # ``between`` is called between two steps. An ``order`` makes several ranks
     # shuffle identically.
 
     _distributed_dataset: Any
@@ -41,7 +41,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self,
         config: TowerConfig,
         kind: str,
-        has_run: Callable[[], None],
+        between: Callable[[], None] = lambda: None,
         order: ranks_lib.Order | None = None,
         whole: bool = False,
         **kwargs: Any,
@@ -52,7 +52,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         together = config.transport.size > 1
         self._transport, self._kind = config.transport, kind
         self._towers = config.num_towers
-        self._has_run, self._order = has_run, order
+        self._between, self._order = between, order
         # Ranks with their own training data have their own validation data.
         self.at_last_step: bool = False
         self._each = config.batches == "each" and (trains or together)
@@ -210,7 +210,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return self._unused
 
     def __next__(self) -> Any:
-        self._has_run()
+        self._between()
         step = super().__next__()
         self._unused = None
         steps = self.num_batches

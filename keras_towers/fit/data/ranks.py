@@ -279,13 +279,12 @@ def endless(
     """Extend a dataset endlessly by steps without examples."""
     # A rank whose data has ended thus still takes part in collectives.
 
-    def borrowed(*batch: Any) -> data_lib.TowerBatch:
+    def without(*batch: Any) -> data_lib.TowerBatch:
         batch = batch[0] if len(batch) == 1 else batch
-        row = tf.nest.map_structure(
-            lambda leaf: data_lib.first_rows(leaf, 1), batch
+        rows = tf.nest.map_structure(
+            lambda leaf: data_lib.rows_if(leaf, tf.constant(False)), batch
         )
-        counts = tf.zeros([towers], tf.int64)
-        return data_lib.TowerBatch((row,) * towers, counts)
+        return data_lib.TowerBatch((rows,) * towers)
 
-    lent = first().take(1).map(borrowed).cache().repeat()
-    return dataset.concatenate(lent)
+    empty = first().take(1).map(without).cache().repeat()
+    return dataset.concatenate(empty)

@@ -1,93 +1,97 @@
-"""Numbers of rows in the parts of a batch, and their division among towers."""
+"""Which parts of a batch have a row for each example."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit import told
 
 _PARTS = ("x", "y", "sample_weight")
+NO_ROWS: Final = -1
+"""In place of a number of rows: no part has any."""
 
 
 class RowCheck:
-    """Checks that all parts of a batch can be split alike."""
-
-    # Parts may have different numbers of rows, such as labelled and unlabelled
-    # examples. Each is then split by its own rows, if every tower can get the
-    # same fraction of each part.
+    """Checks numbers of rows that are known only when a step runs."""
 
     def __init__(self) -> None:
         self.refused: TowerError | None = None
-        self._warned = False
 
-    def units(self, batch: Any, rows: Sequence[Any], replicas: int) -> Any:
-        """Return into how many equal units a batch can be divided."""
-        # The rows of its parts are ints or scalar int64 tensors.
-        if all(isinstance(count, int) for count in rows):
-            return self._units(names_of(batch), rows, replicas)
-        counts = tf.stack([tf.cast(count, tf.int64) for count in rows])
-        names = names_of(batch)
+    def checked(self, batch: Any, size: tf.Tensor) -> tf.Tensor:
+        """Return the number of examples, once all parts have as many rows."""
+        first = first_rows_of(batch)
+        leaves = [
+            leaf for leaf in tf.nest.flatten(batch) if is_divided(leaf, first)
+        ]
+        if len(leaves) < 2:
+            return size
+        counts = tf.stack([tf.cast(rows_of(leaf), tf.int64) for leaf in leaves])
+        names = [
+            name
+            for name, leaf in zip(
+                names_of(batch), _with_rows(batch), strict=True
+            )
+            if is_divided(leaf, first)
+        ]
 
-        def uneven(found: Any) -> int:
-            try:
-                return self._units(names, found.numpy().tolist(), replicas)
-            except TowerError as error:
-                self.refused = error
-                raise
+        def refuse(found: Any) -> int:
+            listed = ", ".join(
+                f"{name} has {count}"
+                for name, count in zip(names, found.numpy(), strict=True)
+            )
+            self.refused = TowerError(
+                f"the parts of a batch have different numbers of rows: "
+                f"{listed}. Where each is known before the batch is read, as "
+                "with drop_remainder=True or tf.ensure_shape, towers divide "
+                "what has a row for each example, and all get the rest. A "
+                "dataset of single examples needs .batch(n)."
+            )
+            raise self.refused
 
         return tf.cond(
             tf.reduce_all(counts == counts[0]),
             lambda: counts[0],
             lambda: tf.ensure_shape(
-                tf.py_function(uneven, [counts], tf.int64), ()
+                tf.py_function(refuse, [counts], tf.int64), ()
             ),
         )
 
-    def _units(
-        self, names: Sequence[str], rows: Sequence[int], replicas: int
-    ) -> int:
-        units = math.gcd(*rows)
-        if len(set(rows)) == 1:
-            return units
-        listed = ", ".join(
-            f"{name} has {count}"
-            for name, count in zip(names, rows, strict=True)
-        )
-        parts = f"the parts of a batch have different numbers of rows: {listed}"
-        if units < replicas:
-            raise TowerError(
-                f"{parts}, which {replicas} towers cannot share equally. A "
-                "dataset of single examples needs .batch(n); a part whose rows "
-                "belong to rows of another (nodes and edges of graphs) has to "
-                "be a RaggedTensor with a row for each example; a table "
-                "belongs in the model. Otherwise give numbers of rows with a "
-                f"common divisor of at least {replicas} (drop_remainder=True), "
-                'or batches="each", which splits nothing.'
-            )
-        if not self._warned:
-            self._warned = True
-            name = next(
-                name
-                for name, count in zip(names, rows, strict=True)
-                if count != rows[0]
-            )
-            told.differs(
-                "rows",
-                name,
-                f"{parts}. Each part is split over the towers by its own "
-                "rows, which is right if every row is an example. A part whose "
-                "rows belong to rows of another, or that is no batch, must not "
-                "be split: make it a RaggedTensor with a row for each example, "
-                "put it "
-                'into the model, or use batches="each".',
-            )
-        return units
+
+def first_rows_of(batch: Any) -> int | None:
+    """Return the static number of rows of the first part that has rows."""
+    for leaf in _with_rows(batch):
+        return tf.TensorShape(leaf.shape)[0]
+    return NO_ROWS
+
+
+def is_divided(leaf: Any, rows: int | None) -> bool:
+    """Whether a part of a batch, or its spec, has a row for each example.
+
+    Args:
+        leaf: it.
+        rows: what ``first_rows_of`` says of the batch.
+    """
+    return (
+        has_rows(leaf)
+        and tf.TensorShape(leaf.shape)[0] == rows
+        and getattr(leaf, "ragged_rank", 1) == 1
+    )
+
+
+def rows_of(leaf: Any) -> tf.Tensor:
+    """Return the number of rows of a tensor of any kind."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows(out_type=tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def _with_rows(batch: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
 
 
 def names_of(batch: Any) -> list[str]:

@@ -2,14 +2,9 @@
 
 The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. The operations that draw random numbers (``fit/step/draws.py``) are
-patched while towers run or trace a step. ``tf.random.shuffle`` and the
+current one. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
 creates its data on several ranks with different seeds (``fit/data/ranks.py``).
-
-While ``verify`` runs a step, it replaces ``__call__`` of ``tf.function``s
-(``fit/verify/steps.py``) and ``_initialize`` of Keras variables
-(``fit/verify/snapshot.py``).
 
 Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
 variables (``replicas/asynchronous/update.py``), a worker of parameter servers
@@ -32,7 +27,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -40,15 +34,8 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, errors
 from keras_towers.fit.calls.call import SeenByKeras
-from keras_towers.fit.capture.checks import owner_of
-from keras_towers.fit.context import blocks, patches
-from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.step import batch_norm as batch_norm_lib
-from keras_towers.fit.step import logs as logs_lib
-from keras_towers.fit.step import whole_batch
+from keras_towers.fit.context import blocks, patches, traced
 from keras_towers.fit.update import optimizers as optimizers_lib
-from keras_towers.fit.weights import spread as spread_lib
-from keras_towers.fit.weights import variables as variables_lib
 
 logger = logging.getLogger("keras_towers")
 
@@ -80,46 +67,9 @@ def _install() -> None:
     # An error in a function is that of its caller.
     name, ours = "from_func_graph", errors.shares_rendezvous
     patches.replace(compat.function_module, name, ours)
-    # What a step writes has a component on every tower.
-    patches.replace(compat.KerasVariable, "_direct_assign", _written)
-    patches.replace(compat.SyncOnReadVariable, "assign", _assigned)
-    patches.replace(compat.BaseResourceVariable, "handle", spread_lib.handle)
-    read = "_read_variable_op"
-    patches.replace(compat.BaseResourceVariable, read, spread_lib.read)
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
-    seeds = compat.seed_generator_module
-    patches.replace(seeds, "global_seed_generator", _unseeded)
-    # A step may use metrics and optimizers that its model does not hold.
-    look_up = "__getattribute__"
-    metric, optimizer = keras.metrics.Metric, compat.BaseOptimizer
-    patches.replace(metric, look_up, logs_lib.attribute_of_metric)
-    patches.replace(optimizer, look_up, optimizers_lib.attribute_of_optimizer)
-    # Loss denominators have to be those of the global batch.
-    losses = compat.loss_module
-    patches.replace(losses, "reduce_values", whole_batch.reduce_values)
-    patches.replace(losses, "apply_mask", whole_batch.apply_mask)
-    name = "_aggregate_additional_loss"
-    patches.replace(compat.BaseTrainer, name, whole_batch.additional_loss)
-    # Keras divides losses by the replicas, also where none of them runs.
-    scaled = whole_batch.scaled_loss
-    patches.replace(losses, "scale_loss_for_distribution", scaled)
-    patches.replace(losses, "unscale_loss_for_distribution", scaled)
-    # Some losses and layers couple the examples of a batch.
-    wrapper = compat.LossFunctionWrapper
-    patches.replace(wrapper, "call", whole_batch.loss)
-    patches.replace(compat.ImageLayer, "call", whole_batch.image_layer)
-    text = keras.layers.TextVectorization
-    patches.replace(text, "call", whole_batch.text_layer)
-    # Statistics may have to be those of the global batch.
-    batch_norm = keras.layers.BatchNormalization
-    patches.replace(batch_norm, "_moments", batch_norm_lib.moments)
-    # A variable on several devices is a number, as one on one device is.
-    for name in variables_lib.CONVERSIONS:
-        convert = getattr(compat.BaseResourceVariable, name)
-        patches.add(compat.DistributedVariable, name, convert)
-    # A scalar per batch is weighted by the tower's share of the batch.
-    name = "reduce_to_samplewise_values"
-    patches.replace(compat.mean_and_sum, name, whole_batch.values_of_metric)
+    # A step may use optimizers that its model does not hold.
+    look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
+    patches.replace(compat.BaseOptimizer, look_up, ours)
 
 
 def _method(
@@ -132,7 +82,7 @@ def _method(
     strategy = contract.in_force() or contract.owner_of(model)
     in_tower = tf.distribute.get_replica_context() is not None
     if strategy is None or (in_tower and tf.distribute.has_strategy()):
-        alone = tower_lib.training_alone
+        alone = traced.training_alone
         outer = alone.get()
         trains = None if outer is None else kind in contract.TRAINING
         if strategy is None and kind in contract.TRAINING:
@@ -233,55 +183,6 @@ def _made_optimizer(
         strategy._components.adoption.made_optimizer(optimizer)
 
 
-def _written(
-    original: Callable[[Any, Any], None], variable: Any, value: Any
-) -> None:
-    """Spread a variable of no model, or a held one, before it is written."""
-    tower = tower_lib.current()
-    if tower is not None and tower.variables is not None:
-        tower.variables.own(variable)
-    original(variable, value)
-
-
-def _assigned(
-    original: Callable, variable: Any, value: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Write a sum of all towers that was made here, outside of a step."""
-    # TensorFlow divides it by the replicas, and so rounds integers.
-    strategy = contract.in_force()
-    across = tf.distribute.in_cross_replica_context()
-    is_sum = variable.aggregation == tf.VariableAggregation.SUM
-    if strategy is None or not (across and is_sum):
-        return original(variable, value, *args, **kwargs)
-    first = strategy._components.config.first_tower
-    for tower, component in enumerate(variable.values, first):
-        with tf.device(component.device):
-            mine = value if tower == 0 else tf.zeros_like(value)
-            component.assign(mine, read_value=False)
-    return variable
-
-
-def _unseeded(original: Callable[[], Any]) -> Any:
-    """Give all towers the same generator for draws without a seed."""
-    tower = tower_lib.current()
-    if tower is None or tower.unseeded is None:
-        return original()
-    if tower.unseeded[0] is None:
-        with tf.init_scope(), compat.single_device_mode():
-            tower.unseeded[0] = original()
-    return tower.unseeded[0]
-
-
-def _next_seed(
-    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Give every tower its own stream of a generator of no model."""
-    tower = tower_lib.current()
-    if tower is not None and tower.variables is not None:
-        tower.variables.own(generator.state, variables_lib.STREAM)
-    return original(generator, *args, **kwargs)
-
-
 def _reset_default_graph(original: Callable[[], None]) -> None:
     """Take the scopes of strategies along into the new default graph."""
     # TensorFlow keeps them in the old one, and they end there.
@@ -294,16 +195,10 @@ def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
     """Call a function of a model that was loaded."""
-    # On a tower it reads the tower's variables, also if it was loaded before
-    # the block. Elsewhere TensorFlow refuses one that was loaded inside; here
-    # it reads those of the first tower.
+    # TensorFlow refuses one that was loaded inside of the block outside of its
+    # replicas; here it reads the variables of the first tower.
     outside = tf.distribute.get_replica_context() is None
-    if not outside and tower_lib.current() is not None:
-        # By its handle it would be that of the first tower everywhere.
-        owners = ((v.handle, owner_of(v)) for v in function.variables)
-        spread = {id(h): owner for h, owner in owners if owner is not None}
-        captured = [spread.get(id(item), item) for item in captured]
-    elif outside and contract.in_force() is not None:
+    if traced.current() is not None or (outside and contract.in_force()):
         captured = [
             item._primary.handle
             if isinstance(item, compat.DistributedVariable)
@@ -316,6 +211,11 @@ def _call_loaded(
 def _made_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
+    if traced.current() is not None:
+        # A step makes its variables as one device does.
+        with tf.init_scope(), compat.single_device_mode():
+            original(variable, value)
+        return
     original(variable, value)
     strategy = contract.in_force()
     if strategy is not None:

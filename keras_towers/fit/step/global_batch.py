@@ -4,49 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.fit import told
-from keras_towers.fit.capture.judging import Judge, Pending, rehearse
-from keras_towers.fit.capture.sharing import StepTraces
-from keras_towers.fit.context import marks, replica_context
-from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.attributes import Attributes
-from keras_towers.fit.contract import TowerConfig
+from keras_towers import compat, devices
+from keras_towers.fit.context import marks
+from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.ranks import SameBatches
 from keras_towers.fit.data.rows import RowCheck
-from keras_towers.fit.step import drawn, draws
-from keras_towers.fit.step.hidden import HiddenRows
-from keras_towers.fit.step.logs import Logs, Results
+from keras_towers.fit.step.function import Way
+from keras_towers.fit.step.inputs import DividedBatch, layouts_of
+from keras_towers.fit.step.program import TowerProgram
+from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
+from keras_towers.partition import partitioned
+from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.program import Update
+from keras_towers.transport import SingleProcess, Transport
 
-# What draws without a seed take it from.
-_UNSEEDED = "global_seed_generator"
+logger = logging.getLogger("keras_towers")
 
 
 class GlobalStep:
-    """Runs steps on all towers as if they were one device."""
+    """Runs steps of Keras on all towers, with the results of one device."""
 
     def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
-        self.hidden: HiddenRows | None = None
-        self._later: list[Pending] = []
         self.config: TowerConfig = config or update.config
         self.update = update
-        self._spread = update.spread
-        if self.config.random == "global":
-            self.hidden = HiddenRows()
-        self._devices = [tower_lib.short_name(d) for d in self.config.devices]
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
@@ -56,246 +49,167 @@ class GlobalStep:
         if self.same is not None:
             self.same.begin()
 
-    def has_run(self) -> None:
-        """Note that a step has ended."""
-        if self._later:
-            waiting, self._later[:] = list(self._later), []
-            rehearse(waiting)
-
     def alone(self) -> GlobalStep:
         """Return steps without the processes that train with this one."""
         return GlobalStep(self.update, self.config.alone())
-
-    def predict(
-        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
-    ) -> Any:
-        """Run a step that returns outputs of shape [examples, ...]."""
-        batch = self._begin(batch, counts_ranks=False)
-        together = self.config.batches == "split"
-        outputs = self._outputs(step, batch, model, apart=not together)
-        result = _in_order(outputs, batch)
-        if together:
-            result = self.order.gather(result)
-        return self.order.end(result)
 
     def run(
         self,
         step: Callable[[Any], Any],
         batch: Any,
-        logs: Logs,
+        model: keras.Model,
+        kind: str,
     ) -> Any:
-        """Run a step that trains or evaluates."""
-        averages = self._averages(logs.training)
-        batch = self._begin(batch, counts_ranks=True, alone=averages)
-        if averages:
-            begin = functools.partial(self._spread.begin_batch, batch.parts)
-            self.order.first(begin)
-        outputs = self._outputs(
-            step, batch, logs.model, logs.training, note=logs.note
-        )
-        last = None
-        if self._averages(logs.training):
-            end = self._spread.shares.end_step
-            last = functools.partial(end, batch.parts)
-            if not averages:
-                # Only this trace has shown it. It may do for one step, before
-                # which all towers have the same.
-                _trace_again()
-        return self.order.end(
-            logs.of_batch(outputs, self._of_logs(batch)), last
-        )
+        """Run a step that trains, evaluates or predicts.
 
-    def _of_logs(self, batch: data_lib.TowerBatch) -> list[Any]:
-        """Each tower's fraction of the examples that the logs are of."""
-        shares = _shares(batch)
-        if self.config.others is None:
-            return shares
-        here = tf.add_n([tf.convert_to_tensor(share) for share in shares])
-        return [tf.math.divide_no_nan(share, here) for share in shares]
-
-    def _averages(self, training: bool) -> bool:
-        """Whether towers write means, which their shares have to weight."""
-        return (
-            training
-            and self.config.batches == "split"
-            and self._spread.may_be_written()
-        )
-
-    def _begin(
-        self, batch: Any, counts_ranks: bool, alone: bool = False
-    ) -> data_lib.TowerBatch:
+        Args:
+            step: a function of a batch, which one device would call.
+            batch: a global batch, or the towers' parts of one.
+            model: the model that it is a step of.
+            kind: the method of Keras that it belongs to.
+        """
+        if tf.executing_eagerly():
+            return self._on_one_device(step, batch, model)
+        whole = data_lib.is_whole(batch)
         given = batch
-        batch = data_lib.as_tower_batch(self.config, given, self.rows)
-        batch = self.order.begin(batch, alone)
-        if self.same is not None and data_lib.is_whole(given):
+        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+        batch = self.order.begin(batch)
+        if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
             batch = self.order.behind(check, batch)
-        return self._with_total(batch, counts_ranks)
-
-    def _outputs(
-        self,
-        step: Callable[[Any], Any],
-        batch: data_lib.TowerBatch,
-        model: keras.Model,
-        training: bool = False,
-        apart: bool = False,
-        note: Callable[[Any, Results], None] | None = None,
-    ) -> list[Any]:
-        """Run the step on each tower of this process; return K results."""
-        shares = _shares(batch)
-        factor = self.config.gradient_factor
-        if training and self.update.rounds is not None:
-            factor = self.update.rounds.begin_step(sum(shares))
-        live = None
-        if not isinstance(batch.counts, tuple):
-            live = [count > 0 for count in _counts(batch)]
-        # Keras has one for each thread, and towers have threads.
-        unseeded = [compat.get_global_attribute(_UNSEEDED)]
-        eager, one_draw = tf.executing_eagerly(), self.config.random == "global"
-        starts = _starts(batch) if one_draw else None
-        attributes = Attributes(model, not eager or one_draw)
-        before = after = attributes.take()
-        given = self.config, self.update, model, attributes
-        begins = self.order.begins_a_call()
-        judge = Judge(
-            *(self.config, model, begins, self._later), predicts=note is None
-        )
-        traces = StepTraces(*given, batch.pieces, shares, judge)
-
-        def tower_step(index: int, data: Any) -> Any:
-            nonlocal after
-            attributes.put(before)
-            tower = tower_lib.Tower(
-                index=self.config.first_tower + index,
-                total=self.config.num_replicas,
-                local_index=index,
-                device=self._devices[index],
-                training=training,
-                update=self.update,
-                variables=self._spread,
-                share=shares[index],
-                live=None if live is None else live[index],
-                average=self.config.average,
-                factor=factor,
-                attributes=attributes,
-                unseeded=unseeded,
-                keras_step=trainers.has_keras_step(model),
-                apart=apart and self.config.transport.size > 1,
-            )
-            if starts is not None and self.hidden is not None:
-                start = starts[index]
-                self.hidden.know(tower, model, data, start, batch.total)
-            tower.data = data
-            tower.values.note_batch(data)
-            tells = training and index == 0 and not one_draw
-            with (
-                replica_context.activate(tower),
-                self.order.gated(),
-                drawn.noted(tower) if tells else contextlib.nullcontext(),
-            ):
-                output = traces.run(step, data, tower, note)
-            if index == 0:
-                after = attributes.take()
-                if training:
-                    told.tell_own_share(self.config, model, tower.alone)
-            return output
-
-        towers = range(self.config.num_towers)
-        recorded = model if training else None
-        nothing = contextlib.nullcontext()
-        tried: Any = nothing
-        if self.hidden is not None:
-            tried = self.hidden.tried(model, batch.pieces)
+        batch = self._with_total(batch)
+        batch, share = self._of_this_process(batch, kind)
+        if whole and self._is_global:
+            spec = data_lib.spec_of(given)
+        else:
+            spec = data_lib.joined_spec(batch)
+        divided = DividedBatch(batch, spec, layouts_of(spec))
+        recorded = model if kind in ("fit", "train_on_batch") else None
         with (
-            tried,
-            draws.replaced() if eager or one_draw else nothing,
-            nothing if eager else watch.preparing(),
+            watch.preparing(),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            outputs = self.config.strategy.run(
-                tower_step,
-                args=(
-                    compat.PerReplica(towers),
-                    compat.regroup(batch.pieces, always_wrap=True),
-                ),
-            )
-        if self._spread is not None and self._spread.finish_step():
-            _trace_again()
-        attributes.put(after)
-        compat.set_global_attribute(_UNSEEDED, unseeded[0])
-        return [compat.select_replica(index, outputs) for index in towers]
+            result = self._divided(step, divided, kind, share)
+        return self.order.end(result)
 
-    def _with_total(
-        self, batch: data_lib.TowerBatch, counts_ranks: bool
-    ) -> data_lib.TowerBatch:
+    @property
+    def _is_global(self) -> bool:
+        """Whether what Keras passes to a step is the batch of one device."""
+        apart = self.config.others is not None or self.update.rounds is not None
+        return self.config.batches == "split" and not apart
+
+    def _on_one_device(
+        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+    ) -> Any:
+        """Run a step that is not traced as one device does, and say so."""
+        _say_once(model.name, self.config.name)
+        with compat.single_device_mode():
+            return step(data_lib.as_one_batch(self.config, batch))
+
+    def _divided(
+        self,
+        step: Callable[[Any], Any],
+        divided: DividedBatch,
+        kind: str,
+        share: Any,
+    ) -> Any:
+        traced = trace(step, divided.whole, kind, self.update)
+        captures = [_inside(tensor) for tensor in traced.captures]
+        layouts = [*divided.layouts, *(REPLICATED for _ in captures)]
+        program = partitioned(
+            traced.graph, layouts, traced.results, traced.updating()
+        )
+        config, transport = self.config, self._transport_of(kind)
+        common, towers = divided.given(program.inputs, transport.rank == 0)
+        first = len(divided.layouts)
+        common.update(
+            zip(program.inputs.of_graph[first:], captures, strict=True)
+        )
+        ready = TowerProgram(program, self._way())
+        results = ready.run(
+            common,
+            towers,
+            config.devices,
+            transport,
+            functools.partial(self._update, traced, share),
+        )
+        return traced.filled(results)
+
+    def _way(self) -> Way:
+        """Return how towers call their functions."""
+        # Other ranks get gradients while the step computes others. Functions
+        # that are called are optimised for the host.
+        on_host = devices.all_on_host(self.config.devices)
+        alone = self.config.transport.size == 1
+        return "called" if alone and on_host else "inlined"
+
+    def _update(
+        self,
+        traced: Trace,
+        share: Any,
+        update: Update,
+        parts: list[list[Any]],
+        wholes: list[Any],
+    ) -> None:
+        (call,) = [u.call for u in traced.updates if u.name == update.name]
+        rows = [with_components(call, own) for own in parts]
+        sums = with_components(call, wholes)
+        weight: Any = 1
+        if self.config.others is not None and self.config.batches == "split":
+            weight = share * self.config.others.size
+        self.update.run(call, rows, sums, weight)
+
+    def _transport_of(self, kind: str) -> Transport:
+        """Return what connects the processes in steps of a method."""
+        apart = self.update.rounds is not None and kind in TRAINING
+        return SingleProcess() if apart else self.config.transport
+
+    def _of_this_process(
+        self, batch: data_lib.TowerBatch, kind: str
+    ) -> tuple[data_lib.TowerBatch, Any]:
+        """Return what this process computes by itself, and its share of all."""
+        config, rounds = self.config, self.update.rounds
+        together = self._transport_of(kind).size == config.peers.size
+        if together or config.num_replicas == config.num_towers:
+            return batch, 1
+        counts = data_lib.counts_of(batch)
+        here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+        share = tf.math.divide_no_nan(
+            tf.cast(here, tf.float32), tf.cast(batch.total, tf.float32)
+        )
+        if rounds is not None and kind in TRAINING:
+            rounds.begin_step(share)
+        return batch._replace(total=here, start=0), share
+
+    def _with_total(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
         """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
-        counts = _counts(batch)
+        counts = data_lib.counts_of(batch)
         if all(isinstance(count, int) for count in counts):
             here = sum(counts)
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if not counts_ranks or self.config.transport.size == 1:
-            # Outputs need only the number of examples in this process.
+        if self.config.transport.size == 1:
             return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
 
 
-def _trace_again() -> None:
-    """Have the step traced again before it runs."""
-    if not tf.executing_eagerly():
-        try:
-            compat.make_function_trace_again()
-        except ValueError:
-            told.differs(
-                "state",
-                "the step",
-                "only in a later trace, such as for a batch of another size, "
-                "the step writes a variable by itself. Its values may mix "
-                "wrongly: write it in every step.",
-            )
-
-
-def _counts(batch: data_lib.TowerBatch) -> list[Any]:
-    """Number of real examples per tower: ints or scalar tensors."""
-    if isinstance(batch.counts, tuple):
-        return [data_lib.batch_size_of(piece) for piece in batch.pieces]
-    return tf.unstack(batch.counts, num=len(batch.pieces))
-
-
-def _starts(batch: data_lib.TowerBatch) -> list[Any]:
-    """Index of each tower's first example in the global batch."""
-    start = 0 if isinstance(batch.start, tuple) else batch.start
-    start = tf.cast(start, tf.int64)
-    counts = [tf.cast(count, tf.int64) for count in _counts(batch)]
-    return [start + sum(counts[:k]) for k in range(len(counts))]
-
-
-def _shares(batch: data_lib.TowerBatch) -> list[Any]:
-    """Each tower's fraction of the global batch; 1 in total."""
-    counts = _counts(batch)
-    if all(isinstance(count, int) for count in (*counts, batch.total)):
-        return [count / batch.total for count in counts]
-    # A batch without examples has a loss and gradients of zero.
-    total = tf.cast(batch.total, tf.float32)
-    return [
-        tf.math.divide_no_nan(tf.cast(count, tf.float32), total)
-        for count in counts
-    ]
-
-
-def _in_order(outputs: Sequence[Any], batch: data_lib.TowerBatch) -> Any:
-    """Concatenate the towers' outputs, dropping borrowed examples."""
-    if not isinstance(batch.counts, tuple):
-        counts = _counts(batch)
-        outputs = [
-            tf.nest.map_structure(
-                lambda t, n=count: data_lib.rows_if(t, n > 0), output
-            )
-            for output, count in zip(outputs, counts, strict=True)
-        ]
-    return tf.nest.map_structure(
-        lambda *tensors: data_lib.concatenate(tensors), *outputs
+@functools.cache
+def _say_once(model: str, strategy: str) -> None:
+    logger.warning(
+        "model %r runs eagerly, so its steps are not divided: they run as on "
+        "one device under %s. Compile it without run_eagerly=True to train on "
+        "all towers.",
+        model,
+        strategy,
     )
+
+
+def _inside(tensor: Any) -> Any:
+    """Return a tensor of an outer graph, or an eager one, in this graph."""
+    graph: Any = compat.get_default_graph()
+    with contextlib.suppress(AttributeError):
+        return graph.capture(tensor)
+    return tensor

@@ -1,10 +1,9 @@
 """Optimizers on towers.
 
-The ``apply`` of an optimizer passes the gradients of a tower to the update of
-the current strategy; ``scale_loss`` weights the loss of the tower by its share
-of the batch. The optimizer keeps its class: where a strategy is in force these
-methods are looked up here. The update itself runs on a single tower, as on one
-device.
+In a step that is traced for towers, and in a replica, the ``apply`` of an
+optimizer passes gradients to the update of the strategy. The optimizer keeps
+its class: its methods are looked up here while a strategy is in force. The
+update itself runs on a single tower, as on one device.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,10 +19,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.context import patches
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import patches, traced
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TakesGradients, UpdateCall, name_of
 from keras_towers.fit.update import rules
@@ -69,9 +66,9 @@ def update_in_force() -> TakesGradients | None:
     # Also None during an update, where an optimizer calls the one it wraps.
     if _updating.get():
         return None
-    tower = tower_lib.current()
-    if tower is not None:
-        return tower.update
+    step = traced.current()
+    if step is not None:
+        return step.update if step.is_at_top else None
     if tf.distribute.get_replica_context() is None:
         return None
     strategy = contract.in_force()
@@ -97,7 +94,15 @@ def apply(
     given = trainable_variables
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
-    update.apply(UpdateCall(names, list(grads), optimizer, own, variables))
+    call = UpdateCall(names, list(grads), optimizer, own, variables)
+    step = traced.current()
+    if step is None:
+        update.apply(call)
+    elif any(gradient is not None for gradient in call.grads):
+        step.note_update(call)
+    else:
+        # It has its own words for that.
+        original(grads, trainable_variables)
 
 
 def _apply_gradients(
@@ -117,18 +122,6 @@ def _apply_gradients(
     return optimizer._iterations
 
 
-def _build(
-    optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
-) -> None:
-    """Replace ``build``: a step's slot variables are made as its update's."""
-    update = update_in_force()
-    if optimizer.built or update is None or tower_lib.current() is None:
-        original(variables)
-        return
-    with _updating.filled(True):
-        update.make_ready(optimizer, variables)
-
-
 def _scale_loss(
     optimizer: Any, original: Callable[..., Any], loss: tf.Tensor
 ) -> tf.Tensor:
@@ -138,9 +131,7 @@ def _scale_loss(
         # the scale that was created in the strategy's scope.
         with tf.init_scope():
             update.place_optimizer(optimizer)
-    scaled = original(loss)
-    tower = tower_lib.with_a_share()
-    return scaled if tower is None else tower.weight_loss(scaled)
+    return original(loss)
 
 
 def _finalize_variable_values(
@@ -155,19 +146,39 @@ def _finalize_variable_values(
 
 
 def _outside(
-    optimizer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+    optimizer: Any,
+    original: Callable[..., Any],
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> None:
+    """Apply gradients outside of any step, as one device does."""
+    given = trainable_variables
+    variables = list(optimizer._trainable_variables if given is None else given)
+    with _updating.filled(True), as_one_device(optimizer, variables):
+        original(grads, [component(variable) for variable in variables])
+    variables_lib.copy_to_towers(variables)
+
+
+def _outside_by_pairs(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """Refuse to apply gradients where Keras's optimizers cannot."""
-    if tf.distribute.in_cross_replica_context():
-        raise TowerError(
-            f"optimizer {optimizer.name!r} is applied {variables_lib.OUTSIDE}"
-        )
-    return original(*args, **kwargs)
+    """Apply pairs of gradients and variables outside of any step."""
+    pairs = list(grads_and_vars)
+    _outside(
+        optimizer,
+        lambda grads, variables: original(zip(grads, variables, strict=True)),
+        [gradient for gradient, _ in pairs],
+        [variable for _, variable in pairs],
+    )
+    return optimizer._iterations
 
 
 _APPLY: patches.Shadows = {"apply": apply, "apply_gradients": _apply_gradients}
+_OUTSIDE: patches.Shadows = {
+    "apply": _outside,
+    "apply_gradients": _outside_by_pairs,
+}
 _OTHERS: patches.Shadows = {
-    "build": _build,
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
 }
@@ -185,9 +196,10 @@ def attribute_of_optimizer(
     if name not in _APPLY:
         return value
     if update_in_force() is None:
-        alone = tower_lib.current() is None and not _updating.get()
-        if alone and contract.in_force() is not None:
-            return functools.partial(_outside, optimizer, value)
+        alone = traced.current() is None and not _updating.get()
+        across = tf.distribute.in_cross_replica_context()
+        if alone and across and contract.in_force() is not None:
+            return functools.partial(_OUTSIDE[name], optimizer, value)
         return value
     return functools.partial(_APPLY[name], optimizer, value)
 
@@ -230,17 +242,15 @@ def home(variables: Sequence[Any], index: int = 0) -> str | None:
 @contextlib.contextmanager
 def updating(
     optimizer: Any,
-    shared: Collection[int] = (),
     only: Shares | None = None,
 ) -> Iterator[None]:
     """Make an optimizer, and those it wraps, use fewer operations."""
-    # ``shared`` has the ids of ``tf.Variable``s whose buffers towers share, and
-    # ``only`` the weights that this rank updates; None: all.
+    # ``only`` has the weights that this rank updates; None: all.
     default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
         for each in optimizers_in(optimizer):
             methods = {
-                **rules.shadows(each, shared),
+                **rules.shadows(each),
                 **(only.shadows() if only is not None else {}),
             }
             mine = patches.bound(each, methods)
@@ -254,7 +264,6 @@ def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
     index: TowerOf = 0,
-    shared: Collection[int] = (),
     only: Shares | None = None,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed once."""
@@ -268,7 +277,7 @@ def as_one_device(
     device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
-        updating(optimizer, shared, only),
+        updating(optimizer, only),
         variables_lib.viewed(
             [v for v in known if isinstance(v, keras.Variable)],
             lambda v: component(v, index),

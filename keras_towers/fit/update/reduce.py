@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers import compat, devices
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import marks
-from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.contract import (
     TowerConfig,
     UpdateCall,
@@ -32,8 +31,8 @@ from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.copies import Copies
 from keras_towers.fit.weights.moved import MovedVariables
-from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.fit.weights.state import optimizers_in, slots_of
 from keras_towers.fit.weights.variables import TowerOf, component
 from keras_towers.reduction import (
@@ -67,13 +66,11 @@ class UpdateOnce:
     builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
     _updater: TowerOf = 0
-    # Whether towers that share memory share buffers of the weights.
-    _shares_buffers = True
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
-    # One update instead of K, and slot variables on tower 0 only; on towers
-    # that share memory, the copies share buffers. ``reduction`` is None if a
+    # One update instead of K, and slot variables on tower 0 only.
+    # ``reduction`` is None if a
     # subclass overrides ``_reduce``; with ``rounds``, in which ranks update
     # weights apart, it is that of one rank.
     def __init__(
@@ -83,15 +80,20 @@ class UpdateOnce:
         rounds: Rounds | None = None,
     ):
         self.config = config
-        self.spread: SpreadVariables = SpreadVariables(config)
+        self.copies: Copies = Copies(config, self._mirrors(config))
         self.order: StepOrder = StepOrder(config.transport)
         self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
+        """Whether each tower has a copy of the weights."""
+        return not devices.all_on_host(config.devices)
+
     def place(self, variable: keras.Variable) -> bool:
-        """Give every tower a copy of a weight; return whether it moved."""
-        return self.spread.spread_weight(variable)
+        """Hold a weight where it belongs; return whether it moved."""
+        return self.copies.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept the optimizer's calls; keep its slot variables once."""
@@ -106,11 +108,7 @@ class UpdateOnce:
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
-        value = variable._value
-        if isinstance(value, compat.DistributedVariable) and not isinstance(
-            value, variables_lib.TowerVariable
-        ):
-            variable._value = variables_lib.unbind(value)
+        self.copies.hold_once(variable)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Undo ``place_optimizer`` and ``take_optimizer``."""
@@ -129,6 +127,7 @@ class UpdateOnce:
 
     def take_back(self, variable: keras.Variable) -> None:
         """Undo ``place``."""
+        self.copies.take_back(variable)
 
     def release(self) -> None:
         """Undo every placement that is still in effect."""
@@ -137,30 +136,52 @@ class UpdateOnce:
         for optimizer in self._taken:
             optimizers.give_back(optimizer)
         self._taken.clear()
+        self.copies.take_all_back()
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients over all towers, then update once."""
-        if self.rounds is not None and tower_lib.current() is None:
+        """Sum gradients of a replica over all of them, then update once."""
+        if self.rounds is not None:
             raise TowerError(
                 "sync_every trains by fit() and train_on_batch(), which know "
                 "this rank's share of a batch, and when a round ends early. In "
                 "a loop of your own leave it out."
             )
-        mine = dataclasses.replace(call, grads=_weighted(call.grads))
 
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             check_equal_gradients(towers)
-            for index, tower in enumerate(towers):
-                marks.reached(index, "computed", tower.grads)
-            self.make_ready(call.optimizer, call.variables)
-            if self.rounds is not None:
-                self.rounds.begin_update(call.optimizer)
-            self._update(call, [tower.grads for tower in towers])
-            if self.rounds is not None:
-                self.rounds.end_update(call.optimizer, self.order)
+            self.run(call, [tower.grads for tower in towers])
 
-        tf.distribute.get_replica_context().merge_call(merge, args=(mine,))
+        tf.distribute.get_replica_context().merge_call(merge, args=(call,))
+
+    def run(
+        self,
+        call: UpdateCall,
+        rows: Gradients,
+        wholes: Sequence[Any] = (),
+        weight: Any = 1,
+    ) -> None:
+        """Update weights, given what K towers have of N gradients.
+
+        Args:
+            call: the call of the optimizer.
+            rows: K lists of N parts of gradients; None where it is no sum.
+            wholes: N gradients that all have; None where there are parts.
+            weight: of this process's gradients among those of others, with
+                which it exchanges nothing in a step.
+        """
+        wholes = wholes or [None for _ in call.grads]
+        factor = self.config.gradient_factor * weight
+        rows = [_scaled(row, factor) for row in rows]
+        whole = dataclasses.replace(call, grads=_scaled(wholes, factor))
+        for index, row in enumerate(rows):
+            marks.reached(index, "computed", row)
+        self.make_ready(call.optimizer, call.variables)
+        if self.rounds is not None:
+            self.rounds.begin_update(call.optimizer)
+        self._update(whole, rows)
+        if self.rounds is not None:
+            self.rounds.end_update(call.optimizer, self.order)
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer if needed, and place its slot variables."""
@@ -178,7 +199,7 @@ class UpdateOnce:
             self.place_optimizer(optimizer)
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        """Update the weights, given K lists of N gradients."""
+        """Update the weights, given K lists of N parts of gradients."""
         sums = self._sums(call, rows)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
@@ -190,27 +211,27 @@ class UpdateOnce:
     ) -> None:
         """Update the weights on one tower, as on one device."""
         mine = [component(v, index) for v in call.variables]
-        shared: set[int] = set()
-        if self._shares_buffers and self.config.num_towers > 1:
-            values = (getattr(v, "_value", v) for v in call.variables)
-            shared = {id(component(value, index)) for value in values}
-        given = call.optimizer, call.variables, index, shared, self._only
+        given = call.optimizer, call.variables, index, self._only
         with as_one_device(*given):
             call.original(sums, mine)
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
         """K lists of N sums; None for a missing gradient."""
-        present = [grad is not None for grad in call.grads]
+        present = [grad is not None for grad in rows[0]]
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.rounds is None else self.rounds.order
         reduced = order.reduce(
-            call.described(),
+            dataclasses.replace(call, grads=list(rows[0])).described(),
             [[g for g in row if g is not None] for row in rows],
             lambda rows: self._reduce(rows, trained),
         )
         sums = map(iter, reduced)
         return [
-            [next(row) if there else None for there in present] for row in sums
+            [
+                next(row) if there else whole
+                for there, whole in zip(present, call.grads, strict=True)
+            ]
+            for row in sums
         ]
 
     def _reduce(
@@ -226,10 +247,13 @@ class UpdateEach(UpdateOnce):
     # Without shared memory this can be cheaper than copying the weights.
     name = "each"
     description = "every tower updates its own weights"
-    _shares_buffers = False
+
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
+        return True
 
     def _place_slot(self, variable: keras.Variable) -> None:
-        self.spread.spread(variable, variables_lib.FIRST)
+        self.copies.place(variable)
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
         for index, sums in enumerate(self._sums(call, rows)):
@@ -241,12 +265,10 @@ class UpdateEach(UpdateOnce):
 class UpdateAtVariable(UpdateOnce):
     """Every trained weight exists once; gradients are summed on its device."""
 
-    # Non-trainable weights get a component on every tower, because a step may
-    # write them. ``place`` returns the device to hold a given weight.
+    # ``place`` returns the device to hold a given weight.
 
     name = "at_variable"
     description = "trained weights exist once and are updated in place"
-    _shares_buffers = False
 
     def __init__(
         self, config: TowerConfig, place: Callable[[keras.Variable], str]
@@ -256,14 +278,12 @@ class UpdateAtVariable(UpdateOnce):
         self._held = MovedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a trainable weight once; spread any other."""
-        spread = isinstance(variable._value, variables_lib.TowerVariable)
-        if not variable.trainable or spread:
-            return super().place(variable)
+        """Hold a weight on its device; return whether it moved."""
         if variable in self._held:
             return False
-        if isinstance(variable._value, compat.DistributedVariable):
-            variable._value = variables_lib.unbind(variable._value)
+        moved = self.copies.hold_once(variable)
+        if not variable.trainable:
+            return moved
         self._held.place(variable, self._place(variable))
         return True
 
@@ -275,8 +295,13 @@ class UpdateAtVariable(UpdateOnce):
                 if weight in self._held and slot not in self._held:
                     self._held.place(slot, weight._value.device)
 
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
+        return False
+
     def take_back(self, variable: keras.Variable) -> None:
         self._held.give_back(variable)
+        super().take_back(variable)
 
     def release(self) -> None:
         try:
@@ -304,8 +329,8 @@ def _written(call: UpdateCall) -> list[Any]:
     return list({id(v): v for v in every}.values())
 
 
-def _weighted(grads: list[Any]) -> list[Any]:
-    """Weight the gradients, unless ``scale_loss`` has weighted the loss."""
-    tower = tower_lib.current()
-    weight = 1 if tower is None else tower.gradient_weight
-    return [None if g is None else scaled(g, weight) for g in grads]
+def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:
+    """Return gradients times a factor."""
+    if isinstance(factor, (int, float)) and factor == 1:
+        return list(grads)
+    return [None if g is None else scaled(g, factor) for g in grads]

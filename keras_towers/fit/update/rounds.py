@@ -58,13 +58,9 @@ class Rounds:
             weakref.WeakKeyDictionary()
         )
 
-    def begin_step(self, share: Any) -> Any:
-        """Return the factor for gradients of this rank's examples alone."""
-        # ``share`` is this rank's fraction of the global batch.
+    def begin_step(self, share: Any) -> None:
+        """Note this rank's fraction of the global batch."""
         self._share = share
-        if tf.is_tensor(share):
-            return tf.math.divide_no_nan(tf.ones_like(share), share)
-        return 1 / share if share else 0.0
 
     def begin_update(self, optimizer: Any) -> None:
         """Note the weights that a round begins with."""

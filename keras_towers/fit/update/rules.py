@@ -4,9 +4,6 @@ SGD updates a weight by one fused operation instead of five passes over it.
 TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
 precision, so weights would differ from those of one device.
 
-Copies of a weight on towers in host memory share one buffer. Adding to a shared
-buffer in place would copy it first, so the sum is written to a new buffer.
-
 Most of the time that a trace of many weights takes is spent in Python, in the
 same lines of ``update_step``. These run for the first weight of a kind; for the
 others, the operations of the first are added again. Operations that depend on
@@ -17,8 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -46,22 +42,15 @@ _BY_SHAPE = ("Adafactor", "Lamb", "Muon")
 _HERE = contextlib.nullcontext()
 
 
-def shadows(optimizer: Any, shared: Collection[int] = ()) -> patches.Shadows:
+def shadows(optimizer: Any) -> patches.Shadows:
     """Return replacements for methods of an optimizer, for one ``apply``."""
-    # ``shared`` has the ids of ``tf.Variable``s whose buffers towers share.
     methods: dict[str, Callable[..., Any]] = {
         "_all_reduce_sum_gradients": _as_they_are
     }
-    if shared:
-        for name, change in (
-            ("assign_add", operator.add),
-            ("assign_sub", operator.sub),
-        ):
-            methods[name] = functools.partial(_write_anew, shared, change)
     if type(optimizer).update_step is keras.optimizers.SGD.update_step:
         methods["update_step"] = _fused_step
     elif repeats(optimizer):
-        repeated = _Repeated(shared)
+        repeated = _Repeated()
         methods["update_step"] = repeated.update_step
         methods["_apply_weight_decay"] = repeated.apply_weight_decay
     return methods
@@ -93,25 +82,6 @@ def _as_they_are(
     # It registers a custom gradient that TensorFlow never frees, which would
     # keep the graph of every trace in memory.
     return list(grads_and_vars)
-
-
-def _write_anew(
-    shared: Collection[int],
-    change: Callable[[Any, Any], Any],
-    optimizer: Any,
-    original: Callable[..., None],
-    variable: Any,
-    value: Any,
-) -> None:
-    """Write a sum or difference to a new buffer."""
-    native = (
-        variable.value if isinstance(variable, keras.Variable) else variable
-    )
-    if id(native) not in shared or isinstance(value, tf.IndexedSlices):
-        original(variable, value)
-        return
-    value = tf.cast(value, native.dtype)
-    native.assign(change(native, value), read_value=False)
 
 
 def _fused_step(
@@ -152,8 +122,7 @@ def _fused_step(
 class _Repeated:
     """Methods of one optimizer that are traced once for a kind of weights."""
 
-    def __init__(self, shared: Collection[int]):
-        self._shared = shared
+    def __init__(self) -> None:
         self._recordings: dict[Any, Recording] = {}
 
     def update_step(
@@ -212,7 +181,7 @@ class _Repeated:
     ) -> None:
         """Trace an update for a weight, or repeat that of its kind."""
         graph = compat.get_default_graph()
-        kind = id(graph), id(variable) in self._shared, kind
+        kind = id(graph), kind
         recording = self._recordings.get(kind)
         if tf.executing_eagerly():
             trace()

@@ -18,14 +18,13 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context import tower as tower_lib
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights.moved import MovedVariables, SlotsOverRanks
 from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.fit.weights.variables import TowerVariable, component
+from keras_towers.fit.weights.variables import component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.reduction import (
     Gradient,
@@ -99,7 +98,7 @@ class UpdateSharded(UpdateOnce):
             if id(slot) in placed or value not in self._shares:
                 continue
             placed.add(id(slot))
-            home = value.values[0].device
+            home = component(value).device
             rank = self._shares.rank_of(value)
             if self._only is not None and id(slot) in of_rule:
                 self._of_ranks.add(slot, rank, home)
@@ -123,6 +122,7 @@ class UpdateSharded(UpdateOnce):
     def take_back(self, variable: keras.Variable) -> None:
         self._slots.give_back(variable)
         self._of_ranks.give_back(variable)
+        super().take_back(variable)
 
     def release(self) -> None:
         self._slot_bytes_before = self.slot_bytes
@@ -142,7 +142,7 @@ class UpdateSharded(UpdateOnce):
 
     def apply(self, call: UpdateCall) -> None:
         """Sum gradients over all towers; each tower updates its share."""
-        if self._only is not None and tower_lib.current() is None:
+        if self._only is not None:
             raise TowerError(
                 'updates="sharded" trains over several ranks by fit() and '
                 "train_on_batch(), which know when the ranks need one "
@@ -192,9 +192,7 @@ class Shares:
         new = [
             v
             for v in variables
-            if isinstance(v, keras.Variable)
-            and isinstance(v._value, TowerVariable)
-            and v._value not in self._owners
+            if isinstance(v, keras.Variable) and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):
             place = self._placement(v.path, v.shape, v.dtype)

@@ -15,8 +15,6 @@ from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, another, home_of
 from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.spread import SpreadVariables
 from keras_towers.meeting.check import Peers
 
 if TYPE_CHECKING:
@@ -28,9 +26,6 @@ class _Notes:
     """Findings of calls of a model's methods."""
 
     known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    log_sources: dict[bool, dict[int, Any]] = dataclasses.field(
-        default_factory=dict
-    )
     functions: dict[str, Callable[[], Any]] = dataclasses.field(
         default_factory=dict
     )
@@ -39,27 +34,20 @@ class _Notes:
 class Adoption:
     """The models placed on a strategy's towers."""
 
-    # A model built outside gets copies of its variables on towers 1 to K - 1;
-    # its own ``tf.Variable``s become the components of tower 0. The update
-    # places trained weights and optimizers. Models made in a block train on its
-    # towers after it, too, if it ``keeps`` them.
+    # The update places weights and optimizers; all else is held once. Models
+    # made in a block train on its towers after it, too, if it ``keeps`` them.
 
     def __init__(
         self,
         config: TowerConfig,
-        spread: SpreadVariables,
         update: UpdateOnce,
         keeps: bool = True,
     ):
         self._config = config
         self._keeps = keeps
-        self._spread = spread
         self._update = update
         # Models that the user has dropped are freed, also inside the block.
         self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
-        # Whether towers may have written per-tower state since it was last
-        # averaged.
-        self._trained = False
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         # Compiled in the block, but neither made nor used there yet.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -147,23 +135,16 @@ class Adoption:
         except TypeError:  # One of the user's own may be of any type.
             functions[name] = lambda: function
 
-    def log_sources(self, model: keras.Model, training: bool) -> dict[int, Any]:
-        """Return which logs of the model's steps come from which metric."""
-        return self._notes_of(model).log_sources.setdefault(training, {})
-
     def _notes_of(self, model: keras.Model) -> _Notes:
         return self._models.setdefault(model, _Notes())
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
         state = state_lib.collect(model)
+        once = [*state.seeds, *state.metrics]
         moved = [
-            *(
-                self._spread.spread(v, variables_lib.STREAM)
-                for v in state.seeds
-            ),
+            *(self._update.copies.hold_once(v) for v in once),
             *(self._update.place(v) for v in state.weights),
-            *(self._spread.spread(v, variables_lib.SUM) for v in state.metrics),
         ]
         for optimizer in state.optimizers:
             self._update.place_optimizer(optimizer)
@@ -185,19 +166,13 @@ class Adoption:
             self._config.transport, [v._value for v in held_in_common(model)]
         )
 
-    def mark_trained(self) -> None:
-        """Record that per-tower state may differ between towers."""
-        self._trained = True
-
     def begin_steps(self) -> None:
-        """Prepare for steps of training, which change per-tower state."""
-        self.mark_trained()
+        """Prepare for steps of training."""
         self._update.drop_slots_of_others()
 
     def holds_apart(self, variable: keras.Variable) -> bool:
         """Whether ranks may have values of their own until their next mean."""
-        mine = getattr(variable._value, "written_by_towers", False)
-        return mine or self._update.rounds is not None
+        return self._update.rounds is not None
 
     def take_over(self) -> None:
         """Prepare for values of other ranks, also of slots."""
@@ -208,26 +183,12 @@ class Adoption:
         self._update.end_rounds()
         self._update.gather_slots()
 
-    def average(self) -> None:
-        """Average state of each tower, such as moving statistics, over all."""
-        # Weights that the optimizer updates are equal on all towers, at the
-        # latest when a round ends.
+    def end_rounds(self) -> None:
+        """Make the weights of all ranks equal."""
         self._update.end_rounds()
-        transport = self._config.transport
-        if transport.size == 1 or self._trained:
-            self._spread.average_written()
-        self._trained = False
 
-    def equalise(self) -> None:
-        """Make all state equal on all towers, and the optimizer's whole."""
-        self.average()
-        self._update.gather_slots()
-
-    def copy_from_first(self, model: keras.Model) -> None:
-        """Copy weights and state from the first tower of all to the others."""
-        variables_lib.copy_to_towers(
-            [v for v in self._spread.averaged() if not v.written_by_towers]
-        )
+    def broadcast(self, model: keras.Model) -> None:
+        """Give all ranks the values of rank 0."""
         if self._config.transport.size > 1:
             self._broadcast(model)
 
@@ -246,7 +207,6 @@ class Adoption:
             for model in reversed(models):
                 stack.callback(self.release_model, model)
             stack.callback(self._update.release)
-            stack.callback(self._spread.gather_all)
 
     def _forget(self) -> None:
         self._models.clear()
@@ -269,7 +229,6 @@ class Adoption:
                 stack.callback(self._release_variable, variable)
 
     def _release_variable(self, variable: keras.Variable) -> None:
-        self._spread.gather(variable)
         self._update.take_back(variable)
 
 

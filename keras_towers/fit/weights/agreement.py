@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
@@ -61,7 +60,7 @@ def broadcast(
     transport: Transport, variables: Sequence[Any], root: int = 0
 ) -> None:
     """Broadcast the values of variables from one rank to all ranks."""
-    values = [_merged(variable) for variable in variables]
+    values = [variable.read_value() for variable in variables]
     known = [i for i, v in enumerate(values) if v.dtype != tf.string]
     received = transport.broadcast(
         [values[i] for i in known], next_key("broadcast"), root
@@ -69,7 +68,7 @@ def broadcast(
     if transport.rank == root:
         return
     for index, value in zip(known, received, strict=True):
-        _assign(variables[index], value)
+        variables[index].assign(value)
 
 
 def written(
@@ -112,23 +111,10 @@ def written(
 
 
 def _digest(variable: keras.Variable) -> str:
-    value = _merged(variable._value).numpy()
+    value = variable._value.numpy()
     return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
     """Return the merged values of variables, summed over the ranks."""
-    return sum_over_ranks(transport, [_merged(v) for v in variables])
-
-
-def _merged(variable: Any) -> tf.Tensor:
-    if isinstance(variable, variables_lib.TowerVariable):
-        return variable.merged_value()
-    return variable.read_value()
-
-
-def _assign(variable: Any, value: tf.Tensor) -> None:
-    if isinstance(variable, variables_lib.TowerVariable):
-        variable.assign_everywhere(value)
-    else:
-        variable.assign(value, read_value=False)
+    return sum_over_ranks(transport, [v.read_value() for v in variables])

@@ -1,0 +1,104 @@
+"""What a program is given of a batch: each tower's rows, and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.fit.data.batches import TowerBatch, counts_of
+from keras_towers.fit.data.rows import first_rows_of, is_divided
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    RowSplits,
+    Sharded,
+    SparseIndices,
+    SparseShape,
+)
+from keras_towers.partition.program import Inputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DividedBatch:
+    """A global batch, and how each of its tensors is divided over towers.
+
+    Attributes:
+        batch: the K towers' parts of it.
+        whole: the specs of the batch of one device.
+        layouts: those of its N tensors, with the parts of ragged and sparse
+            ones.
+    """
+
+    batch: TowerBatch
+    whole: Any
+    layouts: Sequence[InputLayout]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any of its tensors has a row for each example."""
+        return any(layout != REPLICATED for layout in self.layouts)
+
+    def given(
+        self, inputs: Inputs, first: bool
+    ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
+        """Return what all have of a program's inputs, and what towers have.
+
+        Args:
+            inputs: the program's.
+            first: whether tower 0 is in this process.
+        """
+        pieces = [_tensors(piece) for piece in self.batch.pieces]
+        common: dict[Any, Any] = {}
+        towers: list[dict[Any, Any]] = [{} for _ in pieces]
+        for index, layout in enumerate(self.layouts):
+            tensor = inputs.of_graph[index]
+            if layout == REPLICATED:
+                common[tensor] = pieces[0][index]
+                continue
+            for own, piece in zip(towers, pieces, strict=True):
+                own[tensor] = piece[index]
+        for name, tensor in inputs.sizes.items():
+            index, axis = map(int, name.split("."))
+            shape = tf.shape(pieces[0][index], out_type=tf.int64)
+            common[tensor] = shape[axis]
+        common[inputs.total] = tf.cast(self.batch.total, tf.int64)
+        start = tf.cast(self.batch.start, tf.int64)
+        counts = counts_of(self.batch)
+        for k, (own, count) in enumerate(zip(towers, counts, strict=True)):
+            own[inputs.start] = start
+            own[inputs.is_first] = tf.constant(first and k == 0)
+            start = start + tf.cast(count, tf.int64)
+        return common, towers
+
+
+def layouts_of(batch: Any) -> list[InputLayout]:
+    """Return how a batch, given its specs, is divided: by rows of examples.
+
+    What has no rows, or another number of them than the first part of the
+    batch, all towers get as a whole.
+    """
+    layouts: list[InputLayout] = []
+    first = first_rows_of(batch)
+    for place, leaf in enumerate(tf.nest.flatten(batch)):
+        layouts += _layouts(leaf, f"leaf{place}", is_divided(leaf, first))
+    return layouts
+
+
+def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
+    if not divided:
+        tensors = tf.nest.flatten(leaf, expand_composites=True)
+        return [REPLICATED for tensor in tensors if tensor is not None]
+    if isinstance(leaf, tf.RaggedTensorSpec):
+        return [Sharded(0, name), RowSplits(name)]
+    if isinstance(leaf, tf.SparseTensorSpec):
+        sizes = tuple(leaf.shape[1:].as_list())
+        return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
+    return [Sharded(0)]
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]

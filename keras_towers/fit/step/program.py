@@ -1,0 +1,199 @@
+"""A program that towers run: one function of theirs for each level."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.fit.step.exchange import exchanged
+from keras_towers.fit.step.function import GraphFunction, Way
+from keras_towers.partition.emission import emit, graph_of
+from keras_towers.partition.program import (
+    Function,
+    Operation,
+    Program,
+    Tensor,
+    Update,
+)
+from keras_towers.transport import Transport
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Level:
+    """What is computed between two exchanges.
+
+    Attributes:
+        common: the operations that are done once.
+        made: what comes of them that others use.
+        function: what each tower calls; None: nothing.
+        inputs: the tensors that it is given.
+        outputs: those that it returns.
+    """
+
+    common: Sequence[Operation]
+    made: Sequence[Tensor]
+    function: Any
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
+class TowerProgram:
+    """A program as functions that towers call, made once for all of them.
+
+    Args:
+        program: the program.
+        way: how towers call their functions.
+    """
+
+    def __init__(self, program: Program, way: Way):
+        self._program = program
+        levels = range(program.levels)
+        used = _used(program)
+        self._levels = [self._level(level, used, way) for level in levels]
+
+    def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
+        program = self._program
+        own: list[Operation] = []
+        common: list[Operation] = []
+        for operation in program.operations:
+            if operation.level == level and not operation.is_repeated:
+                (own if operation.on_towers else common).append(operation)
+        made = [t for o in common for t in o.outputs if t in used]
+        outputs = [t for o in own for t in o.outputs if t in used]
+        inputs = _needed_from_outside(own)
+        function = None
+        if own:
+            graph = graph_of(Function(inputs, outputs, own), program.graphs)
+            function = GraphFunction(graph, way)
+        return _Level(common, made, function, inputs, outputs)
+
+    def run(
+        self,
+        common: Mapping[Tensor, Any],
+        towers: Sequence[Mapping[Tensor, Any]],
+        devices: Sequence[str],
+        transport: Transport,
+        update: Callable[[Update, list[list[Any]], list[Any]], None],
+    ) -> list[Any]:
+        """Run it; return its results.
+
+        Args:
+            common: what all have of its inputs.
+            towers: what each of K towers has of them.
+            devices: the K towers' devices.
+            transport: connects the processes.
+            update: called with an update, K lists of what towers give to it,
+                and what all have of that.
+        """
+        program = self._program
+        known = dict(common)
+        own = [dict(values) for values in towers]
+        for number, level in enumerate(self._levels):
+            with tf.device(devices[0]):
+                found = emit(level.common, known, level.made, program.graphs)
+            known.update(zip(level.made, found, strict=True))
+            if level.function is not None:
+                for device, values in zip(devices, own, strict=True):
+                    with tf.device(device):
+                        given = [_value(t, known, values) for t in level.inputs]
+                        found = level.function(given)
+                    values.update(zip(level.outputs, found, strict=True))
+            self._exchange(number, known, own, devices, transport)
+            for change in program.updates:
+                if change.level == number:
+                    parts = [
+                        [
+                            v.get(t) if t.on_towers else None
+                            for t in change.given
+                        ]
+                        for v in own
+                    ]
+                    wholes = [
+                        None if t.on_towers else _value(t, known, {})
+                        for t in change.given
+                    ]
+                    update(change, parts, wholes)
+        with tf.device(devices[0]):
+            return [_value(t, known, {}) for t in program.results]
+
+    def _exchange(
+        self,
+        level: int,
+        known: dict[Tensor, Any],
+        own: Sequence[dict[Tensor, Any]],
+        devices: Sequence[str],
+        transport: Transport,
+    ) -> None:
+        found = [e for e in self._program.exchanges if e.given.level == level]
+        if not found:
+            return
+        with tf.device(devices[0]):
+            every = [
+                [_value(e.given, known, values) for values in own]
+                for e in found
+            ]
+            results = exchanged(found, every, transport)
+        for exchange, result in zip(found, results, strict=True):
+            if exchange.result.on_towers:
+                for values, mine in zip(own, result, strict=True):
+                    values[exchange.result] = mine
+            else:
+                known[exchange.result] = result
+
+
+def _value(
+    tensor: Tensor, known: Mapping[Tensor, Any], own: Mapping[Tensor, Any]
+) -> Any:
+    """Return TensorFlow's tensor of one of a program."""
+    if tensor in own:
+        return own[tensor]
+    if tensor in known:
+        return known[tensor]
+    return emit([], {**known, **own}, [tensor])[0]
+
+
+def _used(program: Program) -> set[Tensor]:
+    """The tensors that are used outside of the function that makes them."""
+    used = {e.given for e in program.exchanges}
+    used.update(program.results)
+    for update in program.updates:
+        used.update(update.given)
+    for operation in program.operations:
+        for tensor in operation.inputs:
+            source = tensor.operation
+            if source is None:
+                continue
+            if (
+                operation.is_repeated
+                or source.level != operation.level
+                or source.on_towers != operation.on_towers
+            ):
+                used.add(tensor)
+    return used
+
+
+def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
+    """The tensors that operations need and do not make, each once."""
+    made = {t for operation in operations for t in operation.outputs}
+    needed: dict[Tensor, None] = {}
+    waiting = [t for o in operations for t in o.inputs]
+    seen: set[Tensor] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in made or tensor in seen:
+            continue
+        seen.add(tensor)
+        source = tensor.operation
+        if source is not None and source.is_repeated:
+            waiting += source.inputs
+        else:
+            needed[tensor] = None
+    return list(needed)
+
+
+def captured(graph: Any, tensor: Any) -> Any:
+    """Return an outer tensor inside a graph."""
+    return graph.capture(tensor) if hasattr(graph, "capture") else tensor

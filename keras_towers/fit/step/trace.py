@@ -1,0 +1,178 @@
+"""The trace of what one device does in a step, which towers then divide."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import traced
+from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.partition import Updating
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedUpdate:
+    """An optimizer's update in a trace, and what stands for it.
+
+    Attributes:
+        call: the call of the optimizer, with the gradients of the trace.
+        name: the name of the operation that stands for it.
+    """
+
+    call: UpdateCall
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """What one device does in a step.
+
+    Attributes:
+        graph: its operations; its inputs are the leaves of the batch, then
+            ``captures``.
+        captures: the tensors of the outer graph that it uses.
+        updates: the optimizers' updates, in their order.
+        output: what the step returns, with the graph's tensors.
+    """
+
+    graph: Any
+    captures: Sequence[Any]
+    updates: Sequence[TracedUpdate]
+    output: Any
+
+    @property
+    def results(self) -> list[tf.Tensor]:
+        """The tensors of its output."""
+        leaves = tf.nest.flatten(self.output, expand_composites=True)
+        return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+    def filled(self, results: Sequence[Any]) -> Any:
+        """Return its output with other tensors."""
+        left = iter(results)
+        leaves = [
+            next(left) if isinstance(leaf, tf.Tensor) else leaf
+            for leaf in tf.nest.flatten(self.output, expand_composites=True)
+        ]
+        return tf.nest.pack_sequence_as(
+            self.output, leaves, expand_composites=True
+        )
+
+    def updating(self) -> dict[str, Updating]:
+        """Return what the operations mean that stand for updates."""
+        return {u.name: self._updating(u.call) for u in self.updates}
+
+    def _updating(self, call: UpdateCall) -> Updating:
+        sparse, place = [], 0
+        for gradient in call.grads:
+            if isinstance(gradient, tf.IndexedSlices):
+                sparse.append((place, place + 1))
+            place += len(_components(gradient))
+        return Updating(sparse, self._used_by(call))
+
+    def _used_by(self, call: UpdateCall) -> list[Any] | None:
+        """The inputs that are variables of an update; None: maybe any."""
+        parts = list(optimizers_in(call.optimizer))
+        rates = [getattr(part, "_learning_rate", None) for part in parts]
+        constraints = [getattr(v, "constraint", None) for v in call.variables]
+        used = [*call.variables]
+        for part in (*parts, *rates, *constraints):
+            if part is None or isinstance(part, (int, float)):
+                continue
+            if type(part).__module__.partition(".")[0] != "keras":
+                return None
+        for part in parts:
+            used += [*part.variables, *part._trainable_variables]
+        handles = {
+            id(variables_lib.component(getattr(v, "_value", v)).handle)
+            for v in used
+        }
+        inside = self.graph.inputs[
+            len(self.graph.inputs) - len(self.captures) :
+        ]
+        return [
+            tensor
+            for tensor, outside in zip(inside, self.captures, strict=True)
+            if id(outside) in handles
+        ]
+
+
+def trace(
+    step: Callable[[Any], Any], batch: Any, kind: str, towers: Any
+) -> Trace:
+    """Trace a step of Keras on a batch, as one device runs it.
+
+    Args:
+        step: a function of a batch.
+        batch: the specs of a batch.
+        kind: the method of Keras that the step belongs to.
+        towers: takes what the step asks for in its context.
+    """
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    specs = [leaf for leaf in leaves if leaf is not None]
+    updates: list[TracedUpdate] = []
+
+    def run(*given: tf.Tensor) -> Any:
+        left = iter(given)
+        inside = [None if leaf is None else next(left) for leaf in leaves]
+        data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
+        graph = compat.get_default_graph()
+
+        def note(call: UpdateCall) -> None:
+            updates.append(TracedUpdate(call, _stand_in(call)))
+
+        with traced.tracing(traced.Tracing(graph, kind, note, towers)):
+            return step(data)
+
+    with compat.single_device_mode():
+        graph = compat.func_graph_from_py_func("one_device", run, specs, {})
+    insides = [inside for _, inside in graph.captures]
+    last = graph.inputs[len(graph.inputs) - len(insides) :]
+    if any(a is not b for a, b in zip(last, insides, strict=True)):
+        raise TowerError(
+            "the step captures what is known only when it is called, which "
+            "towers cannot divide: give it as a part of the batch."
+        )
+    captures = [outside for outside, _ in graph.captures]
+    return Trace(graph, captures, updates, graph.structured_outputs)
+
+
+def _stand_in(call: UpdateCall) -> str:
+    """Add an operation that stands for an update; return its name."""
+    given = [t for gradient in call.grads for t in _components(gradient)]
+    operation = tf.raw_ops.IdentityN(input=given, name="update")[0].op
+    return operation.name
+
+
+def _components(gradient: Any) -> list[tf.Tensor]:
+    """The tensors of a gradient: values and indices, or one, or none."""
+    if gradient is None:
+        return []
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
+
+
+def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
+    """Return the gradients of an update, given their tensors."""
+    left = iter(components)
+    grads: list[Any] = []
+    for gradient in call.grads:
+        if gradient is None:
+            grads.append(None)
+        elif isinstance(gradient, tf.IndexedSlices):
+            values, indices = next(left), next(left)
+            if values is None:
+                grads.append(None)
+                continue
+            shape = tf.constant(gradient.shape.as_list(), tf.int64)
+            grads.append(tf.IndexedSlices(values, indices, shape))
+        else:
+            grads.append(next(left))
+    return grads

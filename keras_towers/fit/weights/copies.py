@@ -1,0 +1,71 @@
+"""Where the variables of a model are while its strategy runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.weights import variables as variables_lib
+
+
+class Copies:
+    """Holds variables once, or with a copy on each tower.
+
+    Args:
+        config: the towers.
+        mirrors: whether each tower has its own copy of the weights, as those
+            with memories of their own need.
+    """
+
+    def __init__(self, config: TowerConfig, mirrors: bool):
+        self._config = config
+        self.mirrors: bool = mirrors and config.num_towers > 1
+        self._mirrored: ByIdentity[keras.Variable, Any] = ByIdentity()
+
+    def hold_once(self, variable: keras.Variable) -> bool:
+        """Hold a variable where it is; return whether it had copies."""
+        value = variable._value
+        if not isinstance(value, compat.DistributedVariable):
+            return False
+        if value.distribute_strategy is not self._config.strategy:
+            raise TowerError(
+                f"variable {variable.path!r} was created under another "
+                "strategy. Build the model outside of any scope, or inside "
+                "this one's."
+            )
+        variable._value = variables_lib.unbind(value)
+        return True
+
+    def place(self, variable: keras.Variable) -> bool:
+        """Hold a weight as its strategy does; return whether it moved."""
+        value = variable._value
+        known = self._mirrored.get(variable)
+        if known is not None and known is value:
+            return False
+        moved = self.hold_once(variable)
+        if self.mirrors:
+            value = variables_lib.mirrored(self._config, variable._value)
+            self._mirrored[variable] = variable._value = value
+            return True
+        return moved
+
+    def take_back(self, variable: keras.Variable) -> None:
+        """Leave a variable on the first tower only."""
+        value = variable._value
+        if (
+            isinstance(value, compat.DistributedVariable)
+            and value.distribute_strategy is self._config.strategy
+        ):
+            variable._value = variables_lib.unbind(value)
+        if variable in self._mirrored:
+            del self._mirrored[variable]
+
+    def take_all_back(self) -> None:
+        """Leave every variable on the first tower only."""
+        for variable in list(self._mirrored):
+            self.take_back(variable)
