@@ -21,12 +21,15 @@ class Tracing:
         kind: the method of Keras that the step belongs to.
         note_update: takes the calls of optimizers at the step's top level.
         update: the update of the strategy whose towers will divide the step.
+        own_statistics: whether BatchNormalization takes the statistics of each
+            tower's rows.
     """
 
     graph: Any
     kind: str
     note_update: Callable[[UpdateCall], None]
     update: TakesGradients
+    own_statistics: bool = False
 
     @property
     def training(self) -> bool:

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -35,6 +36,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract, errors
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import blocks, patches, traced
+from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
 
 logger = logging.getLogger("keras_towers")
@@ -70,6 +72,9 @@ def _install() -> None:
     # A step may use optimizers that its model does not hold.
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
     patches.replace(compat.BaseOptimizer, look_up, ours)
+    # Its statistics may be those of each tower.
+    layer = keras.layers.BatchNormalization
+    patches.replace(layer, "call", batch_norm_lib.call)
 
 
 def _method(
