@@ -11,9 +11,10 @@ While ``verify`` runs a step, it replaces ``__call__`` of ``tf.function``s
 (``fit/verify/steps.py``) and ``_initialize`` of Keras variables
 (``fit/verify/snapshot.py``).
 
-Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
-variables (``replicas/asynchronous/update.py``), a worker of parameter servers
-``assign`` (``replicas/servers/calls.py``).
+While asynchronous towers train, they patch ``assign``, ``assign_add`` and
+``assign_sub`` of Keras variables, and ``next`` of seed generators
+(``replicas/asynchronous/update.py``); a worker of parameter servers patches
+those of variables (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
@@ -86,7 +87,6 @@ def _install() -> None:
     patches.replace(compat.BaseResourceVariable, "handle", spread_lib.handle)
     read = "_read_variable_op"
     patches.replace(compat.BaseResourceVariable, read, spread_lib.read)
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
     seeds = compat.seed_generator_module
     patches.replace(seeds, "global_seed_generator", _unseeded)
     # A step may use metrics and optimizers that its model does not hold.
@@ -270,16 +270,6 @@ def _unseeded(original: Callable[[], Any]) -> Any:
         with tf.init_scope(), compat.single_device_mode():
             tower.unseeded[0] = original()
     return tower.unseeded[0]
-
-
-def _next_seed(
-    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Give every tower its own stream of a generator of no model."""
-    tower = tower_lib.current()
-    if tower is not None and tower.variables is not None:
-        tower.variables.own(generator.state, variables_lib.STREAM)
-    return original(generator, *args, **kwargs)
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
