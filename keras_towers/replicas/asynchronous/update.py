@@ -176,11 +176,13 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
     """Return what a sum adds to a variable's present value, if it does."""
-    if not isinstance(value, tf.Tensor) or value.op.type != "AddV2":
+    graph = compat.get_default_graph()
+    if not isinstance(value, tf.Tensor) or value.graph is not graph:
+        return None
+    if value.op.type != "AddV2":
         return None
     one, other = value.op.inputs
-    # In a loop, the variable's handle has another name than in the step.
-    handle = compat.get_default_graph().capture(variable.handle)
+    handle = graph.capture(variable.handle)
     if _is_present(one, handle):
         return other
     return one if _is_present(other, handle) else None
