@@ -1,7 +1,9 @@
 """Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 
-Adding to a weight is one atomic operation. Slot variables may lose writes of
-other towers. What depends on the number of updates runs under a lock.
+Everything exists once: weights, metrics, moving statistics, random state. Adding
+to a variable is one atomic operation. What overwrites one, such as an update of a
+slot or of a moving average, may lose the write of another tower. What depends on
+the number of updates runs under a lock.
 """
 
 from __future__ import annotations
@@ -177,9 +179,8 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
     """Return what a sum adds to a variable's present value, if it does."""
     graph = compat.get_default_graph()
-    if not isinstance(value, tf.Tensor) or value.graph is not graph:
-        return None
-    if value.op.type != "AddV2":
+    here = isinstance(value, tf.Tensor) and value.graph is graph
+    if not here or value.op.type != "AddV2":
         return None
     one, other = value.op.inputs
     handle = graph.capture(variable.handle)
