@@ -6,9 +6,10 @@ current one. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
 creates its data on several ranks with different seeds (``fit/data/ranks.py``).
 
-Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
-variables (``replicas/asynchronous/update.py``), a worker of parameter servers
-``assign`` (``replicas/servers/calls.py``).
+While asynchronous towers train, they patch ``assign``, ``assign_add`` and
+``assign_sub`` of Keras variables, and ``next`` of seed generators
+(``replicas/asynchronous/update.py``); a worker of parameter servers patches
+those of variables (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
