@@ -73,9 +73,21 @@ def _install() -> None:
     # A step may use optimizers that its model does not hold.
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
     patches.replace(compat.BaseOptimizer, look_up, ours)
+    # Keras divides losses by the replicas, also where none of them runs.
+    for name in ("scale_loss", "unscale_loss"):
+        name = f"{name}_for_distribution"
+        patches.replace(compat.loss_module, name, _scaled_loss)
     # Its statistics may be those of each tower.
     layer = keras.layers.BatchNormalization
     patches.replace(layer, "call", batch_norm_lib.call)
+
+
+def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    # A part of the batch is only what a replica has: in a custom loop.
+    across = tf.distribute.in_cross_replica_context()
+    if across and contract.in_force() is not None:
+        return value
+    return original(value)
 
 
 def _method(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
@@ -132,7 +132,13 @@ def trace(
             updates.append(TracedUpdate(call, _stand_in(call)))
 
         own = update.config.batch_norm == "tower"
-        tracing = traced.Tracing(graph, kind, note, update, own)
+        tracing = traced.Tracing(
+            training=kind in TRAINING,
+            update=update,
+            apply=note,
+            graph=graph,
+            own_statistics=own,
+        )
         with traced.tracing(tracing):
             return step(data)
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import variables as variables_lib
@@ -88,17 +88,19 @@ class TowerSteps:
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
         variables = state_lib.collect(self._model).everything()
-        tower = tower_lib.Tower(
-            index,
-            total=self._config.num_towers if fits else 1,
-            device=tower_lib.short_name(self._config.devices[index]),
+        update = self.schedule.taker(fits)
+        tower = traced.Tracing(
             training=True,
-            update=self.schedule.taker(fits),
+            update=update,
+            apply=update.apply,
+            index=index,
+            total=self._config.num_towers if fits else 1,
+            device=traced.short_name(self._config.devices[index]),
         )
         with (
             compat.single_device_mode(),
             variables_lib.viewed(variables, variables_lib.component),
-            tower_lib.made_current(tower),
+            traced.tracing(tower),
         ):
             yield
 

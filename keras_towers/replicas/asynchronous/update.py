@@ -19,8 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import patches
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import patches, traced
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
@@ -70,7 +69,7 @@ class HogwildUpdate(UpdateOnce):
 
     def apply(self, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
-        if tower_lib.current() is None:
+        if traced.current() is None:
             super().apply(call)
             return
         optimizer, variables = call.optimizer, call.variables
@@ -157,7 +156,7 @@ def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
     native = variable._value
     return (
-        (tower_lib.current() is not None or atomic.get() is not None)
+        (traced.current() is not None or atomic.get() is not None)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()
@@ -210,7 +209,7 @@ def _next_seed(
 ) -> Any:
     """Let towers that read the same state draw other numbers."""
     seed = original(generator, *args, **kwargs)
-    tower = tower_lib.current()
+    tower = traced.current()
     if tower is None:
         return seed
     return seed + tf.constant([tower.index * _SEED_STRIDE, 0], seed.dtype)
