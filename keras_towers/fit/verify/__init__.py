@@ -1,1 +1,0 @@
-"""One step on one device and on towers that share it, for comparison."""
