@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import keras
 import ml_dtypes
@@ -19,17 +18,17 @@ from keras_towers.fit import contract
 from keras_towers.fit.context import attributes, blocks
 from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import state, trainers
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.tower import TowerStrategy
 
-if TYPE_CHECKING:
-    from keras_towers.strategies.base import BaseStrategy
-
-_Values: TypeAlias = dict[str, np.ndarray]
+_Values: TypeAlias = dict[str, Any]
 
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
 _DETERMINED = 0.01
-# What ``fit`` sets of every model.
-_OF_FIT = ("train_function", "stop_training", "history", "_eval_epoch_iterator")
+# The generator of draws without a seed, and the last names that layers got.
+_GLOBALS = ("global_seed_generator", "object_name_uids")
+_OF_COMPILE = (keras.losses.Loss, keras.metrics.Metric)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +36,11 @@ class Verification:
     """How far a few steps on towers are from the same on one device.
 
     Attributes:
-        difference: the largest relative difference of any weight, optimizer
-            variable or log of a step: that of its largest number.
-        where: the name of what differs by that much.
-        rounding: by how much that differs on one device if the weights begin
-            one unit in the last place away.
+        where: the weight, optimizer variable or log of a step that differs
+            most.
+        difference: its largest difference, relative to its largest number.
+        rounding: by how much it differs on one device alone, if in each step
+            the weights are one unit in the last place away.
         steps: the number of steps that were compared.
         description: what the strategy says of itself.
 
@@ -53,8 +52,8 @@ class Verification:
           ...
     """
 
-    difference: float
     where: str
+    difference: float
     rounding: float
     steps: int
     description: str
@@ -84,8 +83,8 @@ def verify(
     and from the same weights, and what results is compared. What one device
     itself does not determine, because rounding changes it, is left out.
 
-    Afterwards the model is as it was; one that was not built is built. A
-    generator loses the batches that were drawn.
+    Afterwards the model is as it was. A generator loses the batches that were
+    drawn.
 
     Args:
         model: a compiled model.
@@ -98,133 +97,100 @@ def verify(
 
     Raises:
         TowerError: the model is not compiled, or is on towers; there are no
-            data, or arguments are invalid. Errors of its step are raised as
-            they are.
+            data, or ``steps`` is invalid. What ``fit`` raises is raised.
     """
-    number = devices.whole(steps)
-    if number is None or number < 1:
-        raise TowerError(
-            f"steps={steps!r} is not allowed: give a whole number, 1 or more."
-        )
+    if (devices.whole(steps) or 0) < 1:
+        raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
     _check(model)
-    if strategy is None:
-        from keras_towers.strategies.tower import TowerStrategy
-
-        strategy = TowerStrategy()
-    data = _first_batches(x, y, sample_weight, batch_size, number)
-    if not all(layer.built for layer in model._flatten_layers()):
-        _build(model, data.take(1))
-    with _left_as_it_was(model):
-        one = {**_logs_of_fit(model, data), **_values(model)}
-    with _left_as_it_was(model):
-        _change_last_bits(model)
-        near = {**_logs_of_fit(model, data), **_values(model)}
-    with _left_as_it_was(model):
-        with strategy:
-            logs = _logs_of_fit(model, data)
-        other = {**logs, **_values(model)}
+    strategy = TowerStrategy() if strategy is None else strategy
+    given = (x, y, sample_weight, batch_size)
+    data = _first_batches(compat.TFEpochIterator(Undistributed, *given), steps)
+    one = _results(model, data)
+    near = _results(model, data, before_step=_change_last_bits)
+    other = _results(model, data, strategy)
     found, rounding = _differences(one, other), _differences(one, near)
     determined = [n for n in found if rounding[n] <= _DETERMINED] or [*found]
     where = max(determined, key=lambda name: found[name])
-    return Verification(
-        found[where],
-        where,
-        rounding[where],
-        int(data.cardinality()),
-        strategy.describe(),
-    )
+    sizes = found[where], rounding[where]
+    count = int(data.cardinality())
+    return Verification(where, sizes[0], sizes[1], count, strategy.describe())
 
 
 def _check(model: Any) -> None:
     if not isinstance(model, keras.Model) or not model.compiled:
         raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
-    if not tf.distribute.has_strategy():
+    inside = tf.distribute.has_strategy()
+    if not inside:
         trainers.leave_home(model)
-    if tf.distribute.has_strategy() or contract.home_of(model) is not None:
-        raise TowerError(
-            f"verify was called in the scope of a strategy, or model "
-            f"{model.name!r} is on one: call it before the `with` block."
-        )
+    if inside or contract.home_of(model) is not None:
+        what = "was called in a strategy's scope, or its model is on one"
+        raise TowerError(f"verify {what}: call it before the `with` block.")
 
 
-def _first_batches(
-    x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int
-) -> tf.data.Dataset:
+def _first_batches(reader: Any, steps: int) -> tf.data.Dataset:
     """Read batches once, so that every ``fit`` gets the same."""
-    try:
-        reader = compat.TFEpochIterator(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            shuffle=False,
-            distribute_strategy=Undistributed,
-        )
-    except ValueError as error:
-        raise TowerError(f"verify could not read the data: {error}") from error
+    dataset = reader._distributed_dataset
     reader.data_adapter.on_epoch_begin()
-    try:
-        batches = list(reader._distributed_dataset.take(steps))
-    finally:
-        reader.data_adapter.on_epoch_end()
+    batches = list(dataset.take(steps))
+    reader.data_adapter.on_epoch_end()
     if not batches:
         raise TowerError("verify got no batch: the dataset is empty.")
-    number = tf.data.experimental.assert_cardinality(len(batches))
-    spec = reader._distributed_dataset.element_spec
-    return tf.data.Dataset.from_generator(
-        lambda: iter(batches), output_signature=spec
-    ).apply(number)
+    again = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=dataset.element_spec
+    )
+    return again.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
-def _logs_of_fit(model: keras.Model, data: tf.data.Dataset) -> _Values:
-    """Train a model; return the logs of each step by name."""
+def _results(
+    model: keras.Model,
+    data: tf.data.Dataset,
+    strategy: BaseStrategy | None = None,
+    before_step: Callable[[keras.Model], None] = lambda model: None,
+) -> _Values:
+    """Return the logs of each step of ``fit``, and all variables after it."""
     found: _Values = {}
 
     def note(batch: int, logs: Any = None) -> None:
         for path, value in keras.tree.flatten_with_path(logs or {}):
             name = "/".join(map(str, path))
-            found[f"the log {name!r} of step {batch + 1}"] = np.asarray(value)
+            found[f"the log {name!r} of step {batch + 1}"] = value
 
-    noting = keras.callbacks.LambdaCallback(on_train_batch_end=note)
-    # Not the model's own attribute: a model that was made on towers has there
-    # what takes it back to them.
-    type(model).fit(model, data, callbacks=[noting], verbose=0, shuffle=False)
-    return found
-
-
-def _values(model: keras.Model) -> _Values:
-    """Return all variables but those of metrics and of draws, by name."""
-    # What these result in is compared.
-    found = state.collect(model)
-    skipped = {id(v) for v in (*found.seeds, *found.metrics)}
-    values: _Values = {}
-    for variable in _variables(model):
-        if id(variable) not in skipped:
+    noting = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs=None: before_step(model),
+        on_train_batch_end=note,
+    )
+    with _left_as_it_was(model):
+        with strategy or contextlib.nullcontext():
+            # Not the attribute of a model that was made on towers, which takes
+            # it back to them.
+            type(model).fit(model, data, callbacks=[noting], verbose=0)
+        # State of metrics and of draws is not compared: what it results in is.
+        all_of = state.collect(model)
+        skipped = {id(v) for v in (*all_of.seeds, *all_of.metrics)}
+        for variable in _variables(model):
             name = getattr(variable, "path", variable.name)
-            while name in values:
+            while name in found:
                 name += "'"
-            values[name] = variable.numpy()
-    return values
+            if id(variable) not in skipped:
+                found[name] = variable.numpy()
+    return found
 
 
 def _differences(one: _Values, other: _Values) -> dict[str, float]:
     """Return the relative differences of what both have, by name."""
     found = {}
-    for name in one.keys() & other.keys():
+    for name in filter(other.__contains__, one):
         a, b = (np.asarray(v, "float64") for v in (one[name], other[name]))
-        found[name] = 0.0
-        if a.shape != b.shape:
-            found[name] = math.inf
-        elif not np.array_equal(a, b, equal_nan=True):
-            size = np.max(np.abs(a - b)) / np.max(np.abs([a, b]))
-            found[name] = float(size) if np.isfinite(size) else math.inf
+        same = np.array_equal(a, b, equal_nan=True)
+        size = 0.0 if same else np.max(np.abs(a - b)) / np.max(np.abs([a, b]))
+        found[name] = float(size) if np.isfinite(size) else np.inf
     return found
 
 
 def _change_last_bits(model: keras.Model) -> None:
     """Change weights by a unit in the last place, up and down by turns."""
     types = {layer.compute_dtype for layer in model._flatten_layers()}
-    floats = [name for name in types if tf.as_dtype(name).is_floating]
+    floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
     for variable in model.trainable_variables:
         value = variable.numpy()
@@ -232,62 +198,26 @@ def _change_last_bits(model: keras.Model) -> None:
         variable.assign(value * (1 + unit * signs).astype(value.dtype))
 
 
-def _build(model: keras.Model, data: tf.data.Dataset) -> None:
-    """Build a model by a step, and leave the values it begins with."""
-    made: list[tuple[Any, Any]] = []
-
-    def note(create: Any, **kwargs: Any) -> Any:
-        variable = create(**kwargs)
-        if tf.executing_eagerly():
-            made.append((variable, variable.numpy()))
-        return variable
-
-    with _left_as_it_was(model):
-        try:
-            with tf.variable_creator_scope(note):
-                _logs_of_fit(model, data)
-        finally:
-            for variable, value in made:
-                variable.assign(value)
-
-
 def _variables(model: keras.Model) -> list[Any]:
-    """Return all variables of a model and its training, each once."""
-    found: list[Any] = state.collect(model).everything()
-    known = {id(variable._value) for variable in found}
-
-    def visit(value: Any, depth: int) -> None:
-        if isinstance(value, tf.Variable) and id(value) not in known:
-            known.add(id(value))
-            found.append(value)
-        elif isinstance(value, dict) and depth:
-            visit(list(value.values()), depth)
-        elif isinstance(value, (list, tuple)) and depth:
-            for item in value:
-                visit(item, depth - 1)
-
-    for layer in model._flatten_layers():
-        visit(vars(layer), 3)
-    return found
+    """Return all variables of a model and its training."""
+    leaves = attributes.leaves(list(map(vars, model._flatten_layers())))
+    plain = [leaf for leaf in leaves if isinstance(leaf, tf.Variable)]
+    return [*state.collect(model).everything(), *plain]
 
 
 @contextlib.contextmanager
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
     """Put variables, attributes and random states back after a block."""
     values = [(variable, variable.numpy()) for variable in _variables(model)]
-    # What a layer sets when it is built stays.
-    parts = [part for part in model._flatten_layers() if part.built]
-    for layer in model._flatten_layers():
-        names = ("_loss_tracker", "_compile_metrics", "_compile_loss")
-        parts += [p for n in names if (p := getattr(layer, n, None))]
+    parts: list[Any] = [*model._flatten_layers()]
+    inside = [value for part in parts for value in vars(part).values()]
+    parts += [value for value in inside if isinstance(value, _OF_COMPILE)]
     parts += [*state.collect(model).optimizers, *model.metrics]
     parts += [vars(p)["_tracker"] for p in parts if "_tracker" in vars(p)]
     before = [(part, attributes.attributes_of(part)) for part in parts]
-    of_fit = {n: vars(model)[n] for n in _OF_FIT if n in vars(model)}
     put_draws_back = attributes.python_draws()
-    seeds = compat.get_global_attribute("global_seed_generator")
-    operations = getattr(compat.eager_context(), "_rng", None)
-    drawn = operations and operations.getstate()
+    of_keras = [*map(compat.get_global_attribute, _GLOBALS)]
+    of_keras = [attributes.copied(value) for value in of_keras]
     try:
         yield
     finally:
@@ -296,10 +226,6 @@ def _left_as_it_was(model: keras.Model) -> Iterator[None]:
                 variable.assign(value)
             for part, found in before:
                 attributes.put_back(part, found)
-            for name in _OF_FIT:
-                vars(model).pop(name, None)
-            vars(model).update(of_fit)
             put_draws_back()
-            compat.set_global_attribute("global_seed_generator", seeds)
-            if operations:
-                operations.setstate(drawn)
+            for name, was in zip(_GLOBALS, of_keras, strict=True):
+                compat.set_global_attribute(name, attributes.restored(*was))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +19,6 @@ from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights import trainers
 
 logger = logging.getLogger("keras_towers")
-# Models whose steps were traced for their layers, and in which calls.
-_traced: weakref.WeakKeyDictionary[keras.Model, set[str]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def batch_spec(iterator: Any) -> Any:
@@ -64,9 +59,10 @@ def build(
                 # It may have been built with the wrong shapes.
                 part.built = False
             return _trace_once(model, batch, kind)
-        names = _traced.setdefault(model, set())
+        names = vars(model).setdefault("_traced_for_its_layers", set())
         if kind not in names and _has_unbuilt_layers(model):
-            # Its step may use what its ``call`` does not, or nothing may.
+            # Its step may use what its ``call`` does not, or nothing may:
+            # tried once.
             names.add(kind)
             _trace_once(model, batch, kind)
         return None

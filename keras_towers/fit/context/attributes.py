@@ -116,7 +116,7 @@ class Attributes:
             for owner, others in self._owners
             for _, value in _data_of(owner, others | _OF_CALLS)
             for leaf in tf.nest.flatten(
-                list(_leaves(value)), expand_composites=True
+                list(leaves(value)), expand_composites=True
             )
             if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")
         )
@@ -197,7 +197,7 @@ def _data_of(owner: Any, others: Collection[str]) -> Iterator[tuple[str, Any]]:
 
 def _is_data(name: str, value: Any) -> bool:
     """Whether an attribute consists of tensors and numbers only."""
-    return name not in _of_keras() and all(map(_is_plain, _leaves(value)))
+    return name not in _of_keras() and all(map(_is_plain, leaves(value)))
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -207,7 +207,7 @@ def _is_plain(leaf: Any) -> bool:
     return tf.is_tensor(leaf) and not variable
 
 
-def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+def leaves(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield what containers hold, and containers that are in too many."""
     if isinstance(value, dict):
         inside: Iterable[Any] = value.values()
@@ -218,7 +218,7 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
         yield value
     for item in inside:
         if depth < _DEPTH:
-            yield from _leaves(item, depth + 1)
+            yield from leaves(item, depth + 1)
         else:
             yield item
 
