@@ -49,17 +49,17 @@ class TowerSteps:
 
     def for_batches(self, spec: Any) -> list[Step]:
         """Return the towers' steps for batches of a spec, traced."""
-        for known, traced in self._traced:
+        for known, steps in self._traced:
             if known is spec or known == spec:
-                return traced
+                return steps
         first = self._trace(0, spec)
         # The first trace of a step may create metrics and optimizers.
         while self._adoption.bind(self._model):
             first = self._trace(0, spec)
         others = range(1, self._config.num_towers)
-        traced = [first, *(self._trace(index, spec) for index in others)]
-        self._traced.append((spec, traced))
-        return traced
+        every = [first, *(self._trace(index, spec) for index in others)]
+        self._traced.append((spec, every))
+        return every
 
     def _trace(self, index: int, spec: Any) -> Step:
         step = self._step(index, lambda: self.schedule.step_of(index))
