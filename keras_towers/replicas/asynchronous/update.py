@@ -1,9 +1,9 @@
 """Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 
-Everything exists once: weights, metrics, moving statistics, random state. Adding
-to a variable is one atomic operation. What overwrites one, such as an update of a
-slot or of a moving average, may lose the write of another tower. What depends on
-the number of updates runs under a lock.
+Everything exists once: weights, metrics, moving statistics, random state.
+Adding to a variable is one atomic operation. What overwrites one, such as an
+update of a slot or of a moving average, may lose the write of another tower.
+What depends on the number of updates runs under a lock.
 """
 
 from __future__ import annotations
