@@ -473,16 +473,14 @@ def xla_context() -> Iterator[None]:
         context.Exit()
 
 
-def lower_to_xla(
-    name: str, specs: Sequence[Any], variables: Sequence[Any], device: str
-) -> None:
+def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
     """Translate a function for XLA, without compiling it."""
     eager_context().get_compiler_ir(
         device_name=device,
         platform_name=None,
         function_name=name,
         flat_args=list(specs),
-        captured_inputs=list(variables),
+        captured_inputs=[],
         stage="hlo",
     )
 

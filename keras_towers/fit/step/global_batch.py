@@ -23,6 +23,7 @@ from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
@@ -90,7 +91,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, kind, share)
+            result = self._divided(step, divided, model, kind, share)
         return self.order.end(result)
 
     @property
@@ -111,12 +112,13 @@ class GlobalStep:
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
+        model: keras.Model,
         kind: str,
         share: Any,
     ) -> Any:
-        copies = self.update.copies
+        copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(step, divided.whole, kind, self.update)
+            traced = trace(step, divided.whole, kind, self.update, xla)
         config, transport = self.config, self._transport_of(kind)
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
@@ -139,7 +141,11 @@ class GlobalStep:
                 towers, mirrors[index - first] or (), strict=True
             ):
                 own[tensor] = _inside(handle)
-        ready = TowerProgram(program, self._way())
+        way = "xla" if xla else self._way()
+        ready = TowerProgram(program, way, config.devices[0])
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            trainers.log_without_xla(model, kind in TRAINING, why)
         results = ready.run(
             common,
             towers,
