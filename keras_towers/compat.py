@@ -231,6 +231,9 @@ only_read = resolve(
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
+AutomaticControlDependencies = resolve(
+    f"{_TF}.framework.auto_control_deps:AutomaticControlDependencies"
+)
 _run_independently = resolve(
     f"{_TF}.framework.auto_control_deps"
     ":AutomaticControlDependencies.run_independently"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -101,13 +102,25 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
         graphs: the graphs whose functions it calls.
     """
     graph = compat.FuncGraph("towers")
-    with graph.as_default():
-        given = {
-            tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
-            for tensor in function.inputs
-        }
+    has_effect = any(operation.has_effect for operation in function.operations)
+    order: Any = contextlib.nullcontext()
+    if has_effect:
+        # What writes a variable has to run, in the order of its operations.
+        order = compat.AutomaticControlDependencies()
+    with graph.as_default(), order:
+        given = {tensor: _placeholder(tensor) for tensor in function.inputs}
         outputs = emit(function.operations, given, function.outputs, graphs)
+    if has_effect:
+        graph.control_outputs.extend(order.ops_which_must_run)
     graph.inputs = list(given.values())
     graph.outputs = outputs
     graph.structured_outputs = outputs
     return graph
+
+
+def _placeholder(tensor: Tensor) -> Any:
+    """Return what a function is given for a tensor."""
+    result = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+    if tensor.handle is not None:
+        compat.set_handle_data(result, tensor.handle)
+    return result
