@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -102,16 +101,12 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
         graphs: the graphs whose functions it calls.
     """
     graph = compat.FuncGraph("towers")
-    has_effect = any(operation.has_effect for operation in function.operations)
-    order: Any = contextlib.nullcontext()
-    if has_effect:
-        # What writes a variable has to run, in the order of its operations.
-        order = compat.AutomaticControlDependencies()
-    with graph.as_default(), order:
+    with graph.as_default():
         given = {tensor: _placeholder(tensor) for tensor in function.inputs}
-        outputs = emit(function.operations, given, function.outputs, graphs)
-    if has_effect:
-        graph.control_outputs.extend(order.ops_which_must_run)
+        # What uses the same variables happens in its order.
+        with compat.AutomaticControlDependencies() as ordered:
+            outputs = emit(function.operations, given, function.outputs, graphs)
+    graph.control_outputs.extend(ordered.ops_which_must_run)
     graph.inputs = list(given.values())
     graph.outputs = outputs
     graph.structured_outputs = outputs
