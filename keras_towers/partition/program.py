@@ -80,12 +80,15 @@ class Exchange:
         given: what each tower gives.
         result: what comes of it.
         axis: the axis along which they are joined.
+        size: the size of that axis of the result, in symbols; None: each tower
+            gives as much.
     """
 
     kind: Literal["sum", "gather", "first", "before"]
     given: Tensor
     result: Tensor
     axis: int = 0
+    size: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
