@@ -8,7 +8,6 @@ import linecache
 import math
 import os
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -23,9 +22,11 @@ from keras_towers.partition.program import Program, Tensor
 from keras_towers.partition.sizes import EXAMPLES, Size
 
 _LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
+    os.path.join(os.path.dirname(str(module.__file__)), "")
     for module in (keras, tf, keras_towers)
 )
+_costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
+_costs = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,31 +36,26 @@ class StepCosts:
     Attributes:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
-        fixed: their bytes, whatever the batch.
+        fixed: their bytes, whatever the batch; None: nobody knows all of them.
         per_example: those for each example.
-        are_all: whether these are all of their bytes.
         once: by the line of code that asks for it: the share of the step's
             operations that are computed once for all towers because of it.
     """
 
     exchanges: int
     rounds: int
-    fixed: int
+    fixed: int | None
     per_example: int
-    are_all: bool
-    once: Mapping[str, float]
+    once: dict[str, float]
 
     @property
     def described(self) -> str:
         """The exchanges in words; N is the number of examples."""
-        parts = [_in_units(self.fixed)] if self.fixed else []
-        if self.per_example:
-            parts.append(f"{_in_units(self.per_example)} x N")
-        if not self.are_all:
-            parts.append("what a batch decides")
-        exchanges = f"{self.exchanges} exchange{_s(self.exchanges)}"
-        rounds = f"{self.rounds} round{_s(self.rounds)}"
-        return f"{exchanges} in {rounds}, {' + '.join(parts) or '0 bytes'}"
+        what = _count(self.exchanges, "exchange")
+        size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
+        if self.fixed != 0 or not size:
+            size = f"{_bytes(self.fixed)}{' + ' if size else ''}{size}"
+        return f"{what} in {_count(self.rounds, 'round')}, {size}"
 
     @property
     def described_once(self) -> list[str]:
@@ -69,15 +65,9 @@ class StepCosts:
         return [f"{said}: {line} ({x:.1%} of the step)" for line, x in found]
 
 
-_costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
     """Note what a step costs; say what is computed once, once."""
-    evaluates = kind in ("evaluate", "test_on_batch")
-    does = "evaluation" if evaluates else "prediction"
+    does = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else does} of {model!r}"
     costs = costs_of(program, config.num_replicas)
     _costs.setdefault(config.strategy, {})[name] = costs
@@ -88,11 +78,11 @@ def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
 
 def described(strategy: Strategy) -> list[str]:
     """Describe the steps that ran under a strategy."""
-    lines = []
-    for name, costs in _costs.get(strategy, {}).items():
-        every = [costs.described, *costs.described_once]
-        lines += [f"{name}: {line}" for line in every]
-    return lines
+    return [
+        f"{name}: {line}"
+        for name, costs in _costs.get(strategy, {}).items()
+        for line in (costs.described, *costs.described_once)
+    ]
 
 
 def costs_of(program: Program, towers: int) -> StepCosts:
@@ -109,34 +99,29 @@ def costs_of(program: Program, towers: int) -> StepCosts:
     for update in program.updates:
         parts = [part for part in update.given if part.on_towers]
         given += [(update.level, part, None, 1) for part in parts]
-    fixed, per_example, are_all = 0, 0, True
+    fixed: int | None = 0
+    per_example = 0
     for _, own, axis, size in given:
         shape = own.shape if own.shape.rank is not None else [None]
         sizes = [s for a, s in enumerate(shape) if a != axis]
         grows = isinstance(size, Size) and size.powers == EXAMPLES.powers
         if None in sizes or not (grows or isinstance(size, int)):
-            are_all = False
+            fixed = None
         elif grows:
             per_example += math.prod(sizes) * own.dtype.size * size.number
-        else:
+        elif fixed is not None:
             fixed += math.prod(sizes) * own.dtype.size * size
-    return StepCosts(
-        exchanges=len(given),
-        rounds=len({level for level, _, _, _ in given}),
-        fixed=fixed,
-        per_example=per_example,
-        are_all=are_all,
-        once=_once(program),
-    )
+    rounds = len({level for level, _, _, _ in given})
+    return StepCosts(len(given), rounds, fixed, per_example, _once(program))
 
 
 def _once(program: Program) -> dict[str, float]:
-    taking_rows = {id(operation) for operation in program.once}
+    taking = {id(operation) for operation in program.once}
     causes: dict[Any, str] = {}
     found: collections.Counter[str] = collections.Counter()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
-        if id(operation.source) in taking_rows:
+        if id(operation.source) in taking:
             cause = _line_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
@@ -149,7 +134,7 @@ def _line_of(operation: Any) -> str:
     """The innermost line of the step that is no library's, or a name."""
     for frame in reversed(list(operation.traceback)):
         path = os.path.abspath(frame.filename)
-        if path == os.path.abspath(trace.__file__):
+        if path == trace.__file__:
             break
         if not path.startswith(_LIBRARIES) and os.path.exists(path):
             line = linecache.getline(path, frame.lineno).strip()
@@ -157,12 +142,12 @@ def _line_of(operation: Any) -> str:
     return operation.name.rpartition("/")[0] or operation.type
 
 
-def _in_units(size: int) -> str:
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _bytes(number: int | None) -> str:
     for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if size >= least:
-            return f"{size / least:.3g} {unit}"
-    return f"{size} bytes"
-
-
-def _s(number: int) -> str:
-    return "" if number == 1 else "s"
+        if number is not None and number >= least:
+            return f"{number / least:.3g} {unit}"
+    return "? bytes" if number is None else _count(number, "byte")
