@@ -85,12 +85,15 @@ class Exchange:
         given: what each tower gives, or what is computed once.
         result: what comes of it.
         axis: the axis along which they are joined.
+        size: the size of that axis of the result, in symbols; None: each tower
+            gives as much.
     """
 
     kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
+    size: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers.fit.context import marks
+from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.ranks import SameBatches
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
@@ -70,7 +72,7 @@ class GlobalStep:
             kind: the method of Keras that it belongs to.
         """
         if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model)
+            return self._on_one_device(step, batch, model, kind)
         whole = data_lib.is_whole(batch)
         given = batch
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
@@ -101,11 +103,16 @@ class GlobalStep:
         return self.config.batches == "split" and not apart
 
     def _on_one_device(
-        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        model: keras.Model,
+        kind: str,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
         _say_once(model.name, self.config.name)
-        with compat.single_device_mode():
+        alone = contexts.training_alone.filled(kind in TRAINING)
+        with compat.single_device_mode(), alone:
             return step(data_lib.as_one_batch(self.config, batch))
 
     def _divided(
@@ -132,6 +139,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        description.note(config, kind, model.name, program)
         common, towers = divided.given(program.inputs, transport.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
