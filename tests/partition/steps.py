@@ -19,7 +19,7 @@ TOLERANCE = 2e-5
 
 @contextlib.contextmanager
 def on_towers(
-    programs: list[Any], towers: int = 3, **options: Any
+    programs: list[Any], towers: int = 4, **options: Any
 ) -> Iterator[None]:
     """Have Keras train on towers in a block.
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import folding, laid_out
+from keras_towers.partition import folding
 from tests.partition.kit import check, rows, traced
 
 _N = rows(-1, 3)
@@ -158,27 +158,3 @@ def test_fold(name):
     check(function, _N, towers=((7, 8), (2, 3)))
     types = {o.type for o in traced(function, _N).get_operations()}
     assert name in types | {"Select"}
-
-
-def _known(function):
-    """What is known of the outputs of a function of rows."""
-    check(function, _N)
-    graph = traced(function, _N)
-    _, values = laid_out(graph, [_N.layout], graph.outputs)
-    return [values[tensor.name].known for tensor in graph.outputs]
-
-
-def test_a_number_that_is_clamped_to_one():
-    def step(x):
-        most = tf.reduce_max(tf.cast(x * 9, tf.int32))
-        return tf.minimum(4, tf.maximum(4, most)), tf.minimum(
-            tf.maximum(tf.reduce_max(tf.cast(x, tf.int32)), 5), 4
-        )
-
-    assert [known[()] for known in _known(step)] == [4, 4]
-
-    def between(x):
-        most = tf.reduce_max(tf.cast(x * 9, tf.int32))
-        return tf.minimum(4, tf.maximum(3, most)), tf.minimum(4, most)
-
-    assert _known(between) == [None, None]

@@ -1,4 +1,4 @@
-"""Whole training steps: what one device does, divided over three towers.
+"""Whole training steps: what one device does, divided over four towers.
 
 Of each last batch one tower has no examples. `make test` draws some of the
 steps and of Keras's classes by a seed; `make test-all` has all of them.

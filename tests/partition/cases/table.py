@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Two whole batches, which three towers share unevenly, and a last one, of which
-# the third tower has nothing.
-EXAMPLES, BATCH, WIDTH = 30, 14, 6
+# Two whole batches, which four towers share unevenly, and a last one, of which
+# the fourth tower has nothing.
+EXAMPLES, BATCH, WIDTH = 33, 15, 6
 
 
 def generator() -> np.random.Generator:
