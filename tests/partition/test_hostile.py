@@ -12,12 +12,13 @@ from tests.partition.hostile import STEPS
 from tests.partition.steps import differences, on_towers, trained
 
 DRAWN = 20
+_WAYS = [(name, updates) for name in STEPS for updates in ("once", "each")]
 
 
-@pytest.mark.parametrize("name", some_of(STEPS, DRAWN))
-def test_a_step_as_users_write_it(name):
+@pytest.mark.parametrize(("name", "updates"), some_of(_WAYS, DRAWN))
+def test_a_step_as_users_write_it(name, updates):
     step, programs = STEPS[name], []
     one = trained(step, contextlib.nullcontext())
-    many = trained(step, on_towers(programs))
+    many = trained(step, on_towers(programs, updates=updates))
     assert programs
     assert not differences(one, many)
