@@ -189,7 +189,7 @@ def _differences(one: _Values, other: _Values) -> dict[str, float]:
 
 def _change_last_bits(model: keras.Model) -> None:
     """Change weights by a unit in the last place, up and down by turns."""
-    types = {layer.compute_dtype for layer in model._flatten_layers()}
+    types = {layer.compute_dtype for layer in compat.layers_of(model)}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
     for variable in model.trainable_variables:
@@ -200,7 +200,7 @@ def _change_last_bits(model: keras.Model) -> None:
 
 def _variables(model: keras.Model) -> list[Any]:
     """Return all variables of a model and its training."""
-    leaves = attributes.leaves(list(map(vars, model._flatten_layers())))
+    leaves = attributes.leaves(list(map(vars, compat.layers_of(model))))
     plain = [leaf for leaf in leaves if isinstance(leaf, tf.Variable)]
     return [*state.collect(model).everything(), *plain]
 
@@ -209,7 +209,7 @@ def _variables(model: keras.Model) -> list[Any]:
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
     """Put variables, attributes and random states back after a block."""
     values = [(variable, variable.numpy()) for variable in _variables(model)]
-    parts: list[Any] = [*model._flatten_layers()]
+    parts: list[Any] = compat.layers_of(model)
     inside = [value for part in parts for value in vars(part).values()]
     parts += [value for value in inside if isinstance(value, _OF_COMPILE)]
     parts += [*state.collect(model).optimizers, *model.metrics]

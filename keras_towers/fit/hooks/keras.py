@@ -7,10 +7,6 @@ patched while towers run or trace a step. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
 creates its data on several ranks with different seeds (``fit/data/ranks.py``).
 
-While ``verify`` runs a step, it replaces ``__call__`` of ``tf.function``s
-(``fit/verify/steps.py``) and ``_initialize`` of Keras variables
-(``fit/verify/snapshot.py``).
-
 Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
 variables (``replicas/asynchronous/update.py``), a worker of parameter servers
 ``assign`` (``replicas/servers/calls.py``).
