@@ -161,9 +161,7 @@ _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 # TensorFlow: functions, their graphs, and how these are optimised.
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
-Function = resolve(
-    f"{_FUNCTION}.polymorphic_function:Function", "__call__ _clone"
-)
+Function = resolve(f"{_FUNCTION}.polymorphic_function:Function", "__call__")
 function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
 resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
@@ -548,11 +546,6 @@ def trained_by(optimizer: Any) -> list[Any]:
 def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
     """Return the momenta of a built ``RMSprop``; none without momentum."""
     return list(optimizer._momentums)
-
-
-def untraced(function: Any) -> Any:
-    """Return a ``tf.function`` of the same code that has no traces yet."""
-    return function._clone(None)
 
 
 def layers_of(model: Any) -> list[Any]:
