@@ -161,9 +161,7 @@ _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 # TensorFlow: functions, their graphs, and how these are optimised.
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
-Function = resolve(
-    f"{_FUNCTION}.polymorphic_function:Function", "__call__ _clone"
-)
+Function = resolve(f"{_FUNCTION}.polymorphic_function:Function", "__call__")
 function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
 resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
@@ -473,16 +471,14 @@ def xla_context() -> Iterator[None]:
         context.Exit()
 
 
-def lower_to_xla(
-    name: str, specs: Sequence[Any], variables: Sequence[Any], device: str
-) -> None:
+def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
     """Translate a function for XLA, without compiling it."""
     eager_context().get_compiler_ir(
         device_name=device,
         platform_name=None,
         function_name=name,
         flat_args=list(specs),
-        captured_inputs=list(variables),
+        captured_inputs=[],
         stage="hlo",
     )
 
@@ -550,11 +546,6 @@ def trained_by(optimizer: Any) -> list[Any]:
 def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
     """Return the momenta of a built ``RMSprop``; none without momentum."""
     return list(optimizer._momentums)
-
-
-def untraced(function: Any) -> Any:
-    """Return a ``tf.function`` of the same code that has no traces yet."""
-    return function._clone(None)
 
 
 def layers_of(model: Any) -> list[Any]:

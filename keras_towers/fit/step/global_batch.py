@@ -13,16 +13,19 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers.fit.context import marks
+from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.ranks import SameBatches
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
@@ -69,7 +72,7 @@ class GlobalStep:
             kind: the method of Keras that it belongs to.
         """
         if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model)
+            return self._on_one_device(step, batch, model, kind)
         whole = data_lib.is_whole(batch)
         given = batch
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
@@ -90,7 +93,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, kind, share)
+            result = self._divided(step, divided, model, kind, share)
         return self.order.end(result)
 
     @property
@@ -100,23 +103,29 @@ class GlobalStep:
         return self.config.batches == "split" and not apart
 
     def _on_one_device(
-        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        model: keras.Model,
+        kind: str,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
         _say_once(model.name, self.config.name)
-        with compat.single_device_mode():
+        alone = contexts.training_alone.filled(kind in TRAINING)
+        with compat.single_device_mode(), alone:
             return step(data_lib.as_one_batch(self.config, batch))
 
     def _divided(
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
+        model: keras.Model,
         kind: str,
         share: Any,
     ) -> Any:
-        copies = self.update.copies
+        copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(step, divided.whole, kind, self.update)
+            traced = trace(step, divided.whole, kind, self.update, xla)
         config, transport = self.config, self._transport_of(kind)
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
@@ -130,6 +139,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        description.note(config, kind, model.name, program)
         common, towers = divided.given(program.inputs, transport.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
@@ -139,7 +149,11 @@ class GlobalStep:
                 towers, mirrors[index - first] or (), strict=True
             ):
                 own[tensor] = _inside(handle)
-        ready = TowerProgram(program, self._way())
+        way = "xla" if xla else self._way()
+        ready = TowerProgram(program, way, config.devices[0])
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            trainers.log_without_xla(model, kind in TRAINING, why)
         results = ready.run(
             common,
             towers,

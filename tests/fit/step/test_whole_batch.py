@@ -131,12 +131,6 @@ def test_mixing_leaves_predictions_alone():
         close(model.predict(x, verbose=0), wanted)
 
 
-def test_verify_says_what_fit_does():
-    model, x, y = segmenter("dice")
-    assert not kt.verify(model, x, y, batch_size=8).safe
-    assert kt.verify(model, x, y, batch_size=8, exact=True).safe
-
-
 def by_hand():
     """What Keras divides by the replicas, where none of them runs."""
     x = np.arange(6.0, dtype="float32")[:, np.newaxis]
