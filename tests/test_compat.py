@@ -104,7 +104,7 @@ def test_every_name_that_is_replaced_is_in_the_table(monkeypatch):
     monkeypatch.setattr(patches, "replace", noted)
     with kt.TowerStrategy(2).scope():
         assert 0 < len(replaced) <= 33
-    with kt.TowerStrategy(2, exact=True).scope():
+    with kt.TowerStrategy(2).scope():
         pass
     owners = [(compat.resolve(p), n) for p, n in list(compat.TABLE.items())]
     for owner, name in replaced:
