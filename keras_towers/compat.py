@@ -182,6 +182,10 @@ FuncGraph = resolve(
     f"{_TF}.framework.func_graph:FuncGraph",
     "_functions _get_function _add_function_recursive",
 )
+AutomaticControlDependencies = resolve(
+    f"{_TF}.framework.auto_control_deps:AutomaticControlDependencies",
+    "ops_which_must_run",
+)
 _handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
 
 
@@ -406,16 +410,14 @@ def xla_context() -> Iterator[None]:
         context.Exit()
 
 
-def lower_to_xla(
-    name: str, specs: Sequence[Any], variables: Sequence[Any], device: str
-) -> None:
+def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
     """Translate a function for XLA, without compiling it."""
     eager_context().get_compiler_ir(
         device_name=device,
         platform_name=None,
         function_name=name,
         flat_args=list(specs),
-        captured_inputs=list(variables),
+        captured_inputs=[],
         stage="hlo",
     )
 

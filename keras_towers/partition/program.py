@@ -53,6 +53,7 @@ class Operation:
         functions: functions that it calls, by the attributes that name them,
             one or several.
         source: the operation of the trace that it stands for, if for one.
+        at_root: whether of several processes only the first does it.
     """
 
     type: str
@@ -67,6 +68,7 @@ class Operation:
         default_factory=dict
     )
     source: Any = None
+    at_root: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -76,13 +78,14 @@ class Exchange:
     Attributes:
         kind: ``sum``: the sum of all; ``gather``: all joined along an axis, in
             the order of the towers; ``first``: that of the first tower, as all
-            have the same; ``before``: for each tower the sum of those before.
-        given: what each tower gives.
+            have the same; ``before``: for each tower the sum of those before;
+            ``root``: what the first of several processes has computed once.
+        given: what each tower gives, or what is computed once.
         result: what comes of it.
         axis: the axis along which they are joined.
     """
 
-    kind: Literal["sum", "gather", "first", "before"]
+    kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
@@ -131,6 +134,9 @@ class Inputs:
         is_first: of each tower: whether it is the first.
         sizes: other sizes of rows, which all have: that of axis a of input k by
             ``k.a``.
+        copies: for some of the inputs, which are handles of variables, by their
+            numbers: of each tower: the handle of its own copy. The common
+            handle is that of the first tower's.
     """
 
     of_graph: Sequence[Tensor]
@@ -138,6 +144,7 @@ class Inputs:
     total: Tensor
     is_first: Tensor
     sizes: Mapping[str, Tensor]
+    copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

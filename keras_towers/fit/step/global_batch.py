@@ -24,6 +24,7 @@ from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
@@ -91,7 +92,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, kind, share)
+            result = self._divided(step, divided, model, kind, share)
         return self.order.end(result)
 
     @property
@@ -112,22 +113,40 @@ class GlobalStep:
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
+        model: keras.Model,
         kind: str,
         share: Any,
     ) -> Any:
-        traced = trace(step, divided.whole, kind, self.update)
-        captures = [_inside(tensor) for tensor in traced.captures]
-        layouts = [*divided.layouts, *(REPLICATED for _ in captures)]
-        program = partitioned(
-            traced.graph, layouts, traced.results, traced.updating()
-        )
+        copies, xla = self.update.copies, bool(model.jit_compile)
+        with copies.first_seen():
+            traced = trace(step, divided.whole, kind, self.update, xla)
         config, transport = self.config, self._transport_of(kind)
-        common, towers = divided.given(program.inputs, transport.rank == 0)
+        captures = [_inside(tensor) for tensor in traced.captures]
+        handles = copies.handles()
+        mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
         first = len(divided.layouts)
+        program = partitioned(
+            traced.graph,
+            [*divided.layouts, *(REPLICATED for _ in captures)],
+            traced.results,
+            traced.updating(),
+            ranks=transport.size > 1,
+            mirrored=[False] * first + [m is not None for m in mirrors],
+        )
+        common, towers = divided.given(program.inputs, transport.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
-        ready = TowerProgram(program, self._way())
+        for index, tensor in program.inputs.copies.items():
+            for own, handle in zip(
+                towers, mirrors[index - first] or (), strict=True
+            ):
+                own[tensor] = _inside(handle)
+        way = "xla" if xla else self._way()
+        ready = TowerProgram(program, way, config.devices[0])
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            trainers.log_without_xla(model, kind in TRAINING, why)
         results = ready.run(
             common,
             towers,
