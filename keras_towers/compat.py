@@ -297,10 +297,15 @@ py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 # Keras: layers and losses.
 resolve(
     "keras.layers:Layer",
-    "_flatten_layers _seed_generators _metrics _losses "
+    "_flatten_layers _seed_generators _metrics _losses _loss_ids "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
+resolve("keras.layers:BatchNormalization", "call _reduction_axes")
 resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
+loss_module = resolve(
+    f"{_KERAS}.losses.loss",
+    "scale_loss_for_distribution unscale_loss_for_distribution",
+)
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
