@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import is_news
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
@@ -223,15 +224,15 @@ class GlobalStep:
         return self.order.count(batch, here)
 
 
-@functools.cache
 def _say_once(model: str, strategy: str) -> None:
-    logger.warning(
-        "model %r runs eagerly, so its steps are not divided: they run as on "
-        "one device under %s. Compile it without run_eagerly=True to train on "
-        "all towers.",
-        model,
-        strategy,
-    )
+    if is_news(("runs eagerly", model, strategy)):
+        logger.warning(
+            "model %r runs eagerly, so its steps are not divided: they run as "
+            "on one device under %s. Compile it without run_eagerly=True to "
+            "train on all towers.",
+            model,
+            strategy,
+        )
 
 
 def _inside(tensor: Any) -> Any:
