@@ -30,8 +30,8 @@ def on_towers(
     """
     ours = global_batch.partitioned
 
-    def noted(*given: Any) -> Any:
-        programs.append(ours(*given))
+    def noted(*given: Any, **more: Any) -> Any:
+        programs.append(ours(*given, **more))
         return programs[-1]
 
     with (
