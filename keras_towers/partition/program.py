@@ -53,6 +53,7 @@ class Operation:
         functions: functions that it calls, by the attributes that name them,
             one or several.
         source: the operation of the trace that it stands for, if for one.
+        at_root: whether of several processes only the first does it.
     """
 
     type: str
@@ -67,6 +68,7 @@ class Operation:
         default_factory=dict
     )
     source: Any = None
+    at_root: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -76,13 +78,14 @@ class Exchange:
     Attributes:
         kind: ``sum``: the sum of all; ``gather``: all joined along an axis, in
             the order of the towers; ``first``: that of the first tower, as all
-            have the same; ``before``: for each tower the sum of those before.
-        given: what each tower gives.
+            have the same; ``before``: for each tower the sum of those before;
+            ``root``: what the first of several processes has computed once.
+        given: what each tower gives, or what is computed once.
         result: what comes of it.
         axis: the axis along which they are joined.
     """
 
-    kind: Literal["sum", "gather", "first", "before"]
+    kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
