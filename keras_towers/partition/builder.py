@@ -49,6 +49,7 @@ class Builder:
         least: int = 0,
         has_effect: bool = False,
         is_repeated: bool = False,
+        at_root: bool = False,
     ) -> list[Tensor]:
         """Add an operation of the trace with other inputs.
 
@@ -60,6 +61,7 @@ class Builder:
             least: the level that it has at least.
             has_effect: whether it is done even if nobody needs its outputs.
             is_repeated: whether every function that needs it has its own.
+            at_root: whether of several processes only the first does it.
         """
         found = {
             key: value
@@ -77,6 +79,7 @@ class Builder:
             has_effect=has_effect,
             is_repeated=is_repeated,
             source=source,
+            at_root=at_root,
         )
 
     def op(
@@ -134,7 +137,7 @@ class Builder:
 
     def exchange(
         self,
-        kind: Literal["sum", "gather", "first", "before"],
+        kind: Literal["sum", "gather", "first", "before", "root"],
         given: Tensor,
         axis: int = 0,
     ) -> Tensor:
@@ -165,6 +168,7 @@ class Builder:
         is_repeated: bool = False,
         functions: Mapping[str, Function | Sequence[Function]] | None = None,
         source: Any = None,
+        at_root: bool = False,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
 
@@ -179,6 +183,7 @@ class Builder:
             functions: functions that it calls, by the attributes that name
                 them.
             source: the operation of the trace that it stands for.
+            at_root: whether of several processes only the first does it.
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
@@ -194,6 +199,7 @@ class Builder:
             is_repeated,
             functions or {},
             source,
+            at_root,
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(

@@ -134,6 +134,9 @@ class Inputs:
         is_first: of each tower: whether it is the first.
         sizes: other sizes of rows, which all have: that of axis a of input k by
             ``k.a``.
+        copies: for some of the inputs, which are handles of variables, by their
+            numbers: of each tower: the handle of its own copy. The common
+            handle is that of the first tower's.
     """
 
     of_graph: Sequence[Tensor]
@@ -141,6 +144,7 @@ class Inputs:
     total: Tensor
     is_first: Tensor
     sizes: Mapping[str, Tensor]
+    copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

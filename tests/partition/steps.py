@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import partitioned
+from keras_towers.partition.effects import is_variable, variable_spec
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import on_towers
 
@@ -19,9 +20,10 @@ class Step:
     Args:
         function: takes a batch and returns logs, such as ``train_step``.
         batch: says of what shapes and dtypes batches are.
+        mirrored: whether each tower has its own copies of variables.
     """
 
-    def __init__(self, function, batch):
+    def __init__(self, function, batch, mirrored=False):
         leaves = tf.nest.flatten(batch, expand_composites=True)
         count = examples_in(batch)
         is_row = [leaf.shape[:1] == [count] for leaf in leaves]
@@ -47,14 +49,49 @@ class Step:
         layouts = [Sharded(0) if row else REPLICATED for row in is_row]
         layouts += [REPLICATED] * len(self._captured)
         wanted = tf.nest.flatten(self._logs)
-        self.program = partitioned(self.graph, layouts, wanted)
+        self._variables = {
+            index: variable_spec(inside)
+            for index, inside in enumerate(self.graph.inputs)
+            if mirrored and index >= len(is_row) and is_variable(inside)
+        }
+        self.program = partitioned(
+            self.graph,
+            layouts,
+            wanted,
+            mirrored=[k in self._variables for k in range(len(layouts))],
+        )
         self._is_row = is_row
+        self._copies = {}
         self._run = tf.function(self._step, autograph=False)
 
     def _step(self, parts, counts):
         given = [*parts, *([tensor] for tensor in self._captured)]
-        found = on_towers(self.program, given, counts)
+        copies = {
+            index: [handle, *(variable.handle for variable in variables)]
+            for index, (handle, variables) in self._copies[counts].items()
+        }
+        found = on_towers(self.program, given, counts, copies=copies)
         return tf.nest.pack_sequence_as(self._logs, found)
+
+    def _of_towers(self, count):
+        """Return handles of the model's variables, and the others' copies."""
+        found = {}
+        for index, (dtype, shape) in self._variables.items():
+            handle = self._captured[index - len(self._is_row)]
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            variables = [
+                tf.Variable(value, shape=shape) for _ in range(1, count)
+            ]
+            found[index] = handle, variables
+        return found
+
+    def _mirrored(self, counts):
+        """Yield each variable's value, and the others' copies."""
+        for index, (handle, variables) in self._copies[counts].items():
+            dtype, _ = self._variables[index]
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            for variable in variables:
+                yield value, variable
 
     def __call__(self, batch, counts):
         """Take a step on the parts of a batch; return its logs."""
@@ -66,7 +103,15 @@ class Step:
             else [leaf]
             for leaf, row in zip(leaves, self._is_row, strict=True)
         ]
-        return self._run(parts, tuple(counts))
+        counts = tuple(counts)
+        if counts not in self._copies:
+            self._copies[counts] = self._of_towers(len(counts))
+        for value, variable in self._mirrored(counts):
+            variable.assign(value)
+        logs = self._run(parts, counts)
+        for value, variable in self._mirrored(counts):
+            np.testing.assert_array_equal(value, variable)
+        return logs
 
 
 def examples_in(batch):
@@ -82,11 +127,12 @@ def uneven(count):
 
 
 @contextlib.contextmanager
-def laid_out(made):
+def laid_out(made, mirrored=False):
     """Have Keras's ``fit`` train by towers in a block.
 
     Args:
         made: gets the steps that are traced.
+        mirrored: whether each tower has its own copies of variables.
     """
 
     def make_train_function(model, force=False):
@@ -99,7 +145,7 @@ def laid_out(made):
                 for leaf in tf.nest.flatten(batch, expand_composites=True)
             )
             if key not in steps:
-                steps[key] = Step(model.train_step, batch)
+                steps[key] = Step(model.train_step, batch, mirrored)
                 made.append(steps[key])
             return steps[key](batch, uneven(count))
 

@@ -15,11 +15,14 @@ from tests.splitting.trial import TOLERANCE, between, trained
 DRAWN = 20
 
 
-@pytest.mark.parametrize("name", some_of(STEPS, DRAWN))
-def test_a_step_as_users_write_it(name):
+_WAYS = [(name, mirrored) for name in STEPS for mirrored in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "mirrored"), some_of(_WAYS, DRAWN))
+def test_a_step_as_users_write_it(name, mirrored):
     step, made = STEPS[name], []
     one = trained(step, contextlib.nullcontext())
-    many = trained(step, laid_out(made))
+    many = trained(step, laid_out(made, mirrored))
     assert made
     assert one.keys() == many.keys()
     off = {key: between(one[key], many[key]) for key in one}
