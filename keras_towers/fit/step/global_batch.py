@@ -129,7 +129,11 @@ class GlobalStep:
         captures = [_inside(tensor) for tensor in traced.captures]
         layouts = [*divided.layouts, *(REPLICATED for _ in captures)]
         program = partitioned(
-            traced.graph, layouts, traced.results, traced.updating()
+            traced.graph,
+            layouts,
+            traced.results,
+            traced.updating(),
+            ranks=transport.size > 1,
         )
         common, towers = divided.given(program.inputs, transport.rank == 0)
         first = len(divided.layouts)

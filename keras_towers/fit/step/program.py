@@ -102,7 +102,9 @@ class TowerProgram:
             ]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
-                found = emit(common_here, known, made, program.graphs)
+                found = emit(
+                    common_here, known, made, program.graphs, order.gate
+                )
             known.update(zip(made, found, strict=True))
             if level.function is not None:
                 for device, values in zip(devices, own, strict=True):

@@ -21,7 +21,11 @@ _UNLIKE = "the ranks do not have the same step"
 
 
 class StepOrder:
-    """Order and agreement of the ranks' steps."""
+    """Order and agreement of the ranks' steps.
+
+    Attributes:
+        gate: the tensors for which a step waits before it begins.
+    """
 
     # TensorFlow may overlap steps of one function that no variable orders; two
     # collectives would then be in flight with the same key. And if ranks had
@@ -32,7 +36,7 @@ class StepOrder:
         self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
         self._traced: dict[int, list[str]] = {}
         self._begun = 0
-        self._gate: list[Any] = []
+        self.gate: list[Any] = []
         self._batch: list[Any] = []
         # Of a step that has been compared with those of the other ranks.
         self._alike: list[Any] | None = None
@@ -41,12 +45,15 @@ class StepOrder:
     def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
-        self._gate = []
+        self.gate = []
         if self._transport.size == 1:
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
-        self._gate = [self._turn.read_value()]
-        with tf.control_dependencies(self._gate):
+        self.gate = [self._turn.read_value()]
+        return self._gated(batch)
+
+    def _gated(self, batch: Any) -> Any:
+        with tf.control_dependencies(self.gate):
             batch = _identity(batch)
         self._batch = _tensors(batch)
         return batch
@@ -56,7 +63,7 @@ class StepOrder:
         """Order all operations of a step, even those without a batch."""
         self._alike, self._exchanged = None, []
         try:
-            with tf.control_dependencies(self._gate):
+            with tf.control_dependencies(self.gate):
                 yield
         finally:
             self._alike, self._batch = None, []
@@ -64,10 +71,9 @@ class StepOrder:
     def behind(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
         """Return the batch of a step that begins when a tensor is ready."""
         # What is called with it waits only for its arguments, once inlined.
-        with tf.control_dependencies(self._gate):
-            self._gate = [before()]
-        with tf.control_dependencies(self._gate):
-            return _identity(batch)
+        with tf.control_dependencies(self.gate):
+            self.gate = [before()]
+        return self._gated(batch)
 
     def compare(self, described: Sequence[str]) -> None:
         """Have what ranks exchange in a step wait until all have the same."""
@@ -106,12 +112,9 @@ class StepOrder:
             self._transport, [mine * tf.cast(here, tf.int64)]
         )
         total = tf.reduce_sum(counts)
-        self._gate = [_end_of_data_if(total <= 0)]
-        with tf.control_dependencies(self._gate):
-            return _identity(batch)._replace(
-                total=tf.identity(total),
-                start=tf.reduce_sum(counts[: self._transport.rank]),
-            )
+        self.gate = [_end_of_data_if(total <= 0)]
+        start = tf.reduce_sum(counts[: self._transport.rank])
+        return self._gated(batch._replace(total=total, start=start))
 
     def reduce(
         self,
