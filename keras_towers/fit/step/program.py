@@ -97,9 +97,7 @@ class TowerProgram:
         known = dict(common)
         own = [dict(values) for values in towers]
         for number, level in enumerate(self._levels):
-            common_here = [
-                o for o in level.common if is_root or not o.at_root
-            ]
+            common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
                 found = emit(
