@@ -38,7 +38,8 @@ def emit(
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
     names: dict[int, str] = {}
-    gates = {f"^gate{k}": tensor for k, tensor in enumerate(after)}
+    acts = any(operation.has_effect for operation in operations)
+    gates = {f"^gate{k}": tensor for k, tensor in enumerate(after) if acts}
     inputs: dict[str, Any] = {**gates}
     known: dict[Tensor, str] = {}
 

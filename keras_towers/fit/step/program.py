@@ -155,8 +155,9 @@ class TowerProgram:
                 else []
                 for e in found
             ]
-            results = exchanged(found, order.ready(every), transport)
-            order.note(results)
+            results = order.exchange(
+                every, lambda given: exchanged(found, given, transport)
+            )
         for exchange, result in zip(found, results, strict=True):
             if exchange.result.on_towers:
                 for values, mine in zip(own, result, strict=True):

@@ -79,16 +79,20 @@ class StepOrder:
         """Have what ranks exchange in a step wait until all have the same."""
         self._alike = self._compared(described)
 
-    def ready(self, tensors: Any) -> Any:
-        """Return what may be exchanged once ranks are found to do the same."""
+    def exchange(
+        self,
+        given: Sequence[Sequence[Any]],
+        exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
+    ) -> list[Any]:
+        """Exchange what towers have, once ranks are found to do the same."""
+        # Those of a step that concerns no other rank are its own.
         if not self._alike:
-            return tensors
+            return exchange(given)
         with tf.control_dependencies(self._alike):
-            return _identity(tensors)
-
-    def note(self, exchanged: Any) -> None:
-        """Have every rank exchange something, even if it does not need it."""
-        self._exchanged += _tensors(exchanged)
+            results = exchange(_identity(given))
+        # Every rank takes part, even if it does not need the result.
+        self._exchanged += _tensors(results)
+        return results
 
     def end(self, result: Any) -> Any:
         """Let the next step begin, and return the result of this one."""
@@ -127,9 +131,10 @@ class StepOrder:
             return [list(row) for row in rows]
         if self._transport.size == 1:
             return reduction(rows)
-        if self._alike is not None:
-            return reduction(self.ready(rows))
-        with tf.control_dependencies(self._compared(described)):
+        alike = self._alike
+        if alike is None:
+            alike = self._compared(described)
+        with tf.control_dependencies(alike):
             return reduction(_identity(rows))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
