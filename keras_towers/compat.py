@@ -186,6 +186,10 @@ FuncGraph = resolve(
     f"{_TF}.framework.func_graph:FuncGraph",
     "_create_op_internal _functions _get_function _add_function_recursive",
 )
+AutomaticControlDependencies = resolve(
+    f"{_TF}.framework.auto_control_deps:AutomaticControlDependencies",
+    "ops_which_must_run",
+)
 _CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
 ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
 WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")

@@ -114,7 +114,10 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
             tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
             for tensor in function.inputs
         }
-        outputs = emit(function.operations, given, function.outputs, graphs)
+        # What uses the same variables happens in its order.
+        with compat.AutomaticControlDependencies() as ordered:
+            outputs = emit(function.operations, given, function.outputs, graphs)
+    graph.control_outputs.extend(ordered.ops_which_must_run)
     graph.inputs = list(given.values())
     graph.outputs = outputs
     graph.structured_outputs = outputs

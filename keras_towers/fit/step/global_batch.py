@@ -125,21 +125,30 @@ class GlobalStep:
         transport: Transport,
         share: Any,
     ) -> Any:
-        traced = trace(step, divided.whole, kind, self.update)
+        copies = self.update.copies
+        with copies.first_seen():
+            traced = trace(step, divided.whole, kind, self.update)
         captures = [_inside(tensor) for tensor in traced.captures]
-        layouts = [*divided.layouts, *(REPLICATED for _ in captures)]
+        handles = copies.handles()
+        mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
+        first = len(divided.layouts)
         program = partitioned(
             traced.graph,
-            layouts,
+            [*divided.layouts, *(REPLICATED for _ in captures)],
             traced.results,
             traced.updating(),
             ranks=transport.size > 1,
+            mirrored=[False] * first + [m is not None for m in mirrors],
         )
         common, towers = divided.given(program.inputs, transport.rank == 0)
-        first = len(divided.layouts)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
+        for index, tensor in program.inputs.copies.items():
+            for own, handle in zip(
+                towers, mirrors[index - first] or (), strict=True
+            ):
+                own[tensor] = _inside(handle)
         ready = TowerProgram(program, self._way())
         if transport.size > 1:
             self.order.compare([*ready.described(), *traced.described()])

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.partition import Updating
@@ -108,7 +109,10 @@ class Trace:
 
 
 def trace(
-    step: Callable[[Any], Any], batch: Any, kind: str, towers: Any
+    step: Callable[[Any], Any],
+    batch: Any,
+    kind: str,
+    update: UpdateOnce,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -116,7 +120,7 @@ def trace(
         step: a function of a batch.
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
-        towers: takes what the step asks for in its context.
+        update: the update of the strategy whose towers will divide it.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
@@ -131,7 +135,15 @@ def trace(
         def note(call: UpdateCall) -> None:
             updates.append(TracedUpdate(call, _stand_in(call)))
 
-        with traced.tracing(traced.Tracing(graph, kind, note, towers)):
+        own = update.config.batch_norm == "tower"
+        tracing = traced.Tracing(
+            training=kind in TRAINING,
+            update=update,
+            apply=note,
+            graph=graph,
+            own_statistics=own,
+        )
+        with traced.tracing(tracing):
             return step(data)
 
     with compat.single_device_mode():
