@@ -79,12 +79,22 @@ class Adoption:
 
     def made_variable(self, variable: keras.Variable) -> None:
         """Register a variable that was created in the scope."""
+        if (
+            self._config.peers.size == 1
+            and variable.aggregation == "sum"
+            and not variable.trainable
+        ):
+            # What replicas add to one variable is the sum of what they add to
+            # several; TensorFlow rounds when it divides a number over them.
+            self._update.copies.hold_once(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
+        for variable in optimizer.variables:
+            self._update.copies.hold_once(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
