@@ -77,16 +77,19 @@ class Adoption:
         if self._keeps and self._tracks and home_of(model) is None:
             self._compiled.add(model)
 
+    def makes_once(self, variable: keras.Variable) -> bool:
+        """Whether a variable that is created in the scope exists once."""
+        # Also in a custom loop: only optimizers write weights, on the sums of
+        # gradients, and what replicas add to one variable is the sum of what
+        # they would add to several. TensorFlow could take no gradient of
+        # weights with copies outside of replicas, and rounds what it divides.
+        if self._update.copies.mirrors:
+            return False
+        adds = variable.aggregation == "sum" and self._config.peers.size == 1
+        return variable.trainable or adds
+
     def made_variable(self, variable: keras.Variable) -> None:
         """Register a variable that was created in the scope."""
-        if (
-            self._config.peers.size == 1
-            and variable.aggregation == "sum"
-            and not variable.trainable
-        ):
-            # What replicas add to one variable is the sum of what they add to
-            # several; TensorFlow rounds when it divides a number over them.
-            self._update.copies.hold_once(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
