@@ -157,9 +157,7 @@ _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 # TensorFlow: functions, their graphs, and how these are optimised.
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
-Function = resolve(
-    f"{_FUNCTION}.polymorphic_function:Function", "__call__"
-)
+Function = resolve(f"{_FUNCTION}.polymorphic_function:Function", "__call__")
 function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
 resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
@@ -309,9 +307,9 @@ loss_module = resolve(
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__init__ __getattribute__ apply apply_gradients scale_loss "
+    "__init__ __getattribute__ build apply apply_gradients scale_loss "
     "finalize_variable_values _get_variable_index _backend_update_step "
-    "_trainable_variables _iterations _learning_rate use_ema "
+    "_variables _trainable_variables _iterations _learning_rate use_ema "
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )

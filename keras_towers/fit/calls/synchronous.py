@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 from keras_towers.fit import errors
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks

@@ -245,4 +245,4 @@ def _made_variable(
     once = across and adoption.makes_once(variable)
     with compat.single_device_mode() if once else contextlib.nullcontext():
         original(variable, value)
-    adoption.made_variable(variable)
+    adoption.made_variable(variable, once)

@@ -4,7 +4,6 @@ import keras
 import tensorflow as tf
 
 
-
 class Acts(keras.layers.Layer):
     """Does what a function does."""
 

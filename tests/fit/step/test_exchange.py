@@ -46,7 +46,9 @@ class Rank(SingleProcess):
 
 def exchange(kind, dtype, rank, axis=0):
     tensors = [
-        Tensor(tf.as_dtype(dtype), tf.TensorShape([None] * rank), on_towers=True)
+        Tensor(
+            tf.as_dtype(dtype), tf.TensorShape([None] * rank), on_towers=True
+        )
         for _ in range(2)
     ]
     return Exchange(kind, *tensors, axis)

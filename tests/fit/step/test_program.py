@@ -21,7 +21,7 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
     graph = compat.func_graph_from_py_func("step", step, [SPEC], {})
     layouts = layouts_of(SPEC)
     updating = dict.fromkeys(updates, Updating([], None))
-    wanted = [t for t in graph.outputs]
+    wanted = list(graph.outputs)
     laid_out = partitioned(graph, layouts, wanted, updating)
 
     @tf.function
@@ -29,9 +29,7 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
         divided = DividedBatch(batches.split(x, towers), SPEC, layouts)
         common, own = divided.given(laid_out.inputs, True)
         ready = TowerProgram(laid_out, way, devices[0])
-        return ready.run(
-            common, own, devices[:towers], SingleProcess(), update
-        )
+        return ready.run(common, own, devices[:towers], SingleProcess(), update)
 
     concrete = run.get_concrete_function(SPEC)
     return concrete(X), concrete.graph
@@ -71,9 +69,7 @@ def test_what_all_share_is_computed_once(devices):
 
     (found,), graph = on_towers(step, 3, devices)
     np.testing.assert_allclose(found, step(tf.constant(X)), rtol=1e-6)
-    drawn = [
-        op for op in graph.get_operations() if "RandomNormal" in op.type
-    ]
+    drawn = [op for op in graph.get_operations() if "RandomNormal" in op.type]
     assert len(drawn) == 1
 
 
@@ -96,9 +92,7 @@ def test_updates_get_parts_or_what_all_have(devices):
         tf.debugging.assert_near(total, tf.reduce_sum(X**2, 0))
         tf.debugging.assert_equal(wholes[1], tf.reduce_max(X, 0))
 
-    (found,), _ = on_towers(
-        step, 3, devices, updates=["update"], update=update
-    )
+    (found,), _ = on_towers(step, 3, devices, updates=["update"], update=update)
     np.testing.assert_allclose(found, X.sum(), rtol=1e-5)
     assert seen == ["update"]
 
