@@ -14,10 +14,12 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers._notices import is_news
 from keras_towers.fit.context import marks
+from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.ranks import SameBatches
+from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
@@ -70,29 +72,31 @@ class GlobalStep:
             model: the model that it is a step of.
             kind: the method of Keras that it belongs to.
         """
-        if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model)
         whole = data_lib.is_whole(batch)
-        given = batch
+        given, transport = batch, self._transport_of(kind)
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+        if tf.executing_eagerly():
+            if self.same is not None and whole:
+                self.same.check(given)
+            return self._on_one_device(step, given, model, kind, transport)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
             batch = self.order.behind(check, batch)
-        batch = self._with_total(batch)
+        batch = self._with_total(batch, kind)
         batch, share = self._of_this_process(batch, kind)
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
         divided = DividedBatch(batch, spec, layouts_of(spec))
-        recorded = model if kind in ("fit", "train_on_batch") else None
+        recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, model, kind, share)
+            result = self._divided(step, divided, model, kind, transport, share)
         return self.order.end(result)
 
     @property
@@ -102,12 +106,22 @@ class GlobalStep:
         return self.config.batches == "split" and not apart
 
     def _on_one_device(
-        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        model: keras.Model,
+        kind: str,
+        transport: Transport,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
         _say_once(model.name, self.config.name)
-        with compat.single_device_mode():
-            return step(data_lib.as_one_batch(self.config, batch))
+        whole = data_lib.as_one_batch(self.config, batch)
+        is_global = data_lib.is_whole(batch) and self.config.batches == "split"
+        if transport.size > 1 and not is_global:
+            whole = joined(whole, transport)
+        alone = contexts.training_alone.filled(kind in TRAINING)
+        with compat.single_device_mode(), alone:
+            return step(whole)
 
     def _divided(
         self,
@@ -115,12 +129,13 @@ class GlobalStep:
         divided: DividedBatch,
         model: keras.Model,
         kind: str,
+        transport: Transport,
         share: Any,
     ) -> Any:
         copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
             traced = trace(step, divided.whole, kind, self.update, xla)
-        config, transport = self.config, self._transport_of(kind)
+        config = self.config
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
@@ -133,6 +148,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        description.note(config, kind, model.name, program)
         common, towers = divided.given(program.inputs, transport.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
@@ -147,11 +163,14 @@ class GlobalStep:
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
             trainers.log_without_xla(model, kind in TRAINING, why)
+        if transport.size > 1:
+            self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(
             common,
             towers,
-            config.devices,
+            self.config.devices,
             transport,
+            self.order,
             functools.partial(self._update, traced, share),
         )
         return traced.filled(results)
@@ -183,7 +202,8 @@ class GlobalStep:
     def _transport_of(self, kind: str) -> Transport:
         """Return what connects the processes in steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
-        return SingleProcess() if apart else self.config.transport
+        alone = apart or self._counts_alone(kind)
+        return SingleProcess() if alone else self.config.transport
 
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
@@ -202,7 +222,15 @@ class GlobalStep:
             rounds.begin_step(share)
         return batch._replace(total=here, start=0), share
 
-    def _with_total(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+    def _counts_alone(self, kind: str) -> bool:
+        """Whether only the examples of this process count."""
+        # Ranks with data of their own predict that.
+        own = self.config.batches == "each" and kind.startswith("predict")
+        return own or self.config.transport.size == 1
+
+    def _with_total(
+        self, batch: data_lib.TowerBatch, kind: str
+    ) -> data_lib.TowerBatch:
         """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
@@ -211,7 +239,7 @@ class GlobalStep:
             here = sum(counts)
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if self.config.transport.size == 1:
+        if self._counts_alone(kind):
             return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
 

@@ -66,6 +66,10 @@ class Trace:
             self.output, leaves, expand_composites=True
         )
 
+    def described(self) -> list[str]:
+        """Describe the gradients of the updates, in their order."""
+        return [text for u in self.updates for text in u.call.described()]
+
     def updating(self) -> dict[str, Updating]:
         """Return what the operations mean that stand for updates."""
         return {u.name: self._updating(u.call) for u in self.updates}
