@@ -36,11 +36,6 @@ class DividedBatch:
     whole: Any
     layouts: Sequence[InputLayout]
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether any of its tensors has a row for each example."""
-        return any(layout != REPLICATED for layout in self.layouts)
-
     def given(
         self, inputs: Inputs, first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:

@@ -18,11 +18,22 @@ TowerOf: TypeAlias = int | Callable[[Any], int]
 """A tower; or what returns that of a variable with copies on all."""
 
 
+class Mirrored(compat.MirroredVariable):
+    """A variable with a copy on each tower."""
+
+    @property
+    def handle(self) -> Any:
+        """That of the copy of this replica; outside of replicas the first."""
+        if tf.distribute.in_cross_replica_context():
+            return self.values[0].handle
+        return super().handle
+
+
 def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
     """Return a variable and copies of it on the other towers, as one."""
     start = primary.read_value()
     others = [_copy(primary, start, device) for device in config.devices[1:]]
-    return compat.MirroredVariable(
+    return Mirrored(
         config.strategy,
         [primary, *others],
         tf.VariableAggregation.ONLY_FIRST_REPLICA,
