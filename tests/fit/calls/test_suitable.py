@@ -1,4 +1,4 @@
-"""Models that cannot run on parts of a batch are refused before they train."""
+"""Models that are made for one number of rows train as on one device."""
 
 import keras
 import numpy as np
@@ -7,8 +7,9 @@ import pytest
 import keras_towers as kt
 from tests.kit.compare import assert_exact
 
-X = np.ones((8, 3, 3), "float32")
-Y = np.ones((8, 2), "float32")
+random = np.random.default_rng(0)
+X = random.normal(size=(12, 3, 3)).astype("float32")
+Y = random.normal(size=(12, 2)).astype("float32")
 
 
 def recurrent(**options):
@@ -16,40 +17,11 @@ def recurrent(**options):
     model = keras.Sequential(
         [
             keras.Input((3, 3), batch_size=4),
-            keras.layers.SimpleRNN(2, unroll=True, **options),
+            keras.layers.SimpleRNN(2, **options),
         ]
     )
     model.compile("sgd", "mse")
     return model
-
-
-def test_stateful():
-    model = recurrent(stateful=True)
-    before = model.get_weights()
-    for kind, data in (
-        ("fit", (X, Y)),
-        ("evaluate", (X, Y)),
-        ("predict", (X,)),
-    ):
-        with (
-            pytest.raises(kt.TowerError, match="stateful.*one device"),
-            kt.TowerStrategy(2),
-        ):
-            getattr(model, kind)(*data, batch_size=4, verbose=0)
-    np.testing.assert_equal(model.get_weights(), before)
-    # It trains as ever on one device, and on one tower.
-    model.fit(X, Y, batch_size=4, verbose=0)
-    with kt.TowerStrategy(1):
-        model.fit(X, Y, batch_size=4, verbose=0)
-
-
-def test_fixed_batch_size():
-    # Most layers run on parts of it all the same.
-    assert_exact(
-        recurrent,
-        lambda model: model.fit(X, Y, batch_size=4, shuffle=False, verbose=0),
-        kt.TowerStrategy(2),
-    )
 
 
 class Fixed(keras.layers.Layer):
@@ -62,10 +34,34 @@ class Fixed(keras.layers.Layer):
         return keras.ops.reshape(x, (self.rows, -1))[:, :2]
 
 
-def test_an_error_tells_of_a_fixed_batch_size():
+def fixed():
     inputs = keras.Input((3, 3), batch_size=4)
-    model = keras.Model(inputs, Fixed()(inputs))
-    with pytest.raises(Exception) as caught, kt.TowerStrategy(2):
-        model.predict(X, batch_size=4, verbose=0)
-    (note,) = [n for n in caught.value.__notes__ if "rows" in n and "4" in n]
-    assert "exactly 4 rows" in note and "without batch_size" in note
+    keras.utils.set_random_seed(1)
+    outputs = Fixed()(keras.layers.Dense(3)(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    return model
+
+
+def act(model):
+    options = {"batch_size": 4, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, shuffle=False, **options)
+    return [
+        history.history,
+        model.evaluate(X, Y, **options),
+        model.predict(X, **options),
+    ]
+
+
+@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_state_for_each_row_of_the_batch(towers, unroll):
+    def stateful():
+        return recurrent(stateful=True, unroll=unroll)
+
+    assert_exact(stateful, act, kt.TowerStrategy(towers))
+
+
+@pytest.mark.parametrize("make", [recurrent, fixed])
+def test_a_fixed_size_of_the_batch(make):
+    assert_exact(make, act, kt.TowerStrategy(3))
