@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import ml_dtypes
@@ -20,8 +20,6 @@ from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import state, trainers
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
-
-_Values: TypeAlias = dict[str, Any]
 
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
@@ -146,9 +144,9 @@ def _results(
     data: tf.data.Dataset,
     strategy: BaseStrategy | None = None,
     before_step: Callable[[keras.Model], None] = lambda model: None,
-) -> _Values:
+) -> dict[str, Any]:
     """Return the logs of each step of ``fit``, and all variables after it."""
-    found: _Values = {}
+    found: dict[str, Any] = {}
 
     def note(batch: int, logs: Any = None) -> None:
         for path, value in keras.tree.flatten_with_path(logs or {}):
@@ -163,7 +161,8 @@ def _results(
         with strategy or contextlib.nullcontext():
             # Not the attribute of a model that was made on towers, which takes
             # it back to them.
-            type(model).fit(model, data, callbacks=[noting], verbose=0)
+            options: Any = {"verbose": 0, "shuffle": False}
+            type(model).fit(model, data, callbacks=[noting], **options)
         # State of metrics and of draws is not compared: what it results in is.
         all_of = state.collect(model)
         skipped = {id(v) for v in (*all_of.seeds, *all_of.metrics)}
@@ -176,7 +175,9 @@ def _results(
     return found
 
 
-def _differences(one: _Values, other: _Values) -> dict[str, float]:
+def _differences(
+    one: dict[str, Any], other: dict[str, Any]
+) -> dict[str, float]:
     """Return the relative differences of what both have, by name."""
     found = {}
     for name in filter(other.__contains__, one):
@@ -189,7 +190,7 @@ def _differences(one: _Values, other: _Values) -> dict[str, float]:
 
 def _change_last_bits(model: keras.Model) -> None:
     """Change weights by a unit in the last place, up and down by turns."""
-    types = {layer.compute_dtype for layer in model._flatten_layers()}
+    types = {layer.compute_dtype for layer in compat.layers_of(model)}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
     for variable in model.trainable_variables:
@@ -200,7 +201,7 @@ def _change_last_bits(model: keras.Model) -> None:
 
 def _variables(model: keras.Model) -> list[Any]:
     """Return all variables of a model and its training."""
-    leaves = attributes.leaves(list(map(vars, model._flatten_layers())))
+    leaves = attributes.leaves(list(map(vars, compat.layers_of(model))))
     plain = [leaf for leaf in leaves if isinstance(leaf, tf.Variable)]
     return [*state.collect(model).everything(), *plain]
 
@@ -209,7 +210,7 @@ def _variables(model: keras.Model) -> list[Any]:
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
     """Put variables, attributes and random states back after a block."""
     values = [(variable, variable.numpy()) for variable in _variables(model)]
-    parts: list[Any] = [*model._flatten_layers()]
+    parts: list[Any] = compat.layers_of(model)
     inside = [value for part in parts for value in vars(part).values()]
     parts += [value for value in inside if isinstance(value, _OF_COMPILE)]
     parts += [*state.collect(model).optimizers, *model.metrics]

@@ -14,8 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -112,7 +114,12 @@ def _laid_out(
     is_first = Tensor(tf.bool, number, on_towers=True)
     sizes: dict[str, Tensor] = {}
     given = [
-        Tensor(t.dtype, local_shape(t.shape, layout), layout != REPLICATED)
+        Tensor(
+            t.dtype,
+            local_shape(t.shape, layout),
+            layout != REPLICATED,
+            handle=_handle(t),
+        )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
     count = next(
@@ -124,7 +131,7 @@ def _laid_out(
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
     copies = {
-        index: Tensor(own.dtype, own.shape, on_towers=True)
+        index: dataclasses.replace(own, on_towers=True)
         for index, own in enumerate(given)
         if mirrored is not None and mirrored[index]
     }
@@ -156,6 +163,12 @@ def _laid_out(
         [o for o in partition.once if id(o) in sources],
     )
     return program, by_name
+
+
+def _handle(tensor: Any) -> Any:
+    """What TensorFlow says of the variable of a handle, if it is one."""
+    is_handle = tensor.dtype == tf.resource and is_variable(tensor)
+    return compat.get_resource_handle_data(tensor) if is_handle else None
 
 
 def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:

@@ -140,8 +140,16 @@ class Builder:
         kind: Literal["sum", "gather", "first", "before", "root"],
         given: Tensor,
         axis: int = 0,
+        size: Any = None,
     ) -> Tensor:
-        """Return what comes of an exchange of what each tower has."""
+        """Return what comes of an exchange of what each tower has.
+
+        Args:
+            kind: what is exchanged, as in ``Exchange``.
+            given: what each tower gives.
+            axis: the axis along which all are joined.
+            size: the size of that axis then, in symbols.
+        """
         if kind == "first" and not self.meets:
             # All have the same: what a tower has itself.
             return given
@@ -154,7 +162,7 @@ class Builder:
             shape = tf.TensorShape(sizes)
         own = kind == "before"
         result = Tensor(given.dtype, shape, own, given.level + 1)
-        self.exchanges.append(Exchange(kind, given, result, axis))
+        self.exchanges.append(Exchange(kind, given, result, axis, size))
         return result
 
     def add(

@@ -110,10 +110,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """
     graph = compat.FuncGraph("towers")
     with graph.as_default():
-        given = {
-            tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
-            for tensor in function.inputs
-        }
+        given = {tensor: _placeholder(tensor) for tensor in function.inputs}
         # What uses the same variables happens in its order.
         with compat.AutomaticControlDependencies() as ordered:
             outputs = emit(function.operations, given, function.outputs, graphs)
@@ -122,3 +119,11 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     graph.outputs = outputs
     graph.structured_outputs = outputs
     return graph
+
+
+def _placeholder(tensor: Tensor) -> Any:
+    """Return what a function is given for a tensor."""
+    result = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+    if tensor.handle is not None:
+        compat.set_handle_data(result, tensor.handle)
+    return result

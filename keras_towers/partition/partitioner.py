@@ -671,12 +671,13 @@ class Partitioner:
     ) -> Tensor:
         axis, build = layout.axis, self.builder
         if layout.blocks == 1:
-            return build.exchange("gather", local, axis)
+            return build.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
         sizes = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
         own = self.times(layout.rows, layout.unit.count)
         split = self.reshaped(local, sizes, axis + 1, own, shape, axis)
-        gathered = build.exchange("gather", split, axis + 1)
+        rows = layout.rows * layout.unit.size
+        gathered = build.exchange("gather", split, axis + 1, rows)
         all_of_them = self.times(layout.count, layout.unit.total)
         joined = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.reshaped(gathered, joined, axis, all_of_them, sizes, axis)

@@ -26,6 +26,7 @@ class Tensor:
         level: the number of exchanges that come before it.
         operation: what makes it; None: it is given, or exchanged.
         index: which of the operation's outputs it is.
+        handle: of what variable it is a handle, as TensorFlow says it.
     """
 
     dtype: Any
@@ -34,6 +35,7 @@ class Tensor:
     level: int = 0
     operation: Operation | None = None
     index: int = 0
+    handle: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -83,12 +85,15 @@ class Exchange:
         given: what each tower gives, or what is computed once.
         result: what comes of it.
         axis: the axis along which they are joined.
+        size: the size of that axis of the result, in symbols; None: each tower
+            gives as much.
     """
 
     kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
+    size: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

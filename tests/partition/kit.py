@@ -1,6 +1,7 @@
 """Runs what one device does on one device and laid out over towers."""
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import laid_out
-from keras_towers.partition.emission import emit
+from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -16,10 +17,12 @@ from keras_towers.partition.layouts import (
     Partial,
     Sharded,
 )
+from keras_towers.partition.program import Function
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
+_numbers = itertools.count()
 _SPECIAL = (tf.resource, tf.variant)
 # One row is broadcast, which changes what the gradient sums over. Of the last
 # two TensorFlow itself says what is not so.
@@ -186,7 +189,8 @@ def on_towers(program, parts, counts, ranks=1, copies=()):
             ]
             _emit(own_ops, program, {}, common)
         for own in towers:
-            _emit([o for o in ops if o.on_towers], program, processes[0], own)
+            own_ops = [o for o in ops if o.on_towers]
+            _emit(own_ops, program, processes[0], own)
         for exchange in program.exchanges:
             if exchange.given.level == level:
                 _exchange(exchange, towers, processes)
@@ -199,8 +203,30 @@ def on_towers(program, parts, counts, ranks=1, copies=()):
 
 def _emit(operations, program, common, own):
     made = [tensor for o in operations for tensor in o.outputs]
-    found = emit(operations, {**common, **own}, made, program.graphs)
+    given = {**common, **own}
+    if any(o.has_effect and o.on_towers for o in operations):
+        # As a function, which has to keep to their order.
+        inputs = _used(operations, given)
+        level = Function(inputs, made, operations)
+        graph = graph_of(level, program.graphs)
+        name = f"level_{next(_numbers)}"
+        function = compat.function_module.from_func_graph(name, graph, {})
+        found = function.call_flat(*(given[t] for t in inputs))
+    else:
+        found = emit(operations, given, made, program.graphs)
     own.update(zip(made, found, strict=True))
+
+
+def _used(operations, given):
+    """What operations use that is given, also by what is repeated."""
+    waiting, used = [t for o in operations for t in o.inputs], {}
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in given:
+            used[tensor] = None
+        elif tensor.operation.is_repeated:
+            waiting += tensor.operation.inputs
+    return list(used)
 
 
 def _exchange(exchange, towers, processes):

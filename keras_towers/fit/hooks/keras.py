@@ -74,8 +74,10 @@ def _install() -> None:
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
     patches.replace(compat.BaseOptimizer, look_up, ours)
     # Keras divides losses by the replicas, also where none of them runs.
-    for name in ("scale_loss", "unscale_loss"):
-        name = f"{name}_for_distribution"
+    for name in (
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    ):
         patches.replace(compat.loss_module, name, _scaled_loss)
     # Its statistics may be those of each tower.
     layer = keras.layers.BatchNormalization

@@ -12,17 +12,21 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import is_news
 from keras_towers.fit.context import marks
+from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
@@ -74,7 +78,7 @@ class GlobalStep:
         if tf.executing_eagerly():
             if self.same is not None and whole:
                 self.same.check(given)
-            return self._on_one_device(step, given, model, transport)
+            return self._on_one_device(step, given, model, kind, transport)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
@@ -92,7 +96,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, kind, transport, share)
+            result = self._divided(step, divided, model, kind, transport, share)
         return self.order.end(result)
 
     @property
@@ -106,6 +110,7 @@ class GlobalStep:
         step: Callable[[Any], Any],
         batch: Any,
         model: keras.Model,
+        kind: str,
         transport: Transport,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
@@ -114,20 +119,23 @@ class GlobalStep:
         is_global = data_lib.is_whole(batch) and self.config.batches == "split"
         if transport.size > 1 and not is_global:
             whole = joined(whole, transport)
-        with compat.single_device_mode():
+        alone = contexts.training_alone.filled(kind in TRAINING)
+        with compat.single_device_mode(), alone:
             return step(whole)
 
     def _divided(
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
+        model: keras.Model,
         kind: str,
         transport: Transport,
         share: Any,
     ) -> Any:
-        copies = self.update.copies
+        copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(step, divided.whole, kind, self.update)
+            traced = trace(step, divided.whole, kind, self.update, xla)
+        config = self.config
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
@@ -140,6 +148,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        description.note(config, kind, model.name, program)
         common, towers = divided.given(program.inputs, transport.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
@@ -149,7 +158,11 @@ class GlobalStep:
                 towers, mirrors[index - first] or (), strict=True
             ):
                 own[tensor] = _inside(handle)
-        ready = TowerProgram(program, self._way())
+        way = "xla" if xla else self._way()
+        ready = TowerProgram(program, way, config.devices[0])
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            trainers.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
             self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(
@@ -231,15 +244,15 @@ class GlobalStep:
         return self.order.count(batch, here)
 
 
-@functools.cache
 def _say_once(model: str, strategy: str) -> None:
-    logger.warning(
-        "model %r runs eagerly, so its steps are not divided: they run as on "
-        "one device under %s. Compile it without run_eagerly=True to train on "
-        "all towers.",
-        model,
-        strategy,
-    )
+    if is_news(("runs eagerly", model, strategy)):
+        logger.warning(
+            "model %r runs eagerly, so its steps are not divided: they run as "
+            "on one device under %s. Compile it without run_eagerly=True to "
+            "train on all towers.",
+            model,
+            strategy,
+        )
 
 
 def _inside(tensor: Any) -> Any:

@@ -9,7 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.step.exchange import exchanged
-from keras_towers.fit.step.function import GraphFunction, Way
+from keras_towers.fit.step.function import (
+    GraphFunction,
+    Uncompilable,
+    Way,
+)
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
@@ -48,11 +52,20 @@ class TowerProgram:
 
     Args:
         program: the program.
-        way: how towers call their functions.
+        way: how towers call their functions; those that XLA cannot compile are
+            called without.
+        device: a tower's device, for which XLA compiles.
+
+    Attributes:
+        not_compiled: why XLA cannot compile functions, if it cannot.
+        compiled: how many functions it compiles.
     """
 
-    def __init__(self, program: Program, way: Way):
+    def __init__(self, program: Program, way: Way, device: str):
         self._program = program
+        self._device = device
+        self.not_compiled: list[str] = []
+        self.compiled = 0
         levels = range(program.levels)
         used = _used(program)
         self._levels = [self._level(level, used, way) for level in levels]
@@ -69,9 +82,23 @@ class TowerProgram:
         inputs = _needed_from_outside(own)
         function = None
         if own:
-            graph = graph_of(Function(inputs, outputs, own), program.graphs)
-            function = GraphFunction(graph, way)
+            body = Function(inputs, outputs, own)
+            function = self._function(body, way)
         return _Level(common, made, function, inputs, outputs)
+
+    def _function(self, body: Function, way: Way) -> GraphFunction:
+        if way == "xla":
+            graph = graph_of(body, self._program.graphs)
+            function = GraphFunction(graph, way)
+            try:
+                function.check_xla(self._device)
+            except Uncompilable as error:
+                self.not_compiled.append(str(error))
+            else:
+                self.compiled += 1
+                return function
+            way = "called"
+        return GraphFunction(graph_of(body, self._program.graphs), way)
 
     def run(
         self,

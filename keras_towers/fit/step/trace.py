@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -113,6 +114,7 @@ def trace(
     batch: Any,
     kind: str,
     update: UpdateOnce,
+    xla: bool = False,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -121,6 +123,7 @@ def trace(
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
         update: the update of the strategy whose towers will divide it.
+        xla: whether XLA is to compile it.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
@@ -143,7 +146,8 @@ def trace(
             graph=graph,
             own_statistics=own,
         )
-        with traced.tracing(tracing):
+        compiled = compat.xla_context() if xla else contextlib.nullcontext()
+        with traced.tracing(tracing), compiled:
             return step(data)
 
     with compat.single_device_mode():
