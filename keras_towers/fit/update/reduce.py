@@ -159,7 +159,6 @@ class UpdateOnce:
         call: UpdateCall,
         rows: Gradients,
         wholes: Sequence[Any] = (),
-        weight: Any = 1,
     ) -> None:
         """Update weights, given what K towers have of N gradients.
 
@@ -167,11 +166,9 @@ class UpdateOnce:
             call: the call of the optimizer.
             rows: K lists of N parts of gradients; None where it is no sum.
             wholes: N gradients that all have; None where there are parts.
-            weight: of this process's gradients among those of others, with
-                which it exchanges nothing in a step.
         """
         wholes = wholes or [None for _ in call.grads]
-        factor = self.config.gradient_factor * weight
+        factor = self.config.gradient_factor
         rows = [_scaled(row, factor) for row in rows]
         whole = dataclasses.replace(call, grads=_scaled(wholes, factor))
         for index, row in enumerate(rows):
