@@ -147,14 +147,20 @@ def masks_are_of_the_own_part_and_warned_of():
 @check
 def sums_over_the_batch_are_of_all_workers():
     """Whatever a loss divides by, and with fewer examples than workers."""
-    loss = keras.losses.MeanSquaredError(reduction="sum")
-    given = {"loss": loss, "optimizer": keras.optimizers.SGD(0.01)}
+
+    def summed():
+        return s.model(
+            keras.layers.Dropout(0.5, seed=1),
+            loss=keras.losses.MeanSquaredError(reduction="sum"),
+            optimizer=keras.optimizers.SGD(0.01),
+        )
+
     x, y, options = s.X[:33], s.Y[:33], {"batch_size": 16, "epochs": 2}
-    mine = s.model(keras.layers.Dropout(0.5, seed=1), **given)
+    mine = summed()
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, x, y, **options)
     assert not messages.have("of its own part")
-    alone = s.model(keras.layers.Dropout(0.5, seed=1), **given)
+    alone = summed()
     if s.RANK == 0:
         s.fit(alone, x, y, **options)
     s.assert_same_model(mine, alone)
