@@ -1,7 +1,7 @@
 """A model with a training step of its own, on towers by one line.
 
-``python examples/own_model.py``. ``kt.verify`` says beforehand whether the step
-gives on towers what it gives on one device.
+``python examples/own_model.py``. ``kt.verify`` measures beforehand how far the
+step on towers is from that on one device.
 """
 
 import keras

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         current_tower,
         run_on_each_tower,
     )
-    from keras_towers.verify import verify
+    from keras_towers.verification import verify
 
 __version__ = "0.1.0"
 
@@ -96,7 +96,7 @@ _NAMES_IN = {
     "strategies.tower": "TowerStrategy",
     "timeline": "Timeline",
     "towers": "CurrentTower current_tower run_on_each_tower",
-    "verify": "verify",
+    "verification": "verify",
 }
 
 

@@ -124,8 +124,6 @@ CULPRIT_S = 10.0
 SERVERS_S = 5.0
 #: Between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
-#: From which on the traces of all towers, one after another, are announced.
-TRACES_S = 10.0
 #: For other ranks to come to a save that rank 0 writes [once for
 #: all](clusters.md).
 SAVE_WAIT_S = 10.0
@@ -135,15 +133,6 @@ SAVE_OWN_S = 1.0
 NAMED = 8
 #: Ranks after its own, at most, that a rank looks at while it waits.
 LOOKED_AT = 32
-#: Bytes for each example, up to which [a metric that is no
-#: sum](exactness.md#custom-training-steps) is given those of the global batch.
-METRIC_BYTES = 2**16
-#: Traces of a step, at most, by which `exact=True` [finds out where towers have
-#: to exchange values](exactness.md#exacttrue).
-JOINING_TRACES = 6
-#: From which on the trace of a step takes too long for [a
-#: rehearsal](exactness.md#rehearsals), which takes about as long.
-REHEARSED_TRACE_S = 30.0
 #: For the build of an engine, which takes minutes.
 BUILD_S = 2 * 3600
 #: For a compiler to say which it is.

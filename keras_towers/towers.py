@@ -70,6 +70,8 @@ def current_tower() -> CurrentTower:
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
     step = traced.current()
+    if step is not None and step.device:
+        return CurrentTower(step.index, step.total, step.device, step.training)
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
         device = traced.short_name(devices_lib.resolve(None)[0])

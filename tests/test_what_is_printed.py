@@ -3,8 +3,6 @@
 Most run in a fresh process, whose C++ code writes what it always writes.
 """
 
-import re
-
 import pytest
 
 from tests.kit import warm
@@ -92,12 +90,10 @@ def test_an_ordinary_program(lines):
     assert towers[0] == HEAD
     # TensorFlow itself says some things once in a process.
     more = [line for line in towers[1:] if line not in plain]
-    # One of its two models runs eagerly: its two steps are not analysed, and
-    # where its draws have rows is seen by their number.
+    # One of its two models runs eagerly, as on one device.
     told = [line for line in more if "eager" in line]
-    assert len(told) == len(set(told)) == 3
-    # On a machine that is busy, towers may take long to prepare.
-    assert {line for line in more if "preparing" not in line} == set(told)
+    assert len(told) == len(set(told)) == 1
+    assert more == told
 
 
 def test_a_traceback_is_as_long_as_in_plain_keras(lines):
@@ -129,7 +125,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 import keras_towers as kt
-from keras_towers import settings
 
 kt.virtual_towers(2)
 x, y = np.ones((4, 2)), np.ones((4, 1))
@@ -161,16 +156,6 @@ for set_up in (
     print("=====", file=sys.stderr)
     with kt.TowerStrategy():
         pass
-
-def loss(y, found):
-    kt.current_tower()  # What asks for it is traced on each tower.
-    return keras.ops.square(y - found)
-
-settings.TRACES_S = 0
-model.compile("sgd", loss)
-print("=====", file=sys.stderr)
-with kt.TowerStrategy():
-    model.fit(x, y, verbose=0, epochs=2)
 """
 
 
@@ -191,12 +176,7 @@ def test_a_notebook_shows_an_error_once(notebook):
 
 
 def test_the_logging_that_a_program_set_up(notebook):
-    _, shown, unshown, logged, _ = notebook[1]
+    _, shown, unshown, logged = notebook[1]
     assert shown == [HEAD]
     assert unshown == []
     assert logged == [f"logged {HEAD}"]
-
-
-def test_a_slow_first_step_is_announced_once(notebook):
-    (said,) = [line for line in notebook[1][-1] if "preparing" in line]
-    assert re.search(r"preparing 2 towers .* took \d+ s", said)

@@ -1,4 +1,4 @@
-"""``keras-towers verify``: whether a model splits over towers."""
+"""``keras-towers verify``: how far towers are from one device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keras_towers import user_functions
-from keras_towers.errors import CompatibilityError, TowerError
+from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
-    from keras_towers.verification.report import Report
+    from keras_towers.verification import Verification
 
 
 def verify(
@@ -27,61 +27,67 @@ def verify(
         ),
     ],
     towers: Annotated[
-        int, typer.Option(help="Number of towers, 2 or more.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            help="Number of towers. By default all GPUs; without any, 2 on "
+            "the CPU, or as many as the function makes."
+        ),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples in a batch of arrays.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="How many steps to rehearse.")] = 3,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="As TowerStrategy(exact=True).")
-    ] = False,
-    summed: Annotated[
-        bool, typer.Option("--sum", help="As TowerStrategy(average=False).")
-    ] = False,
+    steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 3,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="The largest difference that is no failure."),
+    ] = math.inf,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of text.")
     ] = False,
 ) -> None:
-    """Say whether a model trains as on one device, or why not.
+    """Measure how far training on towers is from training on one device.
 
-    Its training step is analysed, and rehearsed on a few batches.
+    A few steps run on both, and their weights and logs are compared.
 
-    The exit code is 0 if it does, 1 if it does not, and 2 if that cannot be
-    found out.
+    The exit code is 0; 1 if the difference is larger than --tolerance; and 2
+    if it cannot be measured.
     """
     try:
-        model, *data = _built(target)
-        from keras_towers import verify as ask
-
-        report = ask(
-            model,
-            *data,
-            towers=towers,
-            batch_size=batch_size,
-            steps=steps,
-            exact=exact,
-            average=not summed,
-        )
-    except CompatibilityError as error:
-        raise TowerError(str(error)) from error
-    if as_json:
-        typer.echo(json.dumps(_told(report), indent=2))
-    else:
-        typer.echo(str(report))
-    if not report.safe:
+        found = _measured(target, towers, batch_size, steps)
+    except TowerError:
+        raise
+    except Exception as error:
+        raise TowerError(
+            f"{target} cannot be measured: {type(error).__name__}: {error}"
+        ) from error
+    typer.echo(_json(dataclasses.asdict(found)) if as_json else str(found))
+    if found.difference > tolerance:
         raise typer.Exit(1)
 
 
-def _told(report: Report) -> dict[str, Any]:
-    told: dict[str, Any] = {"safe": report.safe, "verdict": report.verdict}
-    told |= dataclasses.asdict(report)
-    for finding in told["findings"]:
-        size = finding["difference"]
-        # JSON has no infinity.
-        if size is not None and not math.isfinite(size):
-            finding["difference"] = None
-    return told
+def _measured(
+    target: str, towers: int | None, batch_size: int | None, steps: int
+) -> Verification:
+    import tensorflow as tf
+
+    import keras_towers as kt
+
+    if not tf.config.list_physical_devices("GPU"):
+        kt.virtual_towers(2 if towers is None else towers)
+    model, *data = _built(target)
+    return kt.verify(
+        model,
+        *data,
+        strategy=kt.TowerStrategy(towers),
+        batch_size=batch_size,
+        steps=steps,
+    )
+
+
+def _json(told: dict[str, Any]) -> str:
+    # JSON has no infinity.
+    numbers = {n: v for n, v in told.items() if v != math.inf}
+    return json.dumps({**dict.fromkeys(told), **numbers}, indent=2)
 
 
 def _built(target: str) -> tuple[Any, ...]:

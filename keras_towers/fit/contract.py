@@ -171,16 +171,6 @@ def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
             )
 
 
-def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
-    """Check that all towers have the same ones of N gradients."""
-    names = tuple(f"gradient {index}" for index in range(len(grads)))
-
-    def merge(strategy: Strategy, towers: Any) -> None:
-        check_equal_gradients(strategy.experimental_local_results(towers))
-
-    context.merge_call(merge, args=(NamedGradients(names, list(grads)),))
-
-
 @dataclasses.dataclass(eq=False)
 class UpdateCall(NamedGradients):
     """A call of an optimizer in a step, to update N variables."""

@@ -8,10 +8,44 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.step.batch_norm import PooledBatchNormalization
 from keras_towers.transport import next_key
 from keras_towers.transport.horovod import HorovodTransport
+
+
+class PooledBatchNormalization(keras.layers.BatchNormalization):
+    """``BatchNormalization`` whose statistics several processes pool."""
+
+    def gathered(self, statistics: tf.Tensor) -> tf.Tensor:
+        """Concatenate the processes' rows, [1, 3, channels], with gradients."""
+        raise NotImplementedError
+
+    # Keras's statistics of each process, and the number of their values, are
+    # combined by the rule of Chan, Golub and LeVeque, which does not cancel
+    # where the mean is large.
+    def _moments(
+        self, inputs: tf.Tensor, mask: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        moments = super()._moments(inputs, mask)
+        if compat.in_stateless_scope():  # Keras finds out a shape.
+            return moments
+        mean, variance = (tf.reshape(moment, [-1]) for moment in moments)
+        if mask is None:
+            values = tf.size(inputs)
+        else:
+            of_one = tf.size(inputs) // tf.maximum(tf.size(mask), 1)
+            values = of_one * tf.math.count_nonzero(mask, dtype=tf.int32)
+        count = tf.cast(values / tf.size(mean), mean.dtype)
+        # In a loop no exchange begins before the last step's has ended.
+        with tf.control_dependencies([self.moving_mean._value.read_value()]):
+            mine = tf.stack([mean, variance, tf.ones_like(mean) * count])
+        everyone = self.gathered(mine[tf.newaxis])
+        means, variances, counts = tf.unstack(everyone, axis=1)
+        shares = tf.math.divide_no_nan(counts, tf.reduce_sum(counts, 0))
+        mean = tf.reduce_sum(shares * means, 0)
+        apart = tf.math.squared_difference(means, mean)
+        return mean, tf.reduce_sum(shares * (variances + apart), 0)
 
 
 @keras.saving.register_keras_serializable("keras_towers.horovod")

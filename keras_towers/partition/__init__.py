@@ -8,13 +8,16 @@ exchange in between.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -46,6 +49,8 @@ def partitioned(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, Updating] = NONE,
+    ranks: bool = False,
+    mirrored: Sequence[bool] | None = None,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -54,8 +59,12 @@ def partitioned(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
         updates: the operations that stand for updates of an optimizer, by name.
+        ranks: whether several processes run the program.
+        mirrored: for each of the N inputs: whether it is the handle of a
+            variable of which each tower has its own copy, and all have the
+            same; None: there are none.
     """
-    program, _ = laid_out(graph, layouts, wanted, updates)
+    program, _ = laid_out(graph, layouts, wanted, updates, ranks, mirrored)
     return program
 
 
@@ -64,6 +73,8 @@ def laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, Updating] = NONE,
+    ranks: bool = False,
+    mirrored: Sequence[bool] | None = None,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph; return what is known of its tensors, too.
 
@@ -72,12 +83,19 @@ def laid_out(
         layouts: those of its N inputs.
         wanted: tensors of the graph that are to be known to all.
         updates: the operations that stand for updates of an optimizer, by name.
+        ranks: whether several processes run the program.
+        mirrored: for each of the N inputs: whether it is the handle of a
+            variable of which each tower has its own copy, and all have the
+            same; None: there are none.
     """
+    lay_out = functools.partial(
+        _laid_out, graph, layouts, wanted, updates, ranks, mirrored
+    )
     try:
-        return _laid_out(graph, layouts, wanted, updates, lists=True)
+        return lay_out(lists=True)
     except CannotGather:
         # A list of rows meets what has no rule: then lists are not divided.
-        return _laid_out(graph, layouts, wanted, updates, lists=False)
+        return lay_out(lists=False)
 
 
 def _laid_out(
@@ -85,6 +103,8 @@ def _laid_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, Updating],
+    ranks: bool,
+    mirrored: Sequence[bool] | None,
     lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
@@ -94,7 +114,12 @@ def _laid_out(
     is_first = Tensor(tf.bool, number, on_towers=True)
     sizes: dict[str, Tensor] = {}
     given = [
-        Tensor(t.dtype, local_shape(t.shape, layout), layout != REPLICATED)
+        Tensor(
+            t.dtype,
+            local_shape(t.shape, layout),
+            layout != REPLICATED,
+            handle=_handle(t),
+        )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
     count = next(
@@ -104,13 +129,21 @@ def _laid_out(
     )
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
-    partition = Partitioner(unit, is_first, symbols, builder, lists)
+    partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
+    copies = {
+        index: dataclasses.replace(own, on_towers=True)
+        for index, own in enumerate(given)
+        if mirrored is not None and mirrored[index]
+    }
+    partition.copies = {own: given[k] for k, own in copies.items()}
     values = [
         _value(index, tensor, own, layout, partition, sizes)
         for index, (tensor, own, layout) in enumerate(
             zip(graph.inputs, given, layouts, strict=True)
         )
     ]
+    for index, own in copies.items():
+        values[index].local = own
     partition.sizes.update(sizes)
     partition.updating = updates
     by_name = partition.run(graph, values)
@@ -121,7 +154,7 @@ def _laid_out(
     )
     sources = {id(operation.source) for operation in operations}
     program = Program(
-        Inputs(given, start, total, is_first, sizes),
+        Inputs(given, start, total, is_first, sizes, copies),
         operations,
         exchanges,
         partition.updates,
@@ -130,6 +163,12 @@ def _laid_out(
         [o for o in partition.once if id(o) in sources],
     )
     return program, by_name
+
+
+def _handle(tensor: Any) -> Any:
+    """What TensorFlow says of the variable of a handle, if it is one."""
+    is_handle = tensor.dtype == tf.resource and is_variable(tensor)
+    return compat.get_resource_handle_data(tensor) if is_handle else None
 
 
 def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:

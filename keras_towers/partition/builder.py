@@ -49,6 +49,7 @@ class Builder:
         least: int = 0,
         has_effect: bool = False,
         is_repeated: bool = False,
+        at_root: bool = False,
     ) -> list[Tensor]:
         """Add an operation of the trace with other inputs.
 
@@ -60,6 +61,7 @@ class Builder:
             least: the level that it has at least.
             has_effect: whether it is done even if nobody needs its outputs.
             is_repeated: whether every function that needs it has its own.
+            at_root: whether of several processes only the first does it.
         """
         found = {
             key: value
@@ -77,6 +79,7 @@ class Builder:
             has_effect=has_effect,
             is_repeated=is_repeated,
             source=source,
+            at_root=at_root,
         )
 
     def op(
@@ -134,11 +137,19 @@ class Builder:
 
     def exchange(
         self,
-        kind: Literal["sum", "gather", "first", "before"],
+        kind: Literal["sum", "gather", "first", "before", "root"],
         given: Tensor,
         axis: int = 0,
+        size: Any = None,
     ) -> Tensor:
-        """Return what comes of an exchange of what each tower has."""
+        """Return what comes of an exchange of what each tower has.
+
+        Args:
+            kind: what is exchanged, as in ``Exchange``.
+            given: what each tower gives.
+            axis: the axis along which all are joined.
+            size: the size of that axis then, in symbols.
+        """
         if kind == "first" and not self.meets:
             # All have the same: what a tower has itself.
             return given
@@ -151,7 +162,7 @@ class Builder:
             shape = tf.TensorShape(sizes)
         own = kind == "before"
         result = Tensor(given.dtype, shape, own, given.level + 1)
-        self.exchanges.append(Exchange(kind, given, result, axis))
+        self.exchanges.append(Exchange(kind, given, result, axis, size))
         return result
 
     def add(
@@ -165,6 +176,7 @@ class Builder:
         is_repeated: bool = False,
         functions: Mapping[str, Function | Sequence[Function]] | None = None,
         source: Any = None,
+        at_root: bool = False,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
 
@@ -179,6 +191,7 @@ class Builder:
             functions: functions that it calls, by the attributes that name
                 them.
             source: the operation of the trace that it stands for.
+            at_root: whether of several processes only the first does it.
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
@@ -194,6 +207,7 @@ class Builder:
             is_repeated,
             functions or {},
             source,
+            at_root,
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(

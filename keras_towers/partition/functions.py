@@ -257,8 +257,8 @@ def called(
     given = node.operation.node_def.attr
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
-    handles = [tensor for tensor in inputs if tensor.dtype == tf.resource]
-    least = partition.after(node, handles, True) if handles else 0
+    reads = any(tensor.dtype == tf.resource for tensor in inputs)
+    least = partition.after(node, inputs, True) if reads else 0
     found = partition.builder.add(
         node.type,
         inputs,
@@ -272,10 +272,8 @@ def called(
         functions=functions,
         source=node.operation,
     )
-    if handles:
-        # What is computed once comes first in a level.
-        level = max([least, *(tensor.level for tensor in inputs)])
-        partition.note_use(node, handles, True, level + 1)
+    if reads:
+        partition.note_use(node, inputs, True, least)
     return found
 
 

@@ -16,7 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.effects import (
+    Effect,
+    effect_of,
+    variable_spec,
+    written,
+)
 from keras_towers.partition.factors import Factors, Labels
 from keras_towers.partition.folding import LARGEST, constant, folded
 from keras_towers.partition.layouts import (
@@ -47,7 +53,6 @@ from keras_towers.partition.sizes import own as own_size
 
 # What sizes are computed in.
 SIZE = tf.int64
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 class CannotGather(Exception):
@@ -77,6 +82,7 @@ class Partitioner:
         sizes: symbols of sizes, and what they are: numbers that all have.
         builder: takes the operations.
         lists: whether lists may be divided.
+        ranks: whether several processes run the program.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -84,6 +90,7 @@ class Partitioner:
         updating: the operations that stand for updates, by name.
         updates: the updates of the program.
         values: what is known of the graph that is laid out, by tensors' names.
+        copies: of the towers' own handles of variables the common ones.
     """
 
     def __init__(
@@ -93,23 +100,27 @@ class Partitioner:
         sizes: Mapping[str, Tensor],
         builder: Builder,
         lists: bool = True,
+        ranks: bool = False,
     ):
         self.unit = unit
         self.is_first = is_first
         self.sizes = dict(sizes)
         self.builder = builder
         self.lists = lists
+        self.ranks = ranks
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         self.updating: Mapping[str, Updating] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
+        self.copies: dict[Tensor, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
         # By what they follow from, and by their symbols.
         self._found: dict[Any, FoundUnit] = {}
         self._units: dict[str, FoundUnit] = {}
-        # The levels from which on a resource may be read, and written.
+        # The times from which on a resource may be read, and written: twice
+        # the level, and one more for what towers do.
         self._ready: dict[Any, tuple[int, int]] = {}
         self._least = (0, 0)
 
@@ -192,10 +203,11 @@ class Partitioner:
         keys: list[Any] = list(self._ready)
         if updating.uses is not None:
             keys = [self.values[t.name].whole for t in updating.uses]
-        before = [self._ready.get(key, self._least)[1] for key in keys]
+        # It happens at the end of a level, behind what towers do in it.
+        before = [self._ready.get(key, self._least)[1] // 2 for key in keys]
         level = max([*before, *(tensor.level for tensor in every)], default=0)
         self.updates.append(Update(node.operation.name, every, level))
-        behind = level + 1, level + 1
+        behind = 2 * (level + 1), 2 * (level + 1)
         self._ready.update(dict.fromkeys(keys, behind))
         if updating.uses is None:
             self._least = behind
@@ -396,42 +408,173 @@ class Partitioner:
         """Compute an operation as one device does, for all towers."""
         if any(not v.is_replicated and not v.is_partial for v in inputs):
             self.once.append(node.operation)
-        if self._is_on_towers(node, inputs):
-            own = [self.local(value) for value in inputs]
-            made = self.builder.copy(node.operation, own)
-            return [Value(REPLICATED, local) for local in made]
-        wholes = [self.whole(value) for value in inputs]
-        reads = node.type in _READS
-        effect = node.is_stateful and not reads
-        if effect and not self.builder.meets:
-            raise NeedsExchange
-        least = self.after(node, wholes, reads)
-        results = self.builder.copy(
-            node.operation, wholes, least=least, has_effect=effect
+        effect = effect_of(node.operation)
+        if effect:
+            return self._with_effect(node, inputs, effect)
+        if not self._is_on_towers(node, inputs):
+            given = [self.whole(value) for value in inputs]
+            return [Value(REPLICATED, whole=t) for t in self._done(node, given)]
+        own = [self.local(value) for value in inputs]
+        wholes = [value.whole for value in inputs if value.whole is not None]
+        is_there = len(wholes) == len(own) and (
+            self.after(node, wholes, True) <= self.after(node, own, True)
         )
-        self.note_use(node, wholes, reads, least)
+        results = [Value(REPLICATED, t) for t in self._done(node, own)]
+        if is_there:
+            # What is computed once may need it, too.
+            for value, whole in zip(
+                results, self._done(node, wholes), strict=True
+            ):
+                value.whole = whole
+        return results
+
+    def _with_effect(
+        self, node: Node, inputs: Sequence[Value], effect: Effect
+    ) -> list[Value]:
+        """Do what has an effect as often as one device does, for all."""
+        if not self.builder.meets:
+            raise NeedsExchange
+        variables = written(node.operation)
+        mirrored = [k for k in variables if self._has_local(inputs[k])]
+        if effect is Effect.ALIKE and variables and mirrored == variables:
+            # Each tower writes its own copies.
+            own = [self.local(value) for value in inputs]
+            made = self._done(node, own, reads=False)
+            return [Value(REPLICATED, local) for local in made]
+        at_root = self.ranks and effect is Effect.OUTSIDE
+        wholes = [self.whole(value) for value in inputs]
+        results = self._done(node, wholes, reads=False, at_root=at_root)
+        if at_root:
+            results = [self._from_root(whole) for whole in results]
+        for index in variables if at_root else mirrored:
+            self._copy_to_all(node, index, inputs[index], at_root)
         return [Value(REPLICATED, whole=whole) for whole in results]
 
-    @staticmethod
-    def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
-        """Whether all towers have what little an operation needs.
+    def _done(
+        self,
+        node: Node,
+        given: Sequence[Tensor],
+        reads: bool = True,
+        at_root: bool = False,
+    ) -> list[Tensor]:
+        """Add an operation behind what uses the same resources.
 
-        It is not worth an exchange.
+        Args:
+            node: the operation.
+            given: its inputs.
+            reads: whether it reads resources only.
+            at_root: whether of several processes only the first does it.
         """
-        if node.is_stateful or not all(v.is_replicated for v in inputs):
-            return False
-        sizes = [shape.num_elements() for shape in node.shapes]
-        small = all(size is not None and size <= LARGEST for size in sizes)
-        return small and any(
-            value.layout == REPLICATED and value.whole is None
-            for value in inputs
+        least = self.after(node, given, reads)
+        results = self.builder.copy(
+            node.operation,
+            given,
+            least=least,
+            has_effect=not reads,
+            at_root=at_root,
         )
+        self.note_use(node, given, reads, least)
+        return results
+
+    def _from_root(self, whole: Tensor) -> Tensor:
+        """Return for all processes what the first has computed."""
+        build = self.builder
+        if whole.dtype == tf.resource:
+            # Loops return the handles that they are given.
+            return whole
+        if whole.dtype != tf.variant:
+            return build.exchange("root", whole)
+        # A list of tensors travels as a text.
+        (text,) = build.add(
+            "SerializeTensor",
+            [whole],
+            {"T": attribute(tf.variant)},
+            [(tf.string, tf.TensorShape(()))],
+            at_root=True,
+        )
+        given = build.exchange("root", text)
+        return build.op(
+            "ParseTensor", [given], whole.shape, out_type=tf.variant
+        )
+
+    def _copy_to_all(
+        self, node: Node, index: int, variable: Value, at_root: bool
+    ) -> None:
+        """Have all write what was written once to a variable.
+
+        Args:
+            node: what has written it.
+            index: which of its inputs the variable's handle is.
+            variable: the handle.
+            at_root: whether only the first process has written it.
+        """
+        build, handle = self.builder, self.whole(variable)
+        dtype, shape = variable_spec(node.operation.inputs[index])
+        attributes = {"dtype": attribute(dtype)}
+        (value,) = build.add(
+            "ReadVariableOp",
+            [handle],
+            attributes,
+            [(dtype, shape)],
+            least=self.after(node, [handle], True),
+        )
+        if at_root:
+            value = build.exchange("root", value)
+        given = [self.local(variable), value]
+        attributes["validate_shape"] = attribute(False)
+        least = self.after(node, given, False)
+        build.add(
+            "AssignVariableOp",
+            given,
+            attributes,
+            [],
+            least=least,
+            has_effect=True,
+        )
+        self.note_use(node, given, False, least)
+
+    def _is_on_towers(self, node: Node, inputs: Sequence[Value]) -> bool:
+        """Whether all towers have what an operation needs.
+
+        What little they have is not worth an exchange, and what they have of
+        mirrored variables nobody has to send them.
+        """
+        if not all(value.is_replicated for value in inputs):
+            return False
+        given = list(zip(inputs, node.operation.inputs, strict=True))
+        if any(
+            t.dtype == tf.resource and not self._has_local(v) for v, t in given
+        ):
+            return False
+        own = [(v, t.shape) for v, t in given if self._has_local(v)]
+        small = all(_is_small(shape) for shape in node.shapes)
+        if small and any(value.whole is None for value, _ in own):
+            return True
+        return any(
+            value.whole is not None or not _is_small(shape)
+            for value, shape in own
+        ) and all(
+            self._has_local(v) or _is_small(t.shape) or self._is_repeated(v)
+            for v, t in given
+        )
+
+    @staticmethod
+    def _has_local(value: Value) -> bool:
+        """Whether each tower has the value of one device itself."""
+        return value.layout == REPLICATED and value.local is not None
+
+    @staticmethod
+    def _is_repeated(value: Value) -> bool:
+        """Whether every function that needs a value makes it anew."""
+        operation = None if value.whole is None else value.whole.operation
+        return operation is not None and operation.is_repeated
 
     def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
         """Return the level from which on an operation finds its resources."""
         keys = self._keys(node, given)
         ready = [self._ready.get(key, self._least) for key in keys]
-        return max((own[0] if reads else own[1] for own in ready), default=0)
+        time = max((own[0] if reads else own[1] for own in ready), default=0)
+        return (time + 1 - self._on_towers(given)) // 2
 
     def note_use(
         self,
@@ -442,14 +585,22 @@ class Partitioner:
     ) -> None:
         """Have what uses the same resources later come behind."""
         level = max([least, *(tensor.level for tensor in given)])
+        time = 2 * level + self._on_towers(given)
         for key in self._keys(node, given):
             to_read, to_write = self._ready.get(key, self._least)
-            to_read = to_read if reads else max(to_read, level)
-            self._ready[key] = to_read, max(to_write, level)
+            to_read = to_read if reads else max(to_read, time)
+            self._ready[key] = to_read, max(to_write, time)
+
+    @staticmethod
+    def _on_towers(given: Sequence[Tensor]) -> int:
+        """The part of a level: 0: what is computed once comes first."""
+        return int(any(tensor.on_towers for tensor in given))
 
     def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
         """The resources that an operation uses; None: what has no name."""
-        keys: list[Any] = [t for t in given if t.dtype == tf.resource]
+        keys: list[Any] = [
+            self.copies.get(t, t) for t in given if t.dtype == tf.resource
+        ]
         return keys or ([None] if node.is_stateful else [])
 
     def _complete(
@@ -520,12 +671,13 @@ class Partitioner:
     ) -> Tensor:
         axis, build = layout.axis, self.builder
         if layout.blocks == 1:
-            return build.exchange("gather", local, axis)
+            return build.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
         sizes = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
         own = self.times(layout.rows, layout.unit.count)
         split = self.reshaped(local, sizes, axis + 1, own, shape, axis)
-        gathered = build.exchange("gather", split, axis + 1)
+        rows = layout.rows * layout.unit.size
+        gathered = build.exchange("gather", split, axis + 1, rows)
         all_of_them = self.times(layout.count, layout.unit.total)
         joined = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.reshaped(gathered, joined, axis, all_of_them, sizes, axis)
@@ -749,6 +901,12 @@ class Partitioner:
         dtype = self.local(target).dtype
         cast_ = [self.cast(entry, SIZE) for entry in whole]
         return self.vector(cast_, dtype)
+
+
+def _is_small(shape: tf.TensorShape) -> bool:
+    """Whether it is not worth an exchange."""
+    size = shape.num_elements()
+    return size is not None and size <= LARGEST
 
 
 def static(shape: Sequence[Any]) -> tf.TensorShape:

@@ -26,6 +26,7 @@ class Tensor:
         level: the number of exchanges that come before it.
         operation: what makes it; None: it is given, or exchanged.
         index: which of the operation's outputs it is.
+        handle: of what variable it is a handle, as TensorFlow says it.
     """
 
     dtype: Any
@@ -34,6 +35,7 @@ class Tensor:
     level: int = 0
     operation: Operation | None = None
     index: int = 0
+    handle: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -53,6 +55,7 @@ class Operation:
         functions: functions that it calls, by the attributes that name them,
             one or several.
         source: the operation of the trace that it stands for, if for one.
+        at_root: whether of several processes only the first does it.
     """
 
     type: str
@@ -67,6 +70,7 @@ class Operation:
         default_factory=dict
     )
     source: Any = None
+    at_root: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -76,16 +80,20 @@ class Exchange:
     Attributes:
         kind: ``sum``: the sum of all; ``gather``: all joined along an axis, in
             the order of the towers; ``first``: that of the first tower, as all
-            have the same; ``before``: for each tower the sum of those before.
-        given: what each tower gives.
+            have the same; ``before``: for each tower the sum of those before;
+            ``root``: what the first of several processes has computed once.
+        given: what each tower gives, or what is computed once.
         result: what comes of it.
         axis: the axis along which they are joined.
+        size: the size of that axis of the result, in symbols; None: each tower
+            gives as much.
     """
 
-    kind: Literal["sum", "gather", "first", "before"]
+    kind: Literal["sum", "gather", "first", "before", "root"]
     given: Tensor
     result: Tensor
     axis: int = 0
+    size: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -131,6 +139,9 @@ class Inputs:
         is_first: of each tower: whether it is the first.
         sizes: other sizes of rows, which all have: that of axis a of input k by
             ``k.a``.
+        copies: for some of the inputs, which are handles of variables, by their
+            numbers: of each tower: the handle of its own copy. The common
+            handle is that of the first tower's.
     """
 
     of_graph: Sequence[Tensor]
@@ -138,6 +149,7 @@ class Inputs:
     total: Tensor
     is_first: Tensor
     sizes: Mapping[str, Tensor]
+    copies: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

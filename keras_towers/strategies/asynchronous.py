@@ -13,21 +13,22 @@ from keras_towers.strategies.options import Options, takes_options
 class AsyncTowerStrategy(BaseStrategy):
     """Trains an existing Keras model on towers without synchronizing them.
 
-    There is one copy of the model's weights and of its optimizer's state. Each
-    tower takes the next whole batch, computes gradients with the current
-    weights, and applies them immediately, even if other towers have updated the
-    weights in the meantime. So a slow tower never blocks a fast one, but the
-    weights depend on timing: they are not those of one device, and runs are not
-    bit-reproducible.
+    There is one copy of the model's weights, of its metrics and of its
+    optimizer's state. Each tower takes the next whole batch, computes gradients
+    with the current weights, and applies them immediately, even if other towers
+    have updated the weights in the meantime. So a slow tower never blocks a
+    fast one, but the weights depend on timing: they are not those of one
+    device, and runs are not bit-reproducible.
 
     Otherwise ``fit`` behaves as usual. Each batch is one step and one update,
-    none is lost, and ``optimizer.iterations`` counts them. Metrics are exact
-    sums over the towers. Batch callbacks run when the batch is handed out,
-    which is ahead of its step by up to twice as many batches as there are
-    towers, with logs up to a tenth of a second old (those of the previous epoch
-    until a step of this one has finished). Callbacks at the end of an epoch and
-    later run after all of its steps, and so do those of its last batch if the
-    data has a known length. ``fit`` raises errors that occur on a tower.
+    none is lost, and ``optimizer.iterations`` counts them. What is added to a
+    variable is not lost, so metrics are exact. Batch callbacks run when the
+    batch is handed out, which is ahead of its step by up to twice as many
+    batches as there are towers, with the logs of the step that has ended last
+    (of the previous epoch until a step of this one has ended). Callbacks at the
+    end of an epoch and later run after all of its steps, and so do those of its
+    last batch if the data has a known length. ``fit`` raises errors that occur
+    on a tower.
 
     ``train_on_batch`` trains as one device does, and a single tower is plain
     training. ``evaluate``, ``predict`` and custom training loops run on all

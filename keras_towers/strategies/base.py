@@ -30,6 +30,7 @@ from keras_towers.fit.contract import (
     another,
 )
 from keras_towers.fit.hooks import keras as hooks
+from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.meeting.check import Peers, permit_alone
 from keras_towers.meeting.environments import tf_config
@@ -249,7 +250,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
-        return lines
+        return lines + step_costs.described(self)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:

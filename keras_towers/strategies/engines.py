@@ -26,8 +26,7 @@ class HorovodStrategy(BaseStrategy):
     script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
     every global batch. The weights are those that one process would have
     trained, up to float rounding, and bit-identical on every rank. Metrics and
-    ``History`` are those of the global batch, on every rank. The option
-    ``exact`` makes BatchNormalization and random layers equal, too.
+    ``History`` are those of the global batch, on every rank.
 
     Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
     and Del Balso, "Horovod: fast and easy distributed deep learning in

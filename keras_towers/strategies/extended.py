@@ -54,15 +54,6 @@ class TowerExtended(compat.MirroredExtended):
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
 
-    def _initialize_strategy(self, devices):
-        if len(set(devices)) == len(devices):
-            super()._initialize_strategy(devices)
-            return
-        # Towers that share a device, as for `verify`; TensorFlow refuses them
-        # only because its collectives do.
-        self._initialize_single_worker(devices)
-        self._collective_ops = self._cross_device_ops
-
     def _call_for_each_replica(self, fn, args, kwargs):
         in_call = tf.executing_eagerly() and call_lib.current() is not None
         with _not_repeated():

@@ -27,11 +27,10 @@ class ParameterServerTowerStrategy(BaseStrategy):
     of its variable and applied there once. The weights are as exact as with
     ``TowerStrategy``, but need the memory of only one copy.
 
-    That holds for the trained weights of a model and for the optimizer's slots.
-    Variables that towers write individually (moving statistics, metrics, random
-    states) are kept on each tower, and so are frozen weights, which a
-    ``train_step`` may write. In a custom loop in ``strategy.scope()`` each
-    tower has a replica, as with ``TowerStrategy``.
+    The trained weights of a model and the optimizer's slots are placed so. All
+    other variables (moving statistics, metrics, random states, frozen weights)
+    stay where they are. In a custom loop in ``strategy.scope()`` each tower has
+    a replica, as with ``TowerStrategy``.
 
     A ``tf.Variable`` obtained from the model before the block may be out of
     date inside it, because the weight is on another device; after the block it

@@ -16,12 +16,13 @@ from keras_towers.strategies.options import (
 class TowerStrategy(BaseStrategy):
     """Trains an existing Keras model on several devices of one machine.
 
-    Each tower holds a replica of the model and computes gradients on its share
-    of the batch. The gradients are all-reduced, and the optimizer then does
-    what it would do on one device, so the weights are those of one device, up
-    to float rounding, with ``exact=True`` also of models that have
-    BatchNormalization or random layers. What cannot be equal ``fit`` names
-    before the first step.
+    The step of one device is divided: each tower computes the part of it that
+    belongs to its share of the batch. The gradients are all-reduced, and the
+    optimizer then does what it does on one device. Weights, losses and metrics
+    are those of one device, up to float rounding, whatever the model does: with
+    BatchNormalization, random layers or a loss over the whole batch, too. What
+    towers exchange for that, and what is computed once for all of them,
+    ``describe`` says after the first step.
 
     It is a real ``tf.distribute.Strategy`` and also works as ``with
     strategy.scope():`` and in custom training loops.

@@ -3,22 +3,33 @@
 import json
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
-from tests.verification import models as m
+
+X = np.random.default_rng(1).random((24, 6), "float32")
 
 
-def safe():
-    return m.compiled(m.classifier()), m.FEATURES, m.TARGETS
+def model():
+    made = keras.Sequential([keras.layers.Dense(3)])
+    made.compile("adam", "mse", jit_compile=False)
+    return made
 
 
-def unsafe():
-    model = m.compiled(m.classifier(keras.layers.BatchNormalization()))
-    data = tf.data.Dataset.from_tensor_slices((m.FEATURES, m.TARGETS))
-    return model, data.batch(8)
+def arrays():
+    return model(), X, X[:, :3]
+
+
+def dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, X[:, :3]))
+    return model(), data.batch(8)
+
+
+def other_shapes():
+    return model(), X, X[:, :2]
 
 
 def fails():
@@ -26,11 +37,11 @@ def fails():
 
 
 def only_a_model():
-    return m.classifier()
+    return model()
 
 
 def uncompiled():
-    return m.classifier(), m.FEATURES, m.TARGETS
+    return keras.Sequential([keras.layers.Dense(3)]), X, X
 
 
 def run(target, *options):
@@ -41,19 +52,20 @@ def run(target, *options):
     return result.exit_code, result.stdout or result.output
 
 
-def test_safe():
-    code, output = run("safe", "--towers", "3", "--batch-size", "9")
+def test_text():
+    code, output = run("arrays", "--towers", "3", "--batch-size", "9")
     assert code == 0, output
-    assert "is safe to split: on 3 towers" in output
+    assert "After 3 steps the largest relative difference" in output
+    assert "TowerStrategy: 3 towers" in output
 
 
-def test_unsafe():
-    code, output = run("unsafe", "--json")
+@pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("-1", 1)])
+def test_json_and_tolerance(tolerance, code):
+    ended, output = run("dataset", "--json", "--tolerance", tolerance)
     told = json.loads(output)
-    assert code == 1 and not told["safe"]
-    assert told["findings"][0]["kind"] == "batch-norm"
-    assert told["verdict"] == "differs"
-    assert told["findings"][0]["difference"] is None
+    assert ended == code
+    assert told["difference"] < 1e-4 and told["steps"] == 3
+    assert "2 towers" in told["description"]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +76,9 @@ def test_unsafe():
         (["missing"], "missing"),
         (["fails"], "ValueError: no data today"),
         (["only_a_model"], "has to return"),
-        (["uncompiled"], "not compiled"),
-        (["safe", "--towers", "1"], "towers"),
+        (["uncompiled"], "compiled"),
+        (["other_shapes"], "cannot be measured: ValueError"),
+        (["arrays", "--towers", "0"], "virtual_towers"),
     ],
 )
 def test_errors(arguments, said):

@@ -68,7 +68,7 @@ def test_the_reference_explains_every_type_it_shows():
         *(shown_types(entry) for entry in entries if ".ray." not in entry)
     )
     shown &= ours
-    assert {"Towers", "Batches", "ModeName", "Kind"} <= shown
+    assert {"Towers", "Batches", "ModeName"} <= shown
     assert shown <= explained
 
 

@@ -116,7 +116,7 @@ def _regularized():
 
 
 def _several_couplings(model, x, y):
-    """Views, labels that are gathered too, and a mean."""
+    """Views, labels, and a mean."""
     c = coupled
     losses = c.simclr, c.supervised_contrastive, c.penalty_on_a_mean
     return tf.add_n([loss(model, x, y) for loss in losses])

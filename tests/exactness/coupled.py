@@ -5,7 +5,6 @@ import functools
 import keras
 import tensorflow as tf
 
-import keras_towers as kt
 from tests.exactness import models as m
 
 EXAMPLES, BATCH = 26, 8  # the last batch has 2: none for a third tower
@@ -30,22 +29,19 @@ def _each_finds_the_other(views):
 
 def simclr(model, x, y):
     """NT-Xent of two views: each finds the other among all views."""
-    views = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
+    views = model.unit(x * 1.1), model.unit(x + 0.2)
     return _each_finds_the_other(tf.concat(views, 0))
 
 
 def clip(model, x, y):
-    """Own rows against those of all towers."""
-    mine, views = model.unit(x), model.unit(x + 0.2)
-    rows, everyone = kt.gather((mine, views))
-    here = tf.argmin(tf.reduce_sum((mine[:, None] - rows[None]) ** 2, 2), 1)
-    return tf.reduce_mean(_entropy(_similar(mine, everyone), here))
+    """Each finds its other view among all."""
+    one, other = model.unit(x), model.unit(x + 0.2)
+    labels = tf.range(tf.shape(x)[0])
+    return tf.reduce_mean(_entropy(_similar(one, other), labels))
 
 
 def supervised_contrastive(model, x, y):
-    """Labels are gathered too."""
-    given = kt.gather({"z": model.unit(x), "y": y})
-    z, y = given["z"], given["y"]
+    z = model.unit(x)
     own = tf.eye(tf.shape(z)[0])
     log = tf.nn.log_softmax(_similar(z, z) - 1e9 * own)
     same = tf.cast(y[:, None] == y[None], tf.float32) * (1 - own)
@@ -56,8 +52,8 @@ def supervised_contrastive(model, x, y):
 
 
 def nnclr(model, x, y):
-    """Nearest neighbours from a queue that every tower keeps."""
-    one, other = kt.gather((model.unit(x * 1.1), model.unit(x + 0.2)))
+    """Nearest neighbours from a queue."""
+    one, other = model.unit(x * 1.1), model.unit(x + 0.2)
     queue = tf.convert_to_tensor(model.queue)
     nearest = tf.gather(queue, tf.argmax(_similar(one, queue), 1))
     labels = tf.range(tf.shape(one)[0])
@@ -66,11 +62,11 @@ def nnclr(model, x, y):
 
 
 def centred_views(model, x, y):
-    """Two views in one tensor, less what was gathered; gathered once more."""
+    """Two views in one tensor, less their mean over the batch."""
     z = model.body(x)
-    z -= tf.reduce_mean(kt.gather(z), 0)
-    views = kt.gather(tf.concat([z, z + 0.2], 0))
-    return _each_finds_the_other(kt.gather(tf.math.l2_normalize(views, 1)))
+    z -= tf.reduce_mean(z, 0)
+    views = tf.concat([z, z + 0.2], 0)
+    return _each_finds_the_other(tf.math.l2_normalize(views, 1))
 
 
 def _losses(model, x, y):
@@ -78,37 +74,39 @@ def _losses(model, x, y):
     return logits, _entropy(logits, y)
 
 
+def _mean(values, weights):
+    weights = tf.cast(weights, values.dtype)
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(values * weights), tf.reduce_sum(weights)
+    )
+
+
 def masked_mean(model, x, y):
     _, losses = _losses(model, x, y)
-    return kt.mean(losses, x[:, 0] > 0.3)
+    return _mean(losses, x[:, 0] > 0.3)
 
 
 def weighted_mean(model, x, y):
     logits, losses = _losses(model, x, y)
     # The weights are learned, too.
-    return kt.mean(losses, tf.sigmoid(logits[:, 0]))
+    return _mean(losses, tf.sigmoid(logits[:, 0]))
 
 
 def penalty_on_a_mean(model, x, y):
     logits, losses = _losses(model, x, y)
-    usage = kt.mean(tf.nn.softmax(logits), axis=0)
+    usage = tf.reduce_mean(tf.nn.softmax(logits), 0)
     return tf.reduce_mean(losses) + tf.reduce_sum(usage * usage)
 
 
 def gradient_penalty(model, x, y):
-    """Second derivatives, through what all towers gave.
-
-    A tape in a step differentiates what becomes the tower's own loss: per
-    example that is more than on one device, by 1 / the tower's share.
-    """
+    """Second derivatives, through what couples the examples."""
     with tf.GradientTape() as tape:
         tape.watch(x)
-        z = kt.gather(tf.tanh(model.body(x)))
+        z = tf.tanh(model.body(x))
         score = tf.reduce_mean(tf.matmul(z, z, transpose_b=True) ** 2)
-        score += kt.mean(model.body(x) ** 3)
+        score += tf.reduce_mean(model.body(x) ** 3)
     slopes = tape.gradient(score, x)
-    share = tf.cast(tf.shape(x)[0] / tf.shape(z)[0], tf.float32)
-    return tf.reduce_mean(tf.reduce_sum((slopes * share) ** 2, 1)) + score
+    return tf.reduce_mean(tf.reduce_sum(slopes**2, 1)) + score
 
 
 def plain(model, x, y):
@@ -120,7 +118,7 @@ def as_they_are(model, gradients, loss_of):
 
 
 def clipped(model, gradients, loss_of):
-    gradients, model.norm = kt.clip_by_global_norm(gradients, 0.1)
+    gradients, model.norm = tf.clip_by_global_norm(gradients, 0.1)
     return gradients
 
 
@@ -128,17 +126,16 @@ def signs(model, gradients, loss_of):
     """Not linear in the gradients."""
     return [
         None if g is None else tf.tanh(3.0 * tf.convert_to_tensor(g))
-        for g in kt.reduce_gradients(gradients)
+        for g in gradients
     ]
 
 
 def sharpness_aware(model, gradients, loss_of):
     """SAM: the gradient at the worst point nearby."""
     variables = model.trainable_variables
-    reduced = kt.reduce_gradients(gradients)
-    radius = 0.05 / tf.linalg.global_norm(reduced)
+    radius = 0.05 / tf.linalg.global_norm(gradients)
     before = [tf.convert_to_tensor(v) for v in variables]
-    for variable, gradient in zip(variables, reduced, strict=True):
+    for variable, gradient in zip(variables, gradients, strict=True):
         if gradient is not None:
             variable.assign(variable + gradient * radius)
     with tf.GradientTape() as tape:

@@ -107,7 +107,7 @@ def test_draws(name, strategy):
     assert_exact(
         compiled(functools.partial(_made, name), jit_compile=False),
         _in_all_calls,
-        strategy(2, random="global"),
+        strategy(2),
         tolerance=TOLERANCE,
     )
 
@@ -132,21 +132,21 @@ def _in_batches_of(size):
     [
         pytest.param(
             {"steps_per_execution": 3},
-            *(fit, {"exact": True}, None),
+            *(fit, {}, None),
             id="several steps",
             marks=pytest.mark.core,
         ),
         # Seeds go on in step, also on towers without an example.
         pytest.param(
             {"jit_compile": False},
-            *(_in_batches_of_few, {"random": "global"}, None),
+            *(_in_batches_of_few, {}, None),
             id="few examples",
         ),
         # The global batch is made of those of the towers, in order.
         pytest.param(
             {"jit_compile": False},
             _in_batches_of(8),
-            {"batches": "each", "random": "global"},
+            {"batches": "each"},
             _in_batches_of(24),
             id="each tower its batch",
         ),
@@ -203,6 +203,6 @@ def test_own_steps(make, y):
     assert_exact(
         make,
         lambda model: fit(model, y=y),
-        kt.TowerStrategy(3, random="global"),
+        kt.TowerStrategy(3),
         tolerance=TOLERANCE,
     )

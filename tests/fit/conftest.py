@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit import told
+from keras_towers import _notices
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _all_on_towers() -> list[keras.Variable]:
 def logged(monkeypatch, caplog) -> Callable[[str], list[tuple[str, str]]]:
     """The messages of a test with some text, and their levels."""
     # What was said before is said again.
-    monkeypatch.setattr(told, "_said", set())
+    monkeypatch.setattr(_notices, "_said", set())
     caplog.set_level(logging.INFO, "keras_towers")
     return lambda text: [
         (record.levelname, record.getMessage())

@@ -1,6 +1,7 @@
 """Runs what one device does on one device and laid out over towers."""
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition import laid_out
-from keras_towers.partition.emission import emit
+from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -16,10 +17,12 @@ from keras_towers.partition.layouts import (
     Partial,
     Sharded,
 )
+from keras_towers.partition.program import Function
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
+_numbers = itertools.count()
 _SPECIAL = (tf.resource, tf.variant)
 # One row is broadcast, which changes what the gradient sums over. Of the last
 # two TensorFlow itself says what is not so.
@@ -142,63 +145,112 @@ def traced(function, *given):
     return graph
 
 
-def on_towers(program, parts, counts):
+def on_towers(program, parts, counts, ranks=1, copies=()):
     """Run a program; return its results.
 
     Args:
         program: it.
-        parts: for each of N inputs of the graph what each tower has.
+        parts: for each of N inputs of the graph what each tower has, or each
+            process, or all.
         counts: the towers' numbers of examples.
+        ranks: the number of processes. All towers belong to the first; the
+            results are those of the last.
+        copies: what each tower has of mirrored variables, by their inputs.
     """
     given, towers = program.inputs, [{} for _ in counts]
-    common = {given.total: tf.constant(sum(counts), tf.int64)}
+    total = tf.constant(sum(counts), tf.int64)
+    processes = [{given.total: total} for _ in range(ranks)]
     for tensor, every in zip(given.of_graph, parts, strict=True):
-        if tensor.on_towers:
-            for own, value in zip(towers, every, strict=True):
-                own[tensor] = tf.convert_to_tensor(value)
-        else:
-            common[tensor] = tf.convert_to_tensor(every[0])
+        those = towers if tensor.on_towers else processes
+        if len(every) == 1:
+            every = every * len(those)
+        for own, value in zip(those, every, strict=tensor.on_towers):
+            own[tensor] = tf.convert_to_tensor(value)
+    for index, tensor in given.copies.items():
+        for own, handle in zip(towers, copies[index], strict=True):
+            own[tensor] = tf.convert_to_tensor(handle)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
-        common[tensor] = tf.constant(parts[index][0].shape[axis], tf.int64)
+        size = tf.constant(parts[index][0].shape[axis], tf.int64)
+        for common in processes:
+            common[tensor] = size
     for k, own in enumerate(towers):
         own[given.start] = tf.constant(sum(counts[:k]), tf.int64)
         own[given.is_first] = tf.constant(k == 0)
     for level in range(program.levels + 1):
-        ops = [o for o in program.operations if o.level == level]
-        for is_of_towers in (False, True):
+        ops = [
+            o
+            for o in program.operations
+            if o.level == level and not o.is_repeated
+        ]
+        for rank, common in enumerate(processes):
             own_ops = [
-                o
-                for o in ops
-                if o.on_towers == is_of_towers and not o.is_repeated
+                o for o in ops if not o.on_towers and not (rank and o.at_root)
             ]
-            made = [t for o in own_ops for t in o.outputs]
-            for own in towers if is_of_towers else [common]:
-                known = {**common, **own}
-                found = emit(own_ops, known, made, program.graphs)
-                own.update(zip(made, found, strict=True))
+            _emit(own_ops, program, {}, common)
+        for own in towers:
+            own_ops = [o for o in ops if o.on_towers]
+            _emit(own_ops, program, processes[0], own)
         for exchange in program.exchanges:
             if exchange.given.level == level:
-                _exchange(program, exchange, towers, common, level)
+                _exchange(exchange, towers, processes)
+    last = processes[-1]
     return [
-        common[t] if t in common else emit([], common, [t])[0]
+        last[t] if t in last else emit([], last, [t])[0]
         for t in program.results
     ]
 
 
-def _exchange(program, exchange, towers, common, level):
-    every = [emit([], {**common, **own}, [exchange.given])[0] for own in towers]
-    if exchange.kind == "sum":
-        common[exchange.result] = tf.add_n(every)
-    elif exchange.kind == "gather":
-        common[exchange.result] = tf.concat(every, exchange.axis)
-    elif exchange.kind == "first":
-        common[exchange.result] = every[0]
+def _emit(operations, program, common, own):
+    made = [tensor for o in operations for tensor in o.outputs]
+    given = {**common, **own}
+    if any(o.has_effect and o.on_towers for o in operations):
+        # As a function, which has to keep to their order.
+        inputs = _used(operations, given)
+        level = Function(inputs, made, operations)
+        graph = graph_of(level, program.graphs)
+        name = f"level_{next(_numbers)}"
+        function = compat.function_module.from_func_graph(name, graph, {})
+        found = function.call_flat(*(given[t] for t in inputs))
     else:
-        before = tf.zeros_like(every[0])
-        for own, value in zip(towers, every, strict=True):
-            own[exchange.result] = before
-            before = before + value
+        found = emit(operations, given, made, program.graphs)
+    own.update(zip(made, found, strict=True))
+
+
+def _used(operations, given):
+    """What operations use that is given, also by what is repeated."""
+    waiting, used = [t for o in operations for t in o.inputs], {}
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in given:
+            used[tensor] = None
+        elif tensor.operation.is_repeated:
+            waiting += tensor.operation.inputs
+    return list(used)
+
+
+def _exchange(exchange, towers, processes):
+    given, result = exchange.given, exchange.result
+    if exchange.kind == "root":
+        (whole,) = emit([], processes[0], [given])
+    else:
+        every = [
+            emit([], {**processes[0], **own}, [given])[0] for own in towers
+        ]
+        if exchange.kind == "before":
+            before = tf.zeros_like(every[0])
+            for own, value in zip(towers, every, strict=True):
+                own[result] = before
+                before = before + value
+            return
+        if exchange.kind == "sum":
+            whole = tf.add_n(every)
+        elif exchange.kind == "gather":
+            whole = tf.concat(every, exchange.axis)
+        else:
+            whole = every[0]
+    for common in processes:
+        common[result] = whole
 
 
 class Refused(Exception):

@@ -1,119 +1,124 @@
-"""Keras's own training steps, laid out over towers."""
+"""Keras models that train on one device and on towers, and what comes of it."""
+
+from __future__ import annotations
 
 import contextlib
 import unittest.mock
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.partition import partitioned
-from keras_towers.partition.layouts import REPLICATED, Sharded
-from tests.partition.kit import on_towers
+import keras_towers as kt
+from keras_towers.fit.step import global_batch
+from tests.partition.cases.table import BATCH, Case
 
-
-class Step:
-    """A function of a batch as one device traces it, run by towers.
-
-    Args:
-        function: takes a batch and returns logs, such as ``train_step``.
-        batch: says of what shapes and dtypes batches are.
-    """
-
-    def __init__(self, function, batch):
-        leaves = tf.nest.flatten(batch, expand_composites=True)
-        count = examples_in(batch)
-        is_row = [leaf.shape[:1] == [count] for leaf in leaves]
-        specs = [
-            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-            if row
-            else tf.TensorSpec.from_tensor(leaf)
-            for leaf, row in zip(leaves, is_row, strict=True)
-        ]
-
-        def traced(*given):
-            packed = tf.nest.pack_sequence_as(
-                batch, given, expand_composites=True
-            )
-            self._logs = tf.nest.map_structure(
-                tf.convert_to_tensor, function(packed)
-            )
-
-        self.graph = compat.func_graph_from_py_func(
-            "one_device", traced, specs, {}
-        )
-        self._captured = [tensor for tensor, _ in self.graph.captures]
-        layouts = [Sharded(0) if row else REPLICATED for row in is_row]
-        layouts += [REPLICATED] * len(self._captured)
-        wanted = tf.nest.flatten(self._logs)
-        self.program = partitioned(self.graph, layouts, wanted)
-        self._is_row = is_row
-        self._run = tf.function(self._step, autograph=False)
-
-    def _step(self, parts, counts):
-        given = [*parts, *([tensor] for tensor in self._captured)]
-        found = on_towers(self.program, given, counts)
-        return tf.nest.pack_sequence_as(self._logs, found)
-
-    def __call__(self, batch, counts):
-        """Take a step on the parts of a batch; return its logs."""
-        leaves = tf.nest.flatten(batch, expand_composites=True)
-        ends = np.cumsum([0, *counts])
-        parts = [
-            [leaf[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-            if row
-            else [leaf]
-            for leaf, row in zip(leaves, self._is_row, strict=True)
-        ]
-        return self._run(parts, tuple(counts))
-
-
-def examples_in(batch):
-    """Return the number of examples of a batch."""
-    leaf = tf.nest.flatten(batch)[0]
-    return int(tf.shape(leaf, tf.int64)[0])
-
-
-def uneven(count):
-    """Return the numbers of examples of three towers, one of them none."""
-    first = count * 5 // 8
-    return first, 0, count - first
+TOLERANCE = 2e-5
 
 
 @contextlib.contextmanager
-def laid_out(made):
-    """Have Keras's ``fit`` train by towers in a block.
+def on_towers(
+    programs: list[Any], towers: int = 4, **options: Any
+) -> Iterator[None]:
+    """Have Keras train on towers in a block.
 
     Args:
-        made: gets the steps that are traced.
+        programs: gets the programs of the steps that are traced.
+        towers: their number.
+        **options: of ``TowerStrategy``.
     """
+    ours = global_batch.partitioned
 
-    def make_train_function(model, force=False):
-        steps = {}
+    def noted(*given: Any, **more: Any) -> Any:
+        programs.append(ours(*given, **more))
+        return programs[-1]
 
-        def one(batch):
-            count = examples_in(batch)
-            key = tuple(
-                leaf.shape[1:] if leaf.shape[:1] == [count] else leaf.shape
-                for leaf in tf.nest.flatten(batch, expand_composites=True)
-            )
-            if key not in steps:
-                steps[key] = Step(model.train_step, batch)
-                made.append(steps[key])
-            return steps[key](batch, uneven(count))
-
-        def function(iterator):
-            logs = one(next(iterator))
-            for _ in range(1, model.steps_per_execution):
-                with contextlib.suppress(StopIteration):
-                    logs = one(next(iterator))
-            return logs
-
-        if model.train_function is None or force:
-            model.train_function = function
-
-    with unittest.mock.patch.object(
-        keras.Model, "make_train_function", make_train_function
+    with (
+        unittest.mock.patch.object(global_batch, "partitioned", noted),
+        kt.TowerStrategy(towers, **options),
     ):
         yield
+
+
+def trained(case: Case, scope: Any, **options: Any) -> dict[str, np.ndarray]:
+    """Return all weights, optimizers' state and logs of a short training.
+
+    Args:
+        case: what is trained.
+        scope: a block in which it is.
+        **options: arguments of ``fit`` instead of those of the case.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    logs: dict[str, list[float]] = {}
+
+    def note(kind: str, now: Any) -> None:
+        for key, value in now.items():
+            logs.setdefault(f"{kind} {key}", []).append(np.array(value))
+
+    with scope:
+        model = case.build()
+        arguments = {
+            "batch_size": BATCH,
+            "epochs": 2,
+            "verbose": 0,
+            "shuffle": False,
+            **given(case),
+            **case.options(),
+            **options,
+        }
+        noting = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs: note("batch", logs),
+            on_epoch_end=lambda _, logs: note("epoch", logs),
+        )
+        arguments["callbacks"] = [*arguments.get("callbacks", ()), noting]
+        model.fit(**arguments)
+    found = {key: np.array(values) for key, values in logs.items()}
+    return state_of(model) | found
+
+
+def given(case: Case) -> dict[str, Any]:
+    """Return what a case trains on, as arguments of ``fit``."""
+    data = case.data()
+    if isinstance(data, dict):
+        return data
+    return dict(zip(("x", "y", "sample_weight"), data, strict=False))
+
+
+def state_of(model: keras.Model) -> dict[str, np.ndarray]:
+    """Return all weights of a model, and the state of its optimizers."""
+    optimizers = [model.optimizer, *getattr(model, "others", ())]
+    variables = [
+        *model.variables,
+        *(v for optimizer in optimizers for v in optimizer.variables),
+    ]
+    return {
+        f"{number} {v.name}": np.array(v) for number, v in enumerate(variables)
+    }
+
+
+def differences(
+    one: dict[str, np.ndarray], many: dict[str, np.ndarray]
+) -> dict[str, float]:
+    """Return by how much what there is of towers is not that of one device."""
+    assert one.keys() == many.keys()
+    off = {key: between(one[key], many[key]) for key in one}
+    return {key: number for key, number in off.items() if number > TOLERANCE}
+
+
+def between(one: Any, many: Any) -> float:
+    """Return the largest difference of a value, relative to the largest."""
+    if one.shape != many.shape:
+        return np.inf
+    if one.dtype.kind not in "fiub":
+        return 0.0 if np.array_equal(one, many) else np.inf
+    one, many = one.astype("float64"), many.astype("float64")
+    if one.size == 0 or np.array_equal(one, many, equal_nan=True):
+        return 0.0
+    finite = np.isfinite(one) & np.isfinite(many)
+    if not np.array_equal(one[~finite], many[~finite], equal_nan=True):
+        return np.inf
+    one, many = one[finite], many[finite]
+    largest = np.abs(one).max(initial=0)
+    return float(np.abs(one - many).max(initial=0) / (largest + 1e-3))

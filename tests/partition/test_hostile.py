@@ -1,4 +1,4 @@
-"""Steps in the style of examples and research code, laid out over towers.
+"""Steps in the style of examples and research code, divided over towers.
 
 `make test` draws some of them by a seed; `make test-all` has all of them.
 """
@@ -9,18 +9,16 @@ import pytest
 
 from tests.kit.long import some_of
 from tests.partition.hostile import STEPS
-from tests.partition.steps import laid_out
-from tests.splitting.trial import TOLERANCE, between, trained
+from tests.partition.steps import differences, on_towers, trained
 
 DRAWN = 20
+_WAYS = [(name, updates) for name in STEPS for updates in ("once", "each")]
 
 
-@pytest.mark.parametrize("name", some_of(STEPS, DRAWN))
-def test_a_step_as_users_write_it(name):
-    step, made = STEPS[name], []
+@pytest.mark.parametrize(("name", "updates"), some_of(_WAYS, DRAWN))
+def test_a_step_as_users_write_it(name, updates):
+    step, programs = STEPS[name], []
     one = trained(step, contextlib.nullcontext())
-    many = trained(step, laid_out(made))
-    assert made
-    assert one.keys() == many.keys()
-    off = {key: between(one[key], many[key]) for key in one}
-    assert max(off.values()) <= TOLERANCE, off
+    many = trained(step, on_towers(programs, updates=updates))
+    assert programs
+    assert not differences(one, many)

@@ -6,6 +6,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
@@ -35,6 +36,34 @@ def test_metrics_are_exact_sums():
     wanted = weighted(reference)
     with kt.AsyncTowerStrategy(2):
         same_history(weighted(model), wanted)
+
+
+class Slow(keras.metrics.Metric):
+    """Counts batches; what it adds comes some time after it has read."""
+
+    def __init__(self):
+        super().__init__(name="slow")
+        self.number = self.add_variable((), "zeros")
+
+    def update_state(self, *args, **kwargs):
+        def one():
+            time.sleep(0.01)
+            return 1.0
+
+        added = tf.ensure_shape(tf.py_function(one, [], "float32"), ())
+        self.number.assign(self.number + added)
+
+    def result(self):
+        return self.number
+
+
+def test_what_a_metric_assigns_is_not_lost():
+    slow = Slow()
+    model = linear(metrics=[slow])
+    with kt.AsyncTowerStrategy(2):
+        history = fit(model, epochs=3)
+    assert history["slow"] == [STEPS] * 3
+    assert int(slow.number) == STEPS
 
 
 def test_callbacks_see_every_step_and_the_last_exactly():

@@ -53,6 +53,39 @@ def test_every_batch_is_one_step():
         assert traced == 2 * [0, 1]
 
 
+class Draws(cases.Traced):
+    """Notes the numbers that towers draw."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.drawn = [], []
+        self.seeds = keras.random.SeedGenerator(7)
+
+    def call(self, inputs, training=False):
+        if training and (tower := cases.tower_of(inputs)) is not None:
+            number = keras.random.uniform((), seed=self.seeds)
+            tf.py_function(self.note, [tower, number], [])
+        return inputs
+
+    def note(self, tower, number):
+        self.drawn[int(tower)].append(float(number))
+        # Meanwhile the other tower takes a batch.
+        time.sleep(0.01)
+
+
+def test_towers_draw_numbers_of_their_own():
+    layer, same = Draws(), keras.random.SeedGenerator(7)
+    with kt.AsyncTowerStrategy(2):
+        fit(small(layer), epochs=3)
+    first, second = map(set, layer.drawn)
+    assert first and second
+    wanted = {float(keras.random.uniform((), seed=same)) for _ in range(12)}
+    assert first <= wanted
+    assert not second & wanted
+    # Every draw has been counted.
+    np.testing.assert_array_equal(layer.seeds.state, same.state)
+
+
 def linear(optimizer, **kwargs):
     """A model whose gradients do not depend on its weights.
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import contract
 from keras_towers.meeting import environments
 from keras_towers.strategies import distribution as distribution_lib
 from tests.exactness import models as m
@@ -47,9 +48,9 @@ def end():
 
 
 def towers_of(model: keras.Model) -> list[str]:
-    """The devices that hold the model's first weight."""
-    value = model.trainable_variables[0]._value
-    return [part.device[-5:] for part in getattr(value, "values", [value])]
+    """The devices that a model stays on."""
+    devices = contract.home_of(model).extended.worker_devices
+    return [device[-5:] for device in devices]
 
 
 @pytest.mark.core

@@ -3,11 +3,9 @@
 import dataclasses
 import inspect
 
-import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.reduction import power_sgd
 from keras_towers.strategies import modes
 from keras_towers.strategies import options as lib
 
@@ -38,14 +36,11 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
     "strategy, arguments, message",
     [
         (lib.Options, {"compression": "zip"}, "'zip'.*-feedback'.*function"),
-        (lib.Options, {"exact": True, "compression": "fp16"}, "contradicts"),
-        (lib.Options, {"exact": True, "compression": power_sgd(2)}, "exact"),
         (lib.Options, {"scale_gradient": None}, "scale_gradient=None"),
         (lib.Options, {"stall_shutdown_s": float("nan")}, "shutdown_s=nan"),
         (lib.Options, {"stall_shutdown_s": True}, "stall_shutdown_s=True"),
         (lib.Options, {"sync_every": 0}, "sync_every=0 .* 1 or more"),
         (lib.Options, {"sync_every": True}, "sync_every=True .* a number or N"),
-        (lib.Options, {"sync_every": 2, "exact": True}, "contradicts exact"),
         (lib.Options, {"sync_every": 2, "updates": "sharded"}, "contradicts"),
         (lib.Options, {"sync_every": 2, "average": False}, "contradicts"),
         (lib.Options, {"outer_momentum": 0.9}, "such as sync_every=16"),
@@ -53,7 +48,6 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (lib.Options, {"outer_learning_rate": "1"}, "rate='1' .* a number"),
         (Tower, {"towers": 0}, "0"),
         (Tower, {"packer": 8}, "packer=8 .* a GradientPacker, True, False, or"),
-        (Tower, {"exact": True, "random": "tower"}, "contradicts exact=True"),
         *(
             (Tower, {"mode": mode}, f"mode={mode!r} .*{ALL_MODES}, or None")
             for mode in ("NCCL", "", True)
@@ -61,6 +55,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Tower, {"batches": "all"}, "batches='all' .*'each'"),
         (Tower, {"updates": ["each"]}, r"updates=\['each'\] .*'each'"),
         (Tower, {"average": 1}, "average=1 .*True.*False"),
+        (Tower, {"batch_norm": "none"}, "batch_norm='none' .*'global'"),
         (kt.NoOpStrategy, {"logs": ["loss"]}, "logs=.* dictionary"),
         (kt.ParameterServerTowerStrategy, {"ps_device": "tpu"}, "'cpu', 'gpu'"),
         (Replicas, {"replicas_to_aggregate": 0}, "at least 1 gradient"),
@@ -82,12 +77,6 @@ def test_refused(strategy, arguments, message, monkeypatch):
         strategy(**arguments)
 
 
-def test_exact_decides_what_is_not_given():
-    options = lib.Options(exact=np.True_)
-    assert (options.batch_norm, options.random) == ("global", "global")
-    assert lib.Options().batch_norm == "tower"
-
-
 def test_errors_of_constructors():
     with pytest.raises(TypeError, match=r"TowerStrategy\(\) .*'bogus'"):
         kt.TowerStrategy(bogus=1)
@@ -97,7 +86,7 @@ def test_errors_of_constructors():
 
 def test_unknown_names_suggest_the_nearest():
     for ask, nearest in (
-        (lambda: kt.TowerStrategy(1, exakt=True), "exact"),
+        (lambda: kt.TowerStrategy(1, avrage=True), "average"),
         (lambda: kt.strategy("tower", tower=1), "towers"),
         (lambda: kt.strategy("horvod"), "horovod"),
         (lambda: kt.HorvodStrategy, "HorovodStrategy"),

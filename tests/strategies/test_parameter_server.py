@@ -47,7 +47,7 @@ def test_weights_are_spread_by_bytes_and_exist_once():
         assert loads == list(strategy.placement.loads.values())
         largest = 7 * 16 * 4
         assert max(loads) - min(loads) <= largest
-        assert len(model.layers[1].moving_mean._value.values) == 3
+        assert not hasattr(model.layers[1].moving_mean._value, "values")
         inside = strategy.describe()
     assert f"{max(loads):,}" in inside
     assert re.search(r"bytes\n +/device:CPU:0 .* [1-9]", inside)
@@ -68,11 +68,11 @@ def test_update_is_computed_beside_its_weight(ps_device):
 
     class Noting(keras.optimizers.AdamW):
         def update_step(self, gradient, variable, learning_rate):
-            here = tf.identity(gradient * learning_rate).backing_device
-            seen.add((variable.device, gradient.backing_device, here))
+            here = tf.identity(gradient * learning_rate).device
+            seen.add((variable.device, gradient.device, here))
             super().update_step(gradient, variable, learning_rate)
 
-    model = build(optimizer=Noting, run_eagerly=True)
+    model = build(optimizer=Noting)
     towers = ["/device:CPU:2", "/device:CPU:1"]
     with kt.ParameterServerTowerStrategy(towers, ps_device=ps_device):
         model.train_on_batch(m.FEATURES, m.LABELS)

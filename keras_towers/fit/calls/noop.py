@@ -31,9 +31,7 @@ class NoOpCalls:
     def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
         self._strategy = update.config.strategy
         # The block may be a trial of what is to be trained after it.
-        self.adoption: Adoption = Adoption(
-            update.config, update.spread, update, keeps=False
-        )
+        self.adoption: Adoption = Adoption(update.config, update, keeps=False)
         self._logs = logs
 
     def run(self, asked: KerasCall) -> Any:

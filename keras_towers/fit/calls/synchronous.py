@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
 from keras_towers.fit import errors
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
@@ -62,7 +60,6 @@ class TowerCalls:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
             return run_alone(asked)
-        check_splits(model, self._config)
         outer = call_lib.current()
         if outer is not None:
             outer.settle(asked.trains)
@@ -146,35 +143,12 @@ def run_alone(asked: KerasCall) -> Any:
         return asked.run()
 
 
-def check_splits(model: keras.Model, config: TowerConfig) -> None:
-    """Check that a model can take a part of a batch."""
-    for name in stateful_layers(model):
-        raise TowerError(
-            f"layer {name!r} of model {model.name!r} is stateful: it "
-            "keeps a state for each row of the batch, but each of the "
-            f"{config.num_replicas} towers gets different rows. Build it "
-            "with stateful=False, or train this model on one device, "
-            f"outside of {config.name}."
-        )
-
-
-def stateful_layers(model: keras.Model) -> list[str]:
-    """Return the names of layers with a state for each row of a batch."""
-    return [
-        layer.name
-        for layer in model._flatten_layers()
-        if getattr(layer, "stateful", False) is True
-    ]
-
-
 @contextlib.contextmanager
 def causes_noted(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises."""
-    # Towers get parts of a batch of a fixed size: most models that were built
-    # for batches of one size, as a ``Sequential`` is by its first batch, run on
-    # others all the same. And a model that cannot be built on one device is
-    # tried on the towers, where it may fail otherwise.
-    model, config = call.model, call.config
+    # A model that cannot be built beforehand is tried in its step, where it may
+    # fail otherwise.
+    model = call.model
     try:
         yield
     except Exception as error:
@@ -189,14 +163,6 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
                 "The targets of the dataset have no rows: if it yields single "
                 "examples, it needs .batch(n)."
             )
-        for size, name in fixed_inputs(model):
-            error.add_note(
-                f"Model {model.name!r} was built for batches of exactly {size} "
-                f"rows (input {name!r}), but each of the "
-                f"{config.num_replicas} towers gets only a part of a batch. If "
-                "that is the reason, build it with keras.Input(shape), without "
-                "batch_size."
-            )
         raise
 
 
@@ -208,17 +174,3 @@ def _lacks_rows(iterator: Any) -> bool:
     return isinstance(spec, tuple) and any(
         getattr(leaf, "shape", None) == () for leaf in tf.nest.flatten(spec[1:])
     )
-
-
-def fixed_inputs(model: keras.Model) -> list[tuple[int, str]]:
-    """Return the fixed batch sizes of a model's inputs, with their names."""
-    try:
-        inputs: list[Any] = keras.tree.flatten(model.inputs)
-    except (AttributeError, ValueError):
-        # A subclassed model, or one without a graph of layers yet.
-        return []
-    return [
-        (tensor.shape[0], tensor.name)
-        for tensor in inputs
-        if getattr(tensor, "shape", None) and tensor.shape[0] is not None
-    ]

@@ -1,4 +1,4 @@
-"""The step of one device that this thread traces for towers."""
+"""The step that this thread traces or runs for towers."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from typing import Any
 
 from keras_towers import compat
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.contract import TRAINING, TakesGradients, UpdateCall
+from keras_towers.fit.contract import TakesGradients, UpdateCall
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Tracing:
-    """A step that is traced as one device does it.
+    """A step that this thread traces, or runs.
 
     Attributes:
-        graph: the graph of the trace.
-        kind: the method of Keras that the step belongs to.
-        note_update: takes the calls of optimizers at the step's top level.
-        update: the update of the strategy whose towers will divide the step.
+        training: whether it is a step of training.
+        update: the update of the strategy that runs it.
+        apply: takes the calls of optimizers.
+        graph: where these are taken: not in its branches, loops and functions,
+            in which they are traced as all else; None: everywhere.
+        own_statistics: whether BatchNormalization takes the statistics of each
+            tower's rows.
+        index: the tower that runs it; 0 where towers divide one step.
+        total: the number of towers that run steps of their own.
+        device: the tower's device; "": that of one device.
     """
 
-    graph: Any
-    kind: str
-    note_update: Callable[[UpdateCall], None]
+    training: bool
     update: TakesGradients
+    apply: Callable[[UpdateCall], None]
+    graph: Any = None
+    own_statistics: bool = False
+    index: int = 0
+    total: int = 1
+    device: str = ""
 
     @property
-    def training(self) -> bool:
-        """Whether it is a step of training."""
-        return self.kind in TRAINING
-
-    @property
-    def is_at_top(self) -> bool:
-        """Whether what is traced now is no part of a branch, loop or function.
-
-        There an update is traced as any other operation is.
-        """
-        return compat.get_default_graph() is self.graph
+    def takes_updates(self) -> bool:
+        """Whether calls of optimizers are taken here."""
+        return self.graph in (None, compat.get_default_graph())
 
 
 _tracing: Slot[Tracing] = Slot()

@@ -6,9 +6,10 @@ current one. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
 creates its data on several ranks with different seeds (``fit/data/ranks.py``).
 
-Asynchronous towers also patch ``assign_add`` and ``assign_sub`` of Keras
-variables (``replicas/asynchronous/update.py``), a worker of parameter servers
-``assign`` (``replicas/servers/calls.py``).
+While asynchronous towers train, they patch ``assign``, ``assign_add`` and
+``assign_sub`` of Keras variables, and ``next`` of seed generators
+(``replicas/asynchronous/update.py``); a worker of parameter servers patches
+those of variables (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
@@ -27,6 +28,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -35,6 +37,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract, errors
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import blocks, patches, traced
+from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
 
 logger = logging.getLogger("keras_towers")
@@ -70,6 +73,23 @@ def _install() -> None:
     # A step may use optimizers that its model does not hold.
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
     patches.replace(compat.BaseOptimizer, look_up, ours)
+    # Keras divides losses by the replicas, also where none of them runs.
+    for name in (
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    ):
+        patches.replace(compat.loss_module, name, _scaled_loss)
+    # Its statistics may be those of each tower.
+    layer = keras.layers.BatchNormalization
+    patches.replace(layer, "call", batch_norm_lib.call)
+
+
+def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    # A part of the batch is only what a replica has: in a custom loop.
+    across = tf.distribute.in_cross_replica_context()
+    if across and contract.in_force() is not None:
+        return value
+    return original(value)
 
 
 def _method(

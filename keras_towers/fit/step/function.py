@@ -48,14 +48,6 @@ class GraphFunction:
         shapes: Sequence[tf.TensorShape] = (),
     ):
         self._shapes = [output.shape for output in graph.outputs]
-        self._order = list(range(len(graph.inputs)))
-        if way == "xla":
-            # The graph was traced inside of ``compat.xla_context()``.
-            # XLA is asked for tensors by their shapes, and for variables.
-            self._order.sort(
-                key=lambda index: graph.inputs[index].dtype == tf.resource
-            )
-            graph.inputs = [graph.inputs[index] for index in self._order]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
         self._is_optimised: bool = way == "called" and not (
@@ -74,8 +66,7 @@ class GraphFunction:
         self._config = config.SerializeToString()
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Call the function with handles of its variables among the inputs."""
-        inputs = [inputs[index] for index in self._order]
+        """Call the function."""
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
         if self._is_optimised:
@@ -88,12 +79,15 @@ class GraphFunction:
 
     # XLA compiles a function at its first call for inputs of certain shapes,
     # and the step would fail there.
-    def check_xla(self, inputs: Sequence[Any], device: str) -> None:
+    def check_xla(self, device: str) -> None:
         """Raise Uncompilable unless XLA compiles the function on a device."""
-        variables = [i for i in inputs if i.dtype == tf.resource]
-        if any(map(tf.is_symbolic_tensor, variables)):
-            raise Uncompilable("uses a variable of an outer function")
-        tensors = self._inputs[: len(inputs) - len(variables)]
+        tensors = self._inputs
+        for dtype, what in (
+            (tf.resource, "reads variables in a loop"),
+            (tf.variant, "uses a list that is made outside of it"),
+        ):
+            if any(tensor.dtype == dtype for tensor in tensors):
+                raise Uncompilable(what)
         if any(tensor.dtype == tf.string for tensor in tensors):
             raise Uncompilable("uses strings")
         are_known = all(t.shape.is_fully_defined() for t in tensors)
@@ -103,9 +97,7 @@ class GraphFunction:
                 tf.TensorSpec(_filled(t.shape, size), t.dtype) for t in tensors
             ]
             try:
-                compat.lower_to_xla(
-                    self._function.name, specs, variables, device
-                )
+                compat.lower_to_xla(self._function.name, specs, device)
             except (ValueError, tf.errors.OpError) as failure:
                 error = error or failure
             else:

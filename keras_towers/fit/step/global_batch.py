@@ -12,17 +12,21 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import is_news
 from keras_towers.fit.context import marks
+from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.ranks import SameBatches
+from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of, share_of
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
@@ -70,16 +74,18 @@ class GlobalStep:
             model: the model that it is a step of.
             kind: the method of Keras that it belongs to.
         """
-        if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model)
         whole = data_lib.is_whole(batch)
-        given = batch
+        given, transport = batch, self._transport_of(kind)
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+        if tf.executing_eagerly():
+            if self.same is not None and whole:
+                self.same.check(given)
+            return self._on_one_device(step, given, model, kind, transport)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
             batch = self.order.behind(check, batch)
-        batch = self._with_total(batch)
+        batch = self._with_total(batch, kind)
         of_all = batch
         batch = self._of_this_process(batch, kind)
         if whole and self._is_global:
@@ -87,13 +93,13 @@ class GlobalStep:
         else:
             spec = data_lib.joined_spec(batch)
         divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
-        recorded = model if kind in ("fit", "train_on_batch") else None
+        recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
             self.order.step(),
             marks.marked(recorded, self.config.devices, batch.pieces),
         ):
-            result = self._divided(step, divided, kind)
+            result = self._divided(step, divided, model, kind, transport)
         return self.order.end(result)
 
     @property
@@ -103,42 +109,77 @@ class GlobalStep:
         return self.config.batches == "split" and not apart
 
     def _on_one_device(
-        self, step: Callable[[Any], Any], batch: Any, model: keras.Model
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        model: keras.Model,
+        kind: str,
+        transport: Transport,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
         _say_once(model.name, self.config.name)
-        with compat.single_device_mode():
-            return step(data_lib.as_one_batch(self.config, batch))
+        whole = data_lib.as_one_batch(self.config, batch)
+        is_global = data_lib.is_whole(batch) and self.config.batches == "split"
+        if transport.size > 1 and not is_global:
+            whole = joined(whole, transport)
+        alone = contexts.training_alone.filled(kind in TRAINING)
+        with compat.single_device_mode(), alone:
+            return step(whole)
 
     def _divided(
-        self, step: Callable[[Any], Any], divided: DividedBatch, kind: str
+        self,
+        step: Callable[[Any], Any],
+        divided: DividedBatch,
+        model: keras.Model,
+        kind: str,
+        transport: Transport,
     ) -> Any:
-        traced = trace(step, divided.whole, kind, self.update)
+        copies, xla = self.update.copies, bool(model.jit_compile)
+        with copies.first_seen():
+            traced = trace(step, divided.whole, kind, self.update, xla)
+        config = self.config
         captures = [_inside(tensor) for tensor in traced.captures]
-        layouts = [*divided.layouts, *(REPLICATED for _ in captures)]
-        program = partitioned(
-            traced.graph, layouts, traced.results, traced.updating()
-        )
-        config, transport = self.config, self._transport_of(kind)
-        own = of_own_rows(program) if self._is_of_several else None
-        if own is not None:
-            program = own.program
-            if len(own.parts) < len(program.updates):
-                _say_of_own_rows(config.name)
-        common, towers = divided.given(program.inputs, transport.rank == 0)
-        if own is not None:
-            divided.give_all(own, common, towers, config.peers.rank == 0)
+        handles = copies.handles()
+        mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
         first = len(divided.layouts)
+        program = partitioned(
+            traced.graph,
+            [*divided.layouts, *(REPLICATED for _ in captures)],
+            traced.results,
+            traced.updating(),
+            ranks=transport.size > 1,
+            mirrored=[False] * first + [m is not None for m in mirrors],
+        )
+        mine = of_own_rows(program) if self._is_of_several else None
+        program = program if mine is None else mine.program
+        if mine is not None and len(mine.parts) < len(program.updates):
+            _say_of_own_rows(model.name, config.name)
+        description.note(config, kind, model.name, program)
+        common, towers = divided.given(program.inputs, transport.rank == 0)
+        if mine is not None:
+            divided.give_all(mine, common, towers, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
-        ready = TowerProgram(program, self._way())
+        for index, tensor in program.inputs.copies.items():
+            for own, handle in zip(
+                towers, mirrors[index - first] or (), strict=True
+            ):
+                own[tensor] = _inside(handle)
+        way = "xla" if xla else self._way()
+        ready = TowerProgram(program, way, config.devices[0])
+        if ready.not_compiled and not ready.compiled:
+            why = f"the step {ready.not_compiled[0]}"
+            trainers.log_without_xla(model, kind in TRAINING, why)
+        if transport.size > 1:
+            self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(
             common,
             towers,
-            config.devices,
+            self.config.devices,
             transport,
-            functools.partial(self._update, traced, own, divided),
+            self.order,
+            functools.partial(self._update, traced, mine, divided),
         )
         return traced.filled(results)
 
@@ -160,7 +201,7 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        own: OfOwnRows | None,
+        mine: OfOwnRows | None,
         divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
@@ -169,10 +210,10 @@ class GlobalStep:
         (call,) = [u.call for u in traced.updates if u.name == update.name]
         rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
-        if own is not None:
+        if mine is not None:
             # The workers' gradients are averaged.
             workers = self.config.peers.size
-            if update.name in own.parts:
+            if update.name in mine.parts:
                 rows = [_times(workers, row) for row in rows]
             else:
                 share = divided.share * workers
@@ -183,7 +224,8 @@ class GlobalStep:
     def _transport_of(self, kind: str) -> Transport:
         """Return what connects the processes in steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
-        return SingleProcess() if apart else self.config.transport
+        alone = apart or self._counts_alone(kind)
+        return SingleProcess() if alone else self.config.transport
 
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
@@ -199,7 +241,15 @@ class GlobalStep:
             rounds.begin_step(share_of(here, batch.total))
         return batch._replace(total=here, start=0)
 
-    def _with_total(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+    def _counts_alone(self, kind: str) -> bool:
+        """Whether only the examples of this process count."""
+        # Ranks with data of their own predict that.
+        own = self.config.batches == "each" and kind.startswith("predict")
+        return own or self.config.transport.size == 1
+
+    def _with_total(
+        self, batch: data_lib.TowerBatch, kind: str
+    ) -> data_lib.TowerBatch:
         """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
@@ -208,32 +258,33 @@ class GlobalStep:
             here = sum(counts)
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if self.config.transport.size == 1:
+        if self._counts_alone(kind):
             return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
 
 
-@functools.cache
 def _say_once(model: str, strategy: str) -> None:
-    logger.warning(
-        "model %r runs eagerly, so its steps are not divided: they run as on "
-        "one device under %s. Compile it without run_eagerly=True to train on "
-        "all towers.",
-        model,
-        strategy,
-    )
+    if is_news(("runs eagerly", model, strategy)):
+        logger.warning(
+            "model %r runs eagerly, so its steps are not divided: they run as "
+            "on one device under %s. Compile it without run_eagerly=True to "
+            "train on all towers.",
+            model,
+            strategy,
+        )
 
 
-@functools.cache
-def _say_of_own_rows(strategy: str) -> None:
-    logger.warning(
-        "the step's gradients need values of the whole batch, such as the "
-        "statistics of a BatchNormalization or the number of masked entries, "
-        "and each worker with %s computes them of its own part: the weights "
-        "will not be those of one device. With HorovodStrategy and "
-        "MultiWorkerTowerStrategy they are.",
-        strategy,
-    )
+def _say_of_own_rows(model: str, strategy: str) -> None:
+    if is_news(("own rows", model, strategy)):
+        logger.warning(
+            "the gradients of model %r need values of the whole batch, such "
+            "as the statistics of a BatchNormalization or the number of masked "
+            "entries, and each worker with %s computes them of its own part: "
+            "the weights will not be those of one device. With HorovodStrategy "
+            "and MultiWorkerTowerStrategy they are.",
+            model,
+            strategy,
+        )
 
 
 def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:

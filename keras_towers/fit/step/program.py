@@ -9,9 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.step.exchange import exchanged
-from keras_towers.fit.step.function import GraphFunction, Way
+from keras_towers.fit.step.function import (
+    GraphFunction,
+    Uncompilable,
+    Way,
+)
+from keras_towers.fit.update.order import StepOrder
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
+    Exchange,
     Function,
     Operation,
     Program,
@@ -26,7 +32,8 @@ class _Level:
     """What is computed between two exchanges.
 
     Attributes:
-        common: the operations that are done once.
+        common: the operations that are done once, by the first process at
+            least.
         made: what comes of them that others use.
         function: what each tower calls; None: nothing.
         inputs: the tensors that it is given.
@@ -45,11 +52,20 @@ class TowerProgram:
 
     Args:
         program: the program.
-        way: how towers call their functions.
+        way: how towers call their functions; those that XLA cannot compile are
+            called without.
+        device: a tower's device, for which XLA compiles.
+
+    Attributes:
+        not_compiled: why XLA cannot compile functions, if it cannot.
+        compiled: how many functions it compiles.
     """
 
-    def __init__(self, program: Program, way: Way):
+    def __init__(self, program: Program, way: Way, device: str):
         self._program = program
+        self._device = device
+        self.not_compiled: list[str] = []
+        self.compiled = 0
         levels = range(program.levels)
         used = _used(program)
         self._levels = [self._level(level, used, way) for level in levels]
@@ -66,9 +82,23 @@ class TowerProgram:
         inputs = _needed_from_outside(own)
         function = None
         if own:
-            graph = graph_of(Function(inputs, outputs, own), program.graphs)
-            function = GraphFunction(graph, way)
+            body = Function(inputs, outputs, own)
+            function = self._function(body, way)
         return _Level(common, made, function, inputs, outputs)
+
+    def _function(self, body: Function, way: Way) -> GraphFunction:
+        if way == "xla":
+            graph = graph_of(body, self._program.graphs)
+            function = GraphFunction(graph, way)
+            try:
+                function.check_xla(self._device)
+            except Uncompilable as error:
+                self.not_compiled.append(str(error))
+            else:
+                self.compiled += 1
+                return function
+            way = "called"
+        return GraphFunction(graph_of(body, self._program.graphs), way)
 
     def run(
         self,
@@ -76,6 +106,7 @@ class TowerProgram:
         towers: Sequence[Mapping[Tensor, Any]],
         devices: Sequence[str],
         transport: Transport,
+        order: StepOrder,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
     ) -> list[Any]:
         """Run it; return its results.
@@ -85,23 +116,28 @@ class TowerProgram:
             towers: what each of K towers has of them.
             devices: the K towers' devices.
             transport: connects the processes.
+            order: that of what they exchange.
             update: called with an update, K lists of what towers give to it,
                 and what all have of that.
         """
-        program = self._program
+        program, is_root = self._program, transport.rank == 0
         known = dict(common)
         own = [dict(values) for values in towers]
         for number, level in enumerate(self._levels):
+            common_here = [o for o in level.common if is_root or not o.at_root]
+            made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
-                found = emit(level.common, known, level.made, program.graphs)
-            known.update(zip(level.made, found, strict=True))
+                found = emit(
+                    common_here, known, made, program.graphs, order.gate
+                )
+            known.update(zip(made, found, strict=True))
             if level.function is not None:
                 for device, values in zip(devices, own, strict=True):
                     with tf.device(device):
                         given = [_value(t, known, values) for t in level.inputs]
                         found = level.function(given)
                     values.update(zip(level.outputs, found, strict=True))
-            self._exchange(number, known, own, devices, transport)
+            self._exchange(number, known, own, devices, transport, order)
             for change in program.updates:
                 if change.level == number:
                     parts = [
@@ -119,6 +155,13 @@ class TowerProgram:
         with tf.device(devices[0]):
             return [_value(t, known, {}) for t in program.results]
 
+    def described(self) -> list[str]:
+        """Describe the exchanges, in their order: kind, dtype, shape."""
+        return [
+            f"{e.kind} {e.given.dtype.name} {_joined(e)}"
+            for e in self._program.exchanges
+        ]
+
     def _exchange(
         self,
         level: int,
@@ -126,22 +169,43 @@ class TowerProgram:
         own: Sequence[dict[Tensor, Any]],
         devices: Sequence[str],
         transport: Transport,
+        order: StepOrder,
     ) -> None:
         found = [e for e in self._program.exchanges if e.given.level == level]
         if not found:
             return
         with tf.device(devices[0]):
+            is_root = transport.rank == 0
             every = [
                 [_value(e.given, known, values) for values in own]
+                if is_root or not _is_at_root(e.given)
+                else []
                 for e in found
             ]
-            results = exchanged(found, every, transport)
+            results = order.exchange(
+                every, lambda given: exchanged(found, given, transport)
+            )
         for exchange, result in zip(found, results, strict=True):
             if exchange.result.on_towers:
                 for values, mine in zip(own, result, strict=True):
                     values[exchange.result] = mine
             else:
                 known[exchange.result] = result
+
+
+def _is_at_root(tensor: Tensor) -> bool:
+    """Whether of several processes only the first has a tensor."""
+    return tensor.operation is not None and tensor.operation.at_root
+
+
+def _joined(exchange: Exchange) -> tf.TensorShape:
+    """The shape of what is exchanged, without the axis that is joined."""
+    shape = exchange.given.shape
+    if exchange.kind != "gather" or shape.rank is None:
+        return shape
+    sizes = shape.as_list()
+    sizes[exchange.axis] = None
+    return tf.TensorShape(sizes)
 
 
 def _value(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
-from keras_towers.fit.contract import UpdateCall
+from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.partition import Updating
@@ -64,6 +66,10 @@ class Trace:
             self.output, leaves, expand_composites=True
         )
 
+    def described(self) -> list[str]:
+        """Describe the gradients of the updates, in their order."""
+        return [text for u in self.updates for text in u.call.described()]
+
     def updating(self) -> dict[str, Updating]:
         """Return what the operations mean that stand for updates."""
         return {u.name: self._updating(u.call) for u in self.updates}
@@ -104,7 +110,11 @@ class Trace:
 
 
 def trace(
-    step: Callable[[Any], Any], batch: Any, kind: str, towers: Any
+    step: Callable[[Any], Any],
+    batch: Any,
+    kind: str,
+    update: UpdateOnce,
+    xla: bool = False,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
 
@@ -112,7 +122,8 @@ def trace(
         step: a function of a batch.
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
-        towers: takes what the step asks for in its context.
+        update: the update of the strategy whose towers will divide it.
+        xla: whether XLA is to compile it.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
@@ -127,7 +138,16 @@ def trace(
         def note(call: UpdateCall) -> None:
             updates.append(TracedUpdate(call, _stand_in(call)))
 
-        with traced.tracing(traced.Tracing(graph, kind, note, towers)):
+        own = update.config.batch_norm == "tower"
+        tracing = traced.Tracing(
+            training=kind in TRAINING,
+            update=update,
+            apply=note,
+            graph=graph,
+            own_statistics=own,
+        )
+        compiled = compat.xla_context() if xla else contextlib.nullcontext()
+        with traced.tracing(tracing), compiled:
             return step(data)
 
     with compat.single_device_mode():

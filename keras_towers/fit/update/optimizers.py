@@ -68,7 +68,7 @@ def update_in_force() -> TakesGradients | None:
         return None
     step = traced.current()
     if step is not None:
-        return step.update if step.is_at_top else None
+        return step.update if step.takes_updates else None
     if tf.distribute.get_replica_context() is None:
         return None
     strategy = contract.in_force()
@@ -99,7 +99,7 @@ def apply(
     if step is None:
         update.apply(call)
     elif any(gradient is not None for gradient in call.grads):
-        step.note_update(call)
+        step.apply(call)
     else:
         # It has its own words for that.
         original(grads, trainable_variables)

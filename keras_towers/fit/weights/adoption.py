@@ -166,9 +166,11 @@ class Adoption:
             self._config.transport, [v._value for v in held_in_common(model)]
         )
 
-    def begin_steps(self) -> None:
+    def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
-        self._update.drop_slots_of_others()
+        # Steps that run as on one device update all weights.
+        if not model.run_eagerly:
+            self._update.drop_slots_of_others()
 
     def holds_apart(self, variable: keras.Variable) -> bool:
         """Whether ranks may have values of their own until their next mean."""
@@ -182,6 +184,14 @@ class Adoption:
         """Give every rank all of the optimizer's state, and equal weights."""
         self._update.end_rounds()
         self._update.gather_slots()
+
+    def sum_metrics(self, model: keras.Model) -> None:
+        """Sum what ranks have counted that train apart. Collective."""
+        if self._update.rounds is not None:
+            metrics = [v._value for v in state_lib.collect(model).metrics]
+            sums = agreement.total(self._config.transport, metrics)
+            for variable, total in zip(metrics, sums, strict=True):
+                variable.assign(total)
 
     def end_rounds(self) -> None:
         """Make the weights of all ranks equal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -53,6 +54,20 @@ class Copies:
             self._mirrored[variable] = variable._value = value
             return True
         return moved
+
+    def first_seen(self) -> contextlib.AbstractContextManager[None]:
+        """Have variables be what the first tower has, inside a block."""
+        return variables_lib.viewed(
+            list(self._mirrored), lambda value: value.values[0]
+        )
+
+    def handles(self) -> dict[int, list[Any]]:
+        """Return mirrored variables' K handles, by the ids of the first."""
+        found = [v._value.values for v in self._mirrored]
+        return {
+            id(values[0].handle): [value.handle for value in values]
+            for values in found
+        }
 
     def take_back(self, variable: keras.Variable) -> None:
         """Leave a variable on the first tower only."""

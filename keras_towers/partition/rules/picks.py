@@ -92,8 +92,8 @@ def _looked_up(
     layout, build = places.sharded, partition.builder
     if layout is None or places.local is None or node.attr("batch_dims"):
         return None
-    # The variable is read once, for all towers.
-    variable = partition.whole(handle)
+    # The variable is read once, for all towers, or each reads its own copy.
+    variable = partition.local(handle)
     least = partition.after(node, [variable], True)
     dtype = node.output_dtype(0)
     (table,) = build.add(

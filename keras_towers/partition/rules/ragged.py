@@ -40,7 +40,7 @@ def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
     ends = build.op("Slice", [own, begin, all_], (None,))
     start = partition.cast(unit.start, dtype)
     ends = build.op("AddV2", [ends, start], (None,))
-    every = build.exchange("gather", ends)
+    every = build.exchange("gather", ends, 0, partition.unit.size)
     zero, along = build.constant([0], dtype), build.constant(0, "int32")
     whole = build.op("ConcatV2", [zero, every, along], (None,))
     one = build.constant(1, SIZE)

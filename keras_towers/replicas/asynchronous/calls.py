@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
@@ -32,7 +30,7 @@ from keras_towers.replicas.asynchronous.threads import (
 )
 from keras_towers.replicas.asynchronous.update import (
     HogwildUpdate,
-    add_atomically,
+    share_state,
 )
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.fits import (
@@ -42,9 +40,6 @@ from keras_towers.replicas.fits import (
     refuse_eager,
     with_writer,
 )
-
-# Limits the overhead of merging the metrics of all towers.
-SECONDS_BETWEEN_LOGS = 0.1
 
 
 class AsyncCalls(TowerCalls):
@@ -139,12 +134,10 @@ class _AsyncCall(ReplicaCall):
         self._threads: TowerThreads | None = None
         self._steps_here = 0
         self._shown: Any = None
-        self._next_logs = 0.0
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        add_atomically()
-        with self.told(), super().opened():
+        with patches.held(share_state), self.told(), super().opened():
             yield
 
     def told(self) -> contextlib.AbstractContextManager[None]:
@@ -164,7 +157,7 @@ class _AsyncCall(ReplicaCall):
             trainers.log_without_xla(model, True, why)
         if steps_of(model) is None:
             schedule = self._calls.schedule()
-            steps = TowerSteps(self.config, self.adoption, schedule, model)
+            steps = TowerSteps(self.config, schedule, model)
             model.train_function = TrainFunction(self, steps)
         elif force:
             model.train_function.steps.forget()
@@ -178,61 +171,45 @@ class _AsyncCall(ReplicaCall):
             )
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        whole = kind == "fit"
-        return TowerEpochIterator(
-            *(self.config, kind, self._step.has_run, self.order),
-            whole=whole,
-            **kwargs,
-        )
+        return super()._iterator(kind, whole=kind == "fit", **kwargs)
 
     def train(self, steps: TowerSteps, iterator: Any) -> Any:
-        at_last_step = self._fits and self.epoch_iterator.at_last_step
         taken = 0
         batches = itertools.islice(iterator, self.model.steps_per_execution)
         for batch in batches:
             taken += 1
             if self._threads is None:
-                self._train_here(steps, batch)
-                continue
-            traced = steps.for_batches(iterator.element_spec, self.logs)
-            self._threads.submit(traced, batch)
+                self._shown = self._train_here(steps, batch)
+            else:
+                traced = steps.for_batches(iterator.element_spec)
+                self._threads.submit(traced, batch)
         if not taken:
             raise StopIteration
         if self._threads is not None:
-            self._look(steps, self._threads, at_last_step)
+            self._look(self._threads)
         return self._shown
 
-    def _train_here(self, steps: TowerSteps, batch: Any) -> None:
+    def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
         index = self._steps_here % self.config.num_towers if self._fits else 0
-        latest = steps.run_here(self._fits, index, batch, self.logs)
         self._steps_here += 1
-        self._refresh(steps, latest)
+        return steps.run_here(self._fits, index, batch)
 
-    def _look(
-        self, steps: TowerSteps, threads: TowerThreads, at_last_step: bool
-    ) -> None:
-        """Refresh the logs if they are due."""
-        if at_last_step:
+    def _look(self, threads: TowerThreads) -> None:
+        """Refresh the logs."""
+        if self.epoch_iterator.at_last_step:
             threads.drain()
-            self._refresh(steps, threads.latest)
+            finish = self._own("_get_metrics_result_or_logs")
+            self._shown = finish(threads.latest)
             return
         if self._shown is None:
             # Callbacks expect all log names after the first step.
             threads.wait_for_a_step()
-        if threads.latest is None:
-            return
-        due = time.monotonic() > self._next_logs
-        if due or not _is_finite(threads.latest):
-            self._refresh(steps, threads.latest)
-
-    def _refresh(self, steps: TowerSteps, latest: Any) -> None:
-        self._shown = latest
-        self._shown = steps.merged(latest, self.logs)
-        self._next_logs = time.monotonic() + SECONDS_BETWEEN_LOGS
+        if threads.latest is not None:
+            self._shown = threads.latest
 
     def end_of_steps(self, logs: Any) -> Any:
-        steps, threads = steps_of(self.model), self._threads
-        if not self._fits or steps is None:
+        threads = self._threads
+        if not self._fits or steps_of(self.model) is None:
             return logs
         if threads is None:
             here, self._steps_here = self._steps_here, 0
@@ -241,7 +218,7 @@ class _AsyncCall(ReplicaCall):
             threads.drain()
             self._calls.staleness = threads.take_staleness()
             if threads.latest is not None:
-                self._refresh(steps, threads.latest)
+                self._shown = threads.latest
             # Metrics are reset for the next epoch; until one of its steps has
             # ended, the logs of this epoch are shown.
             threads.latest = None
@@ -261,12 +238,3 @@ def steps_of(model: keras.Model) -> TowerSteps | None:
     """Return the steps that were traced for asynchronous towers, if any."""
     steps = getattr(model.train_function, "steps", None)
     return steps if isinstance(steps, TowerSteps) else None
-
-
-def _is_finite(logs: Any) -> bool:
-    numbers = (np.asarray(leaf) for leaf in tf.nest.flatten(logs))
-    return all(
-        np.all(np.isfinite(number))
-        for number in numbers
-        if np.issubdtype(number.dtype, np.floating)
-    )

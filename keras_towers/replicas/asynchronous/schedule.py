@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TakesGradients, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.replicas import Quorum
@@ -116,7 +116,7 @@ class ReplicaSchedule(UpdateSchedule):
     def apply(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
-        tower = tower_lib.current()
+        tower = traced.current()
         assert tower is not None
         self._averages.push(tower.index, call)
 

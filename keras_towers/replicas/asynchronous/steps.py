@@ -14,14 +14,8 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.capture.capture import capture
-from keras_towers.fit.context import replica_context
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.step.logs import Logs
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
 
 Step = Callable[[Any], Any]
@@ -33,12 +27,10 @@ class TowerSteps:
     def __init__(
         self,
         config: TowerConfig,
-        adoption: Adoption,
         schedule: UpdateSchedule,
         model: keras.Model,
     ):
         self._config = config
-        self._adoption = adoption
         self.schedule = schedule
         self._model = model
         self._traced: list[tuple[Any, list[Step]]] = []
@@ -48,109 +40,67 @@ class TowerSteps:
         """Drop all traces, because the model has changed."""
         self._traced.clear()
         self._here: dict[tuple[bool, int], Step] = {}
-        self._merge: Callable[[], dict[int, Any]] | None = None
         self.schedule.forget()
 
-    def for_batches(self, spec: Any, logs: Logs) -> list[Step]:
+    def for_batches(self, spec: Any) -> list[Step]:
         """Return the towers' steps for batches of a spec, traced."""
-        for known, traced in self._traced:
+        for known, steps in self._traced:
             if known is spec or known == spec:
-                return traced
-        self._traced.append((spec, self._trace(spec, logs)))
-        return self._traced[-1][1]
+                return steps
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
 
-    def _trace(self, spec: Any, logs: Logs) -> list[Step]:
-        def trace(index: int) -> Step:
-            ends = self.schedule.step_of
-            function = tf.function(
-                self._one_step(index, logs, lambda: ends(index)),
-                autograph=False,
-            )
-            with self._alone(True, index):
-                concrete = function.get_concrete_function(spec)
-            return lambda batch: to_numpy(concrete(batch))
+    def _trace(self, index: int, spec: Any) -> Step:
+        step = self._step(index, lambda: self.schedule.step_of(index))
+        function = tf.function(step, autograph=False)
+        with self._on_tower(True, index):
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: to_numpy(concrete(batch))
 
-        first = trace(0)
-        # The first trace of a step may create metrics.
-        while self._adoption.bind(self._model):
-            first = trace(0)
-        return [first, *map(trace, range(1, self._config.num_towers))]
-
-    def _one_step(
+    def _step(
         self,
         index: int,
-        logs: Logs,
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Step:
+        """Return the step of a tower, without what ``_on_tower`` does."""
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
-        device = self._config.devices[index]
 
         @tf.autograph.experimental.do_not_convert
-        def one_step(batch: Any) -> Any:
-            tower = tower_lib.current()
-            assert tower is not None and tower.update is not None
-            run = tf.distribute.get_strategy().run
-            with tf.device(device), around():
-                captured = capture(
-                    lambda batch: run(train_step, (batch,)),
-                    *(batch, tower, tower.update.apply),
-                )
-            logs.note(captured.output, captured.results)
-            return captured.output
+        def step(batch: Any) -> Any:
+            with tf.device(self._config.devices[index]), around():
+                return tf.distribute.get_strategy().run(train_step, (batch,))
 
-        return one_step
+        return step
 
     @contextlib.contextmanager
-    def _alone(self, fits: bool, index: int) -> Iterator[None]:
-        """View the model as tower ``index`` does, on one device."""
-        variables = state_lib.collect(self._model).everything()
-        tower = tower_lib.Tower(
-            index,
-            total=self._config.num_towers if fits else 1,
-            device=tower_lib.short_name(self._config.devices[index]),
+    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
+        """Run or trace a step of a tower in the block, as on one device."""
+        update = self.schedule.taker(fits)
+        tower = traced.Tracing(
             training=True,
-            update=self.schedule.taker(fits),
+            update=update,
+            apply=update.apply,
+            index=index,
+            total=self._config.num_towers if fits else 1,
+            device=traced.short_name(self._config.devices[index]),
         )
-        with (
-            compat.single_device_mode(),
-            variables_lib.viewed(variables, lambda v: v.values[index]),
-            replica_context.activate(tower),
-        ):
+        with compat.single_device_mode(), traced.tracing(tower):
             yield
 
-    def run_here(self, fits: bool, index: int, batch: Any, logs: Logs) -> Any:
+    def run_here(self, fits: bool, index: int, batch: Any) -> Any:
         """Run a step in this thread, for eager code and ``train_on_batch``."""
         # Eager steps cannot run in several threads, so their towers take turns.
         key = fits, index
         if key not in self._here:
-            function = self._one_step(index, logs, contextlib.nullcontext)
+            step = self._step(index, contextlib.nullcontext)
             if not self._model.run_eagerly:
-                function = tf.function(
-                    function, autograph=False, reduce_retracing=True
-                )
-            self._here[key] = function
-        with self._alone(fits, index):
-            latest = self._here[key](batch)
-        self._adoption.bind(self._model)
-        return to_numpy(latest)
-
-    def merged(self, latest: Any, logs: Logs) -> Any:
-        """Compute the logs of all towers, given those of one step."""
-        if self._merge is None:
-            merge = logs.metric_results
-            if not self._model.run_eagerly:
-                function = tf.function(merge, autograph=False)
-                merge = function.get_concrete_function()
-            self._merge = merge
-        merged = to_numpy(self._merge())
-        return tf.nest.pack_sequence_as(
-            latest,
-            [
-                merged.get(index, value)
-                for index, value in enumerate(tf.nest.flatten(latest))
-            ],
-        )
+                step = tf.function(step, autograph=False, reduce_retracing=True)
+            self._here[key] = step
+        with self._on_tower(fits, index):
+            return to_numpy(self._here[key](batch))
 
 
 def to_numpy(logs: Any) -> Any:

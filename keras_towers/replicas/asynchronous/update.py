@@ -1,7 +1,9 @@
 """Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
 
-Adding to a weight is one atomic operation. Slot variables may lose writes of
-other towers. What depends on the number of updates runs under a lock.
+Everything exists once: weights, metrics, moving statistics, random state.
+Adding to a variable is one atomic operation. What overwrites one, such as an
+update of a slot or of a moving average, may lose the write of another tower.
+What depends on the number of updates runs under a lock.
 """
 
 from __future__ import annotations
@@ -17,13 +19,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import patches
-from keras_towers.fit.context import tower as tower_lib
+from keras_towers.fit.context import patches, traced
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
 
@@ -49,10 +49,8 @@ class HogwildUpdate(UpdateOnce):
         self._turns: dict[int, tf.CriticalSection] = {}
         self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def place(self, variable: keras.Variable) -> bool:
-        """Keep a single copy of a weight, where it is."""
-        if isinstance(variable._value, compat.DistributedVariable):
-            variable._value = variables_lib.unbind(variable._value)
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
         return False
 
     def frees_on_release(self, holder: Any) -> None:
@@ -68,19 +66,18 @@ class HogwildUpdate(UpdateOnce):
 
     def apply(self, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
-        tower = tower_lib.current()
-        if tower is None or tower.share is not None:
+        if traced.current() is None:
             super().apply(call)
             return
         optimizer, variables = call.optimizer, call.variables
+        self.make_ready(optimizer, variables)
         grads = [
             None if g is None else scaled(g, self.scale) for g in call.grads
         ]
         # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
-            # Eager towers take turns anyway. The trace that builds the
-            # optimizer is discarded.
-            overlaps = optimizer.built and not tf.executing_eagerly()
+            # Eager towers take turns anyway.
+            overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
                     lambda: done(call.original, grads, variables),
@@ -120,25 +117,6 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
-def _add(
-    name: str, original: Callable[..., Any], variable: Any, value: Any
-) -> Any:
-    """Add to a variable atomically, so that no concurrent write is lost."""
-    native = variable._value
-    if (
-        (tower_lib.current() is None and atomic.get() is None)
-        or not isinstance(native, tf.Variable)
-        or isinstance(native, compat.DistributedVariable)
-        or not native.shape.is_fully_defined()
-        or compat.in_stateless_scope()
-    ):
-        return original(variable, value)
-    value = tf.cast(tf.convert_to_tensor(value), native.dtype)
-    if value.shape != native.shape:
-        value = tf.broadcast_to(value, native.shape)
-    return getattr(native, name)(value)
-
-
 # Filled where what ``add_atomically`` replaces applies outside of towers, too.
 atomic: Slot[bool] = Slot()
 
@@ -149,3 +127,88 @@ def add_atomically() -> None:
     for name in ("assign_add", "assign_sub"):
         ours = functools.partial(_add, name)
         patches.replace(compat.KerasVariable, name, ours)
+
+
+def share_state() -> None:
+    """Replace how towers write the state that they share, and draw from it."""
+    add_atomically()
+    patches.replace(compat.KerasVariable, "assign", _assign)
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _add(
+    name: str, original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
+    """Add to a variable atomically, so that no concurrent write is lost."""
+    if not _is_shared(variable):
+        return original(variable, value)
+    native = variable._value
+    value = tf.cast(tf.convert_to_tensor(value), native.dtype)
+    if value.shape != native.shape:
+        value = tf.broadcast_to(value, native.shape)
+    return getattr(native, name)(value)
+
+
+def _is_shared(variable: Any) -> bool:
+    """Whether other towers may write a variable while this one does."""
+    native, step = variable._value, traced.current()
+    # A graph is that of a step which towers divide.
+    alone = step is not None and step.graph is None
+    return (
+        (alone or atomic.get() is not None)
+        and isinstance(native, tf.Variable)
+        and not isinstance(native, compat.DistributedVariable)
+        and native.shape.is_fully_defined()
+        and not compat.in_stateless_scope()
+    )
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Add atomically what is assigned as a sum with the variable's value."""
+    # So do metrics, counters and seed generators. Eager towers take turns.
+    if not tf.executing_eagerly() and _is_shared(variable):
+        added = _added(variable._value, value)
+        if added is not None:
+            variable.assign_add(added)
+            return value
+    return original(variable, value)
+
+
+def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
+    """Return what a sum adds to a variable's present value, if it does."""
+    graph = compat.get_default_graph()
+    here = isinstance(value, tf.Tensor) and value.graph is graph
+    if not here or value.op.type != "AddV2":
+        return None
+    one, other = value.op.inputs
+    handle = graph.capture(variable.handle)
+    if _is_present(one, handle):
+        return other
+    return one if _is_present(other, handle) else None
+
+
+def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
+    """Whether a value has been read since the last write of its variable."""
+    for operation in reversed(handle.graph.get_operations()):
+        if handle.name not in (given.name for given in operation.inputs):
+            continue
+        if operation.type != "ReadVariableOp":
+            return False
+        if operation.name == value.op.name:
+            return True
+    return False
+
+
+# What separates the towers' first words of a seed, of which the second counts.
+_SEED_STRIDE = 1_000_003
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Let towers that read the same state draw other numbers."""
+    seed = original(generator, *args, **kwargs)
+    tower = traced.current()
+    if tower is None:
+        return seed
+    return seed + tf.constant([tower.index * _SEED_STRIDE, 0], seed.dtype)

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from keras_towers.fit import told
 from tests.exactness.classes.recipes import BATCH, EXAMPLES, head
 
 # Relative to the largest value of a variable or a history.
@@ -34,7 +33,7 @@ class Group:
     state: dict
     in_graph: bool = False
 
-    def trained(self, strategy=None, eager=False):
+    def trained(self, scope=None, eager=False):
         """Fit; return the variables and the history, and begin anew."""
         model = self.model
         everything = [*model.variables, *self.state.values()]
@@ -42,7 +41,7 @@ class Group:
         # Compiled anew it would have to build its losses and metrics again.
         model.run_eagerly, model.train_function = eager, None
         keras.utils.set_random_seed(11)
-        with strategy or contextlib.nullcontext():
+        with scope or contextlib.nullcontext():
             history = model.fit(
                 **self.data, batch_size=BATCH, shuffle=False, verbose=0
             ).history
@@ -53,33 +52,21 @@ class Group:
         return {**found, **logs}
 
 
-def compared(parts, make, strategy, eager=False):
-    """Compare a strategy with one device.
+def compared(parts, make, scope, eager=False):
+    """Compare towers with one device; return what differs, "" if nothing.
 
     Args:
         parts: of one model.
         make: makes a group of parts.
-        strategy: the towers.
+        scope: a block in which towers train.
         eager: whether the one device may run without a graph, which is faster.
-
-    Returns:
-        What differs, empty if nothing does; and what ``fit`` told.
     """
     # The same names, layers and seeds every time.
     keras.backend.clear_session()
     keras.utils.set_random_seed(5)
     group = make(parts)
     wanted = group.trained(eager=eager and not group.in_graph)
-    with told.heard() as heard:
-        found = group.trained(strategy)
-    return differences(found, wanted), [one.message for one in heard]
-
-
-def compare(parts, make, strategy, eager=False):
-    """What differs and what ``fit`` told in one text, empty if nothing."""
-    different, messages = compared(parts, make, strategy(), eager)
-    told_of = [f"tells: {message}" for message in messages]
-    return "; ".join(filter(None, [different, *told_of]))
+    return differences(group.trained(scope), wanted)
 
 
 def of_recipes(recipes):

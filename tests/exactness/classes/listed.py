@@ -14,11 +14,3 @@ NO_PART = {
     "Optimizer": "the base class",
     "OptimizerMap": "describes optimizers",
 }
-
-# Differ from one device, and fit says so.
-TOLD = {
-    "AugMix": (
-        "chooses with Python's random numbers while it is traced, and Keras "
-        "traces a step on one device at another time"
-    ),
-}

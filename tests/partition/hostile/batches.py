@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.partition.cases.table import classes, images, normal
 from tests.partition.hostile.structured import pixels
 from tests.partition.hostile.table import (
     built,
@@ -14,7 +15,6 @@ from tests.partition.hostile.table import (
     net,
     state,
 )
-from tests.splitting.cases.table import classes, images, normal
 
 # Losses of whole batches, and of what is sorted
 

@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.partition.cases.table import classes, normal, whole
 from tests.partition.hostile.table import (
     BATCH,
     built,
@@ -17,7 +18,6 @@ from tests.partition.hostile.table import (
     unit,
     views,
 )
-from tests.splitting.cases.table import classes, normal, whole
 
 
 def _named():

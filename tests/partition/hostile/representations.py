@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.partition.cases.table import classes, images, normal, whole
 from tests.partition.hostile.table import (
     built,
     cross_entropy,
@@ -14,7 +15,6 @@ from tests.partition.hostile.table import (
     unit,
     views,
 )
-from tests.splitting.cases.table import classes, images, normal, whole
 
 # Representations
 

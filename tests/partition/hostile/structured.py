@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.partition.cases.table import generator, normal, tokens, whole
 from tests.partition.hostile.table import (
     BATCH,
     built,
@@ -13,7 +14,6 @@ from tests.partition.hostile.table import (
     hand,
     net,
 )
-from tests.splitting.cases.table import generator, normal, tokens, whole
 
 # Words
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.splitting.cases.table import (
+from tests.partition.cases.table import (
     Case,
     numbers,
 )
@@ -88,7 +88,7 @@ def fitted(data=numbers, **options):
 def noted(name, build, data, **options):
     assert name not in STEPS
     options = {"batch_size": BATCH, **options}
-    STEPS[name] = Case(build, "", data, functools.partial(dict, options), None)
+    STEPS[name] = Case(build, data, functools.partial(dict, options))
     return build
 
 

@@ -5,6 +5,14 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.partition.cases.table import (
+    classes,
+    images,
+    normal,
+    numbers,
+    tokens,
+    whole,
+)
 from tests.partition.hostile.table import (
     built,
     cross_entropy,
@@ -16,14 +24,6 @@ from tests.partition.hostile.table import (
     state,
     unit,
     views,
-)
-from tests.splitting.cases.table import (
-    classes,
-    images,
-    normal,
-    numbers,
-    tokens,
-    whole,
 )
 
 

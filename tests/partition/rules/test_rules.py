@@ -13,8 +13,7 @@ import tensorflow as tf
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded
 from tests.kit.long import some_of
 from tests.partition.kit import TOWERS, Input, Refused, check
-from tests.splitting.layouts import SIZES, broadcast
-from tests.splitting.rules import (
+from tests.partition.rules.cases import (
     elementwise,
     images,
     lists,
@@ -25,6 +24,7 @@ from tests.splitting.rules import (
     reductions,
     shapes,
 )
+from tests.partition.rules.cases.case import SIZES, broadcast
 
 DRAWN = 12
 _FAMILIES = (elementwise, images, lists, matrices, moves, parts, picks)

@@ -1,0 +1,153 @@
+"""What a step costs on towers: exchanges, and what is computed once for all."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import linecache
+import math
+import os
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_towers
+from keras_towers._notices import announce, is_news
+from keras_towers._strategy import Strategy
+from keras_towers.fit.contract import TRAINING, TowerConfig
+from keras_towers.fit.step import trace
+from keras_towers.partition.program import Program, Tensor
+from keras_towers.partition.sizes import EXAMPLES, Size
+
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(str(module.__file__)), "")
+    for module in (keras, tf, keras_towers)
+)
+_costs: weakref.WeakKeyDictionary[Strategy, dict[str, StepCosts]]
+_costs = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCosts:
+    """What a step costs on towers.
+
+    Attributes:
+        exchanges: the number of exchanges.
+        rounds: the number of rounds in which they take place.
+        fixed: their bytes, whatever the batch; None: nobody knows all of them.
+        per_example: those for each example.
+        once: by the line of code that asks for it: the share of the step's
+            operations that are computed once for all towers because of it.
+    """
+
+    exchanges: int
+    rounds: int
+    fixed: int | None
+    per_example: int
+    once: dict[str, float]
+
+    @property
+    def described(self) -> str:
+        """The exchanges in words; N is the number of examples."""
+        what = _count(self.exchanges, "exchange")
+        size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
+        if self.fixed != 0 or not size:
+            size = f"{_bytes(self.fixed)}{' + ' if size else ''}{size}"
+        return f"{what} in {_count(self.rounds, 'round')}, {size}"
+
+    @property
+    def described_once(self) -> list[str]:
+        """What is computed once in words, most of it first."""
+        found = sorted(self.once.items(), key=lambda item: -item[1])
+        said = "computed once for all towers"
+        return [f"{said}: {line} ({x:.1%} of the step)" for line, x in found]
+
+
+def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
+    """Note what a step costs; say what is computed once, once."""
+    does = "prediction" if "predict" in kind else "evaluation"
+    name = f"{'training' if kind in TRAINING else does} of {model!r}"
+    costs = costs_of(program, config.num_replicas)
+    _costs.setdefault(config.strategy, {})[name] = costs
+    first, *others = costs.described_once or [""]
+    if first and config.peers.rank == 0 and is_news((name, first)):
+        announce(f"{name}: {first}{', ...' if others else ''}")
+
+
+def described(strategy: Strategy) -> list[str]:
+    """Describe the steps that ran under a strategy."""
+    return [
+        f"{name}: {line}"
+        for name, costs in _costs.get(strategy, {}).items()
+        for line in (costs.described, *costs.described_once)
+    ]
+
+
+def costs_of(program: Program, towers: int) -> StepCosts:
+    """Return what a program costs on a number of towers."""
+    # Levels, what a tower gives, and how large it is together along an axis.
+    given: list[tuple[int, Tensor, int | None, Any]] = []
+    for exchange in program.exchanges:
+        own, size = exchange.given, exchange.size
+        if size is not None:
+            given.append((own.level, own, exchange.axis, size))
+        elif exchange.kind != "first":
+            times = 1 if exchange.kind == "sum" else towers
+            given.append((own.level, own, None, times))
+    for update in program.updates:
+        parts = [part for part in update.given if part.on_towers]
+        given += [(update.level, part, None, 1) for part in parts]
+    fixed: int | None = 0
+    per_example = 0
+    for _, own, axis, size in given:
+        shape = own.shape if own.shape.rank is not None else [None]
+        sizes = [s for a, s in enumerate(shape) if a != axis]
+        grows = isinstance(size, Size) and size.powers == EXAMPLES.powers
+        if None in sizes or not (grows or isinstance(size, int)):
+            fixed = None
+        elif grows:
+            per_example += math.prod(sizes) * own.dtype.size * size.number
+        elif fixed is not None:
+            fixed += math.prod(sizes) * own.dtype.size * size
+    rounds = len({level for level, _, _, _ in given})
+    return StepCosts(len(given), rounds, fixed, per_example, _once(program))
+
+
+def _once(program: Program) -> dict[str, float]:
+    taking = {id(operation) for operation in program.once}
+    causes: dict[Any, str] = {}
+    found: collections.Counter[str] = collections.Counter()
+    for operation in program.operations:
+        cause = next((causes[t] for t in operation.inputs if t in causes), None)
+        if id(operation.source) in taking:
+            cause = _line_of(operation.source)
+        if cause is not None and not operation.on_towers:
+            causes.update(dict.fromkeys(operation.outputs, cause))
+            found[cause] += operation.source is not None
+    total = sum(len(graph.get_operations()) for graph in program.graphs)
+    return {line: count / total for line, count in found.items()}
+
+
+def _line_of(operation: Any) -> str:
+    """The innermost line of the step that is no library's, or a name."""
+    for frame in reversed(list(operation.traceback)):
+        path = os.path.abspath(frame.filename)
+        if path == trace.__file__:
+            break
+        if not path.startswith(_LIBRARIES) and os.path.exists(path):
+            line = linecache.getline(path, frame.lineno).strip()
+            return f"{os.path.basename(path)}:{frame.lineno}: {line}"
+    return operation.name.rpartition("/")[0] or operation.type
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _bytes(number: int | None) -> str:
+    for unit, least in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if number is not None and number >= least:
+            return f"{number / least:.3g} {unit}"
+    return "? bytes" if number is None else _count(number, "byte")

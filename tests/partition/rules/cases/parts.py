@@ -1,0 +1,167 @@
+"""Operations that take a part of a tensor, or put it back."""
+
+import tensorflow as tf
+
+from tests.partition.rules.cases.case import cases, gradient, size
+
+
+def _again(x):
+    return tf.repeat(x, 2, 0)
+
+
+def _blocks(*values):
+    return tf.concat(values, 0)
+
+
+def _cropped(x):
+    """Take two entries from where nobody knows."""
+    begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
+    return x[:, begin : begin + 2]
+
+
+def _cropped_rows(x):
+    begin = tf.random.stateless_uniform([], [1, 2], 0, 2, tf.int32)
+    return x[begin : begin + 2]
+
+
+def _slices(layouts, functions, type="StridedSlice", **options):
+    named = {f"{type}-{note}": f for note, f in functions.items()}
+    return cases(layouts, named, **options)
+
+
+def _put_back(layouts, functions, **options):
+    return _slices(layouts, functions, "StridedSliceGrad", **options)
+
+
+_SLICES = [
+    *_slices(
+        "acb",
+        {
+            "somewhere": _cropped,
+            "other": lambda x: x[:, 1:3],
+            "dropped": lambda x: x[:, 1],
+            "back": lambda x: x[:, ::-1],
+        },
+    ),
+    *_slices(
+        "acb",
+        {"new": lambda x: x[:, None, ..., 1:], "dots": lambda x: x[..., 0]},
+    ),
+    *_slices("acb", {"all": lambda x: x[:]}),
+    *_slices("ab", {"own end": lambda x: x[: size(x)]}),
+    *_slices(
+        "acb",
+        {"first": lambda x: x[0], "last": lambda x: x[-1]},
+    ),
+    *_slices("acb", {"reversed": lambda x: x[::-1]}),
+    *_slices(
+        "ecb",
+        {"some": lambda x: x[:2], "without": lambda x: x[1:]},
+    ),
+    *_slices("ecb", {"every": lambda x: x[::2]}),
+    *_slices(
+        "acb",
+        {"rows from somewhere": _cropped_rows},
+    ),
+    *_slices(
+        "ab",
+        {
+            "half": lambda x: _blocks(x, x + 1.0)[: size(x)],
+            "end": lambda x: _blocks(x, x + 1.0)[-size(x) :],
+            "middle": lambda x: _blocks(x, x + 1.0, x)[size(x) : 2 * size(x)],
+            "of each": lambda x: _again(x)[1::2],
+        },
+    ),
+    *_slices(
+        "ab",
+        {
+            "far": lambda x: x[size(x) : 3 * size(x)],
+            "of pairs": lambda x: _again(x)[::4],
+            "of each but": lambda x: _again(x)[2::2],
+            "of blocks": lambda x: _blocks(x, x)[::2],
+        },
+    ),
+    *_slices(
+        "e, ab",
+        {
+            "by n": lambda c, x: c[: size(x)],
+            "at n": lambda c, x: _blocks(c, c, c)[size(x)],
+            "from n": lambda c, x: _blocks(c, c, c)[size(x) - 1 :],
+        },
+    ),
+]
+_GRADIENTS = [
+    *_put_back(
+        "acb",
+        {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]},
+    ),
+    *_put_back("acb, adb", {"other": gradient(lambda x: x[:, 1:3])}),
+    *_put_back("acb, ab", {"dropped": gradient(lambda x: x[:, 1])}),
+    *_put_back("ac, a1c", {"new": gradient(lambda x: x[:, None])}),
+    *_put_back("acb, ac", {"dots": gradient(lambda x: x[..., 0])}),
+    *_put_back("acb, cb", {"first": gradient(lambda x: x[0])}),
+    *_put_back("ab, ab", {"of each": gradient(lambda x: _again(x)[1::2])}),
+    *_put_back(
+        "ab, ab",
+        {"half": gradient(lambda x: _blocks(x, x)[: size(x)])},
+    ),
+    *_put_back(
+        "e, ab",
+        {"at n": lambda c, x: tf.gradients(_blocks(c, c, c)[size(x)], [c])},
+    ),
+]
+_WIDTHS = [[0, 0], [1, 2], [0, 0]]
+_PARTS = [
+    *cases(
+        "acb",
+        {
+            "Slice-other": lambda x: tf.slice(x, [0, 1, 0], [-1, 2, -1]),
+            "Pad": {"paddings": _WIDTHS},
+            "PadV2-1": {"paddings": _WIDTHS, "constant_values": 1.0},
+            "PadV2--2": {"paddings": _WIDTHS, "constant_values": -2.0},
+            "MirrorPad": {"paddings": _WIDTHS, "mode": "REFLECT"},
+            "Split": lambda x: tf.split(x, 2, 1),
+            "SplitV": lambda x: tf.split(x, [1, 3], 1),
+        },
+    ),
+    *cases("acb, -", "PadV2", {"paddings": _WIDTHS}),
+    *cases(
+        "aeb",
+        "MirrorPadGrad",
+        {"paddings": [[0, 0], [1, 1], [0, 0]], "mode": "REFLECT"},
+    ),
+    *cases(
+        "ec",
+        {"Slice-some": {"begin": [0, 1], "size": [2, 2]}},
+    ),
+    *cases(
+        "ac",
+        {
+            "Slice-own": lambda x: tf.slice(x, [0, 1], [size(x), 2]),
+            "Slice-half": lambda x: tf.slice(
+                _blocks(x, x), [size(x), 0], [size(x), 2]
+            ),
+            "Pad-blocks": lambda x: tf.pad(x, [[size(x), 0], [0, 0]]),
+        },
+    ),
+    *cases("ac", {"Pad-own": {"paddings": [[1, 0], [1, 2]]}}),
+    *cases(
+        "e, ab",
+        {
+            "Slice-at n": lambda c, x: tf.slice(
+                _blocks(c, c, c), [size(x)], [1]
+            ),
+            "Pad-by n": lambda c, x: tf.pad(c, [[size(x), 0]]),
+        },
+    ),
+    *cases(
+        "ab",
+        {
+            "Split-own": lambda x: tf.split(_blocks(x, x + 1.0), 2, 0),
+            "SplitV-own": lambda x: tf.split(
+                _blocks(x, x, x), [size(x), 2 * size(x)], 0
+            ),
+        },
+    ),
+]
+CASES = [*_SLICES, *_GRADIENTS, *_PARTS]

@@ -1,0 +1,55 @@
+"""Operations over whole axes."""
+
+import tensorflow as tf
+
+from tests.partition.rules.cases.case import cases
+
+
+def _over(names, axes, entries="", keep=False):
+    given = {"axis": axes, "keep_dims": keep}
+    named = {f"{name}-{axes}{keep}": given for name in names.split()}
+    return cases(f"abc:{entries}", named)
+
+
+_EVERY = "Sum Mean Max Min Prod EuclideanNorm"
+CASES = [
+    *(*_over(_EVERY, [0]), *_over(_EVERY, [0, -1]), *_over(_EVERY, [2, 0])),
+    *_over("Sum Mean Max", [0, -1], keep=True),
+    *(*_over("All Any", [0], "bool"), *_over("All Any", [0, -1], "bool")),
+    *_over("Sum Mean Max", [0, 2], "whole"),
+    *_over("Sum", []),
+    *cases("-", {"Sum-0": {"axis": []}}),
+    *cases(
+        "abc",
+        "ArgMax ArgMin",
+        {"dimension": 1},
+    ),
+    *cases("abc", "BiasAddGrad"),
+    *cases("abc", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
+    *cases("ab", "L2Loss"),
+    *cases(
+        "abc",
+        "Cumsum Cumprod CumulativeLogsumexp",
+        {"axis": 1},
+    ),
+    *cases("abc", "Softmax LogSoftmax"),
+    *cases("abc", "TopKV2", {"k": 2}),
+    *cases("ab", "NthElement", {"n": 1}),
+    *cases("ab, ab", "SoftmaxCrossEntropyWithLogits"),
+    *cases("ab, 1b", {"SoftmaxCrossEntropyWithLogits-1b": {}}),
+    *cases("ab, a:whole", "SparseSoftmaxCrossEntropyWithLogits", high=2),
+    *cases("ab, a:whole", "InTopKV2 InTopK", {"k": 2}, high=2),
+    *cases(
+        "ab",
+        "HistogramFixedWidth",
+        {"value_range": [-1.0, 1.0], "nbins": 5},
+    ),
+    *cases(
+        "b",
+        {
+            "InvertPermutation": {
+                "x": lambda x: tf.cast(tf.argsort(x), tf.int32)
+            }
+        },
+    ),
+]

@@ -1,0 +1,160 @@
+"""What is computed from sizes, against what TensorFlow computes."""
+
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition import folding
+from tests.partition.kit import check, rows, traced
+
+_N = rows(-1, 3)
+raw = tf.raw_ops
+
+
+def _size(x):
+    return tf.shape(x)[0]
+
+
+def _both(function):
+    """A function of the number of examples and a constant, both ways."""
+    return lambda n: (
+        function(n, 2),
+        function(n, n),
+        function(2 * n, n),
+        function(tf.constant(7), 3),
+        function(n, tf.constant([1, 0, 7])),
+    )
+
+
+_ELEMENTWISE = {
+    "Add": _both(lambda a, b: raw.Add(x=a, y=b)),
+    "AddV2": _both(lambda a, b: a + b),
+    "Sub": _both(lambda a, b: a - b),
+    "Mul": _both(lambda a, b: a * b),
+    "FloorDiv": lambda n: (n // 2, 4 * n // 2, n // n, 3 * n // n, 7 // n),
+    "FloorMod": lambda n: (n % 2, 4 * n % 2, 3 * n % n, 7 % n, n % 1),
+    "Maximum": _both(tf.maximum),
+    "Minimum": _both(tf.minimum),
+    "Neg": lambda n: (-n, -(2 * n)),
+    "Abs": lambda n: (abs(n), abs(-n), abs(tf.constant(-3)) + n),
+    "Square": lambda n: tf.square(n),
+    "Less": _both(tf.less),
+    "LessEqual": _both(tf.less_equal),
+    "Greater": _both(tf.greater),
+    "GreaterEqual": _both(tf.greater_equal),
+    "Equal": _both(tf.equal),
+    "NotEqual": _both(tf.not_equal),
+    "LogicalAnd": lambda n: (
+        tf.logical_and(n > 0, n > 0),
+        tf.logical_and(n > 0, n < 0),
+        tf.logical_and(n > 3, n < 0),
+    ),
+    "LogicalOr": lambda n: (
+        tf.logical_or(n > 0, n > 3),
+        tf.logical_or(n < 0, n < 1),
+    ),
+    "LogicalNot": lambda n: tf.logical_not(n > 0),
+    "SelectV2": lambda n: (
+        tf.where(n > 0, n, 2),
+        tf.where(n > 3, n, 2),
+        tf.where(n > 3, n, n),
+    ),
+    "Select": lambda n: raw.Select(condition=n > 0, x=n, y=2 * n),
+    "ZerosLike": lambda n: raw.ZerosLike(x=n),
+    "OnesLike": lambda n: raw.OnesLike(x=n),
+    "Cast": lambda n: (
+        tf.cast(n, tf.int64),
+        tf.cast(n, tf.bool),
+        tf.cast(n > 0, tf.int32),
+        tf.cast(tf.constant(300) + 0 * n, tf.int8),
+    ),
+    "Identity": tf.identity,
+    "Snapshot": lambda n: raw.Snapshot(input=n),
+    "StopGradient": tf.stop_gradient,
+}
+_SHAPES = {
+    "Pack": lambda n: (tf.stack([n, 3]), tf.stack([[n, 3], [2, n]], 1)),
+    "Unpack": lambda n: tf.unstack(tf.stack([[n, 3], [2, n]]), axis=1),
+    "ConcatV2": lambda n: tf.concat([[n], [4, 2], [2 * n]], 0),
+    "StridedSlice": lambda n: (
+        tf.stack([n, 3, 2])[1:],
+        tf.stack([n, 3, 2])[-1],
+        tf.stack([n, 3, 2])[::-1],
+        tf.stack([n, 3, 2])[None, ..., :2],
+    ),
+    "Slice": lambda n: tf.slice(tf.stack([n, 3, 2]), [1], [-1]),
+    "Split": lambda n: tf.split(tf.stack([n, 3, 2, 1]), 2),
+    "SplitV": lambda n: tf.split(tf.stack([n, 3, 2, 1]), [1, 3]),
+    "Prod": lambda n: (
+        tf.reduce_prod(tf.stack([n, 3, 2])),
+        tf.reduce_prod(tf.stack([[n, 3], [2, n]]), 0, True),
+        tf.reduce_prod(tf.shape(n)),
+    ),
+    "Sum": lambda n: (
+        tf.reduce_sum(tf.stack([n, n])),
+        tf.reduce_sum(tf.stack([n, 3])),
+        tf.reduce_sum(tf.shape(n)),
+    ),
+    "Max": lambda n: (
+        tf.reduce_max(tf.stack([n, 1])),
+        tf.reduce_max(tf.stack([n, 4])),
+        tf.reduce_max(tf.stack([[n, 2 * n], [n, n]]), [0, 1]),
+    ),
+    "Min": lambda n: (tf.reduce_min(tf.stack([n, 1, 2 * n])),),
+    "All": lambda n: (
+        tf.reduce_all(tf.stack([n > 0, n >= 1])),
+        tf.reduce_all(tf.stack([n > 0, n > 4])),
+        tf.reduce_all(tf.shape(n) > 0),
+    ),
+    "Any": lambda n: tf.reduce_any(tf.stack([n > 0, n > 4])),
+    "Reshape": lambda n: tf.reshape(tf.stack([n, 3, 2, n]), [2, -1]),
+    "ExpandDims": lambda n: tf.expand_dims(tf.stack([n, 3]), -1),
+    "Squeeze": lambda n: (
+        tf.squeeze(tf.stack([[n, 3]])),
+        tf.squeeze(tf.stack([[n, 3]]), [0]),
+    ),
+    "Transpose": lambda n: tf.transpose(tf.stack([[n, 3], [2, n]])),
+    "GatherV2": lambda n: (
+        tf.gather(tf.stack([n, 3, 2]), [2, 0]),
+        tf.gather(tf.stack([[n, 3], [2, 1]]), 1, axis=1),
+    ),
+    "Range": lambda n: (tf.range(n), tf.range(2 + 0 * n), tf.range(1, 7, 2)),
+    "Fill": lambda n: (tf.fill([3], n), tf.fill([2, 2], 4 + 0 * n)),
+    "Tile": lambda n: tf.tile(tf.stack([n, 3]), [2]),
+    "ScatterNd": lambda n: tf.scatter_nd([[2], [0], [2]], [n, 3, n], [4]),
+    "InvertPermutation": lambda n: tf.math.invert_permutation(
+        tf.stack([2 + 0 * n, 0, 1])
+    ),
+    "ListDiff": lambda n: raw.ListDiff(
+        x=tf.range(4) + 0 * n, y=tf.constant([1, 2]) + 0 * n
+    ),
+    "DynamicStitch": lambda n: tf.dynamic_stitch(
+        [[0, 2], [1]], [tf.stack([n, 3]), [5 * n]]
+    ),
+    "ConcatOffset": lambda n: raw.ConcatOffset(
+        concat_dim=0, shape=[tf.stack([n, 3]), tf.stack([4, 3])]
+    ),
+    "BroadcastArgs": lambda n: (
+        tf.broadcast_dynamic_shape(tf.stack([n, 1]), tf.constant([4])),
+        tf.broadcast_dynamic_shape(tf.stack([n, 4]), tf.constant([1, 4])),
+    ),
+    "BroadcastGradientArgs": lambda n: (
+        raw.BroadcastGradientArgs(s0=tf.stack([n, 1]), s1=tf.constant([4])),
+        raw.BroadcastGradientArgs(s0=tf.stack([n, 4]), s1=tf.stack([1, 4])),
+        raw.BroadcastGradientArgs(s0=tf.stack([n, 1]), s1=tf.stack([n, 1])),
+    ),
+}
+_CASES = {**_ELEMENTWISE, **_SHAPES}
+
+
+def test_every_fold_has_a_case():
+    assert set(folding._FOLDS) - set(_CASES) == set()
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_fold(name):
+    def function(x):
+        return tf.nest.flatten(_CASES[name](_size(x)))
+
+    check(function, _N, towers=((7, 8), (2, 3)))
+    types = {o.type for o in traced(function, _N).get_operations()}
+    assert name in types | {"Select"}

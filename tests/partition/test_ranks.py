@@ -1,0 +1,174 @@
+"""What several processes do, and what only the first does."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition import partitioned
+from keras_towers.partition.layouts import REPLICATED
+from tests.partition.kit import kinds, on_towers, rows, traced
+
+BATCH = tf.constant([1.0, 2.0, 3.0])
+PARTS = [BATCH[:2], BATCH[2:2], BATCH[2:]]
+
+
+def laid_out(function, given, ranks=2):
+    """Lay out a function for several processes.
+
+    Args:
+        function: takes some rows, and a variable, which each process has.
+        given: the rows.
+        ranks: the number of processes.
+    """
+    variables = [tf.Variable(1.0) for _ in range(ranks)]
+    # Unlike other tests' graphs, its branches and loops keep to an order.
+    graph = compat.func_graph_from_py_func(
+        "one_device",
+        lambda x: [*map(tf.convert_to_tensor, function(x, variables[0]))],
+        [given.spec],
+        {},
+    )
+    layouts = [given.layout] + [REPLICATED] * len(graph.captures)
+    program = partitioned(graph, layouts, graph.outputs, ranks=True)
+
+    @tf.function(autograph=False)
+    def run(*parts):
+        every = [
+            [variable.handle for variable in variables]
+            if outer is variables[0].handle
+            else [outer]
+            for outer, _ in graph.captures
+        ]
+        return on_towers(program, [parts, *every], (2, 0, 1), ranks)
+
+    return program, run, variables
+
+
+def at_root(program):
+    """The types of the operations that only the first process does."""
+    return [o.type for o in program.operations if o.at_root]
+
+
+def test_a_python_function_is_called_by_the_first_and_all_have_its_result():
+    seen = []
+
+    def note(x):
+        seen.append(x.tolist())
+        return x
+
+    def function(x, _):
+        return [tf.reduce_sum(tf.numpy_function(note, [x], tf.float32))]
+
+    program, run, _ = laid_out(function, rows(-1))
+    (total,) = run(*PARTS)
+    assert total.numpy() == 6
+    assert seen == [[1.0, 2.0, 3.0]]
+    assert at_root(program) == ["PyFunc"]
+    assert kinds(program) == {"gather": 1, "root": 1}
+
+
+def test_what_is_drawn_and_printed(capfd):
+    def function(x, variable):
+        noise = tf.random.normal(tf.shape(x))
+        tf.print("here", tf.size(x))
+        variable.assign(tf.reduce_sum(noise))
+        return [tf.reduce_sum(x * noise)]
+
+    program, run, variables = laid_out(function, rows(-1))
+    run(*PARTS)
+    assert sorted(at_root(program)) == ["PrintV2", "RandomStandardNormal"]
+    assert capfd.readouterr().err.count("here 3") == 1
+    first, second = (variable.numpy() for variable in variables)
+    assert first == second != 1
+
+
+def test_variables_and_generators_are_those_of_each_process():
+    generator = tf.random.Generator.from_seed(3)
+
+    def function(x, variable):
+        tf.debugging.assert_greater(x, 0.0)
+        variable.assign_add(tf.reduce_sum(x))
+        return [generator.uniform([]) + variable]
+
+    program, run, variables = laid_out(function, rows(-1))
+    run(*PARTS)
+    assert not at_root(program)
+    assert not kinds(program)["root"]
+    assert [variable.numpy() for variable in variables] == [7, 7]
+
+
+def test_a_table_is_that_of_the_first():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def function(x, _):
+        keys = tf.cast(x, tf.int64)
+        table.insert(keys, x * 2)
+        return table.lookup(keys), table.size()
+
+    program, run, _ = laid_out(function, rows(-1))
+    found, size = run(*PARTS)
+    np.testing.assert_array_equal(found, BATCH * 2)
+    assert size.numpy() == 3
+    assert sorted(at_root(program)) == [
+        "LookupTableFindV2",
+        "LookupTableInsertV2",
+        "LookupTableSizeV2",
+    ]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_branch_or_loop_that_writes_a_variable(draws, loops):
+    def once(variable):
+        drawn = tf.random.uniform([]) if draws else 0.5
+        return variable.assign_add(drawn, read_value=True)
+
+    def function(x, variable):
+        positive = tf.reduce_sum(x) > 0
+        if loops:
+            found = tf.while_loop(
+                lambda k, _: k < 3,
+                lambda k, _: (k + 1, once(variable)),
+                [0, 0.0],
+            )[1]
+        else:
+            found = tf.cond(
+                positive, lambda: once(variable), lambda: variable * 1
+            )
+        return found - variable, variable.read_value()
+
+    program, run, variables = laid_out(function, rows(-1))
+    off, value = run(*PARTS)
+    first, second = (variable.numpy() for variable in variables)
+    assert off.numpy() == 0
+    assert value.numpy() == first == second > 1
+    assert at_root(program) == (["While" if loops else "If"] if draws else [])
+
+
+def test_a_branch_that_only_reads_has_no_effect():
+    def function(x, variable):
+        positive = tf.reduce_sum(x) > 0
+        tf.cond(positive, lambda: variable * 2, lambda: variable * 3)
+        return [tf.reduce_sum(x)]
+
+    program, run, _ = laid_out(function, rows(-1))
+    assert run(*PARTS)[0].numpy() == 6
+    assert "If" not in {operation.type for operation in program.operations}
+
+
+def test_a_list_of_what_was_drawn():
+    def function(x, _):
+        drawn = tf.map_fn(lambda _: tf.random.uniform([]), tf.zeros([4]))
+        return tf.reduce_sum(x), drawn
+
+    program, run, _ = laid_out(function, rows(-1))
+    _, drawn = run(*PARTS)
+    assert at_root(program) == ["While", "SerializeTensor"]
+    assert len(set(drawn.numpy())) == 4
+
+
+def test_one_process_has_no_root():
+    graph = traced(lambda x: x + tf.random.normal(tf.shape(x)), rows(-1))
+    program = partitioned(graph, [rows(-1).layout], graph.outputs)
+    assert not at_root(program)
