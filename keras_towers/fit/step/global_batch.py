@@ -153,7 +153,7 @@ class GlobalStep:
         mine = of_own_rows(program) if self._is_of_several else None
         program = program if mine is None else mine.program
         if mine is not None and len(mine.parts) < len(program.updates):
-            _say_of_own_rows(model.name, config.name)
+            _say_of_own_rows(model.name, config)
         description.note(config, kind, model.name, program)
         common, towers = divided.given(program.inputs, transport.rank == 0)
         if mine is not None:
@@ -210,16 +210,16 @@ class GlobalStep:
         (call,) = [u.call for u in traced.updates if u.name == update.name]
         rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
-        if mine is not None:
+        weight = 1
+        if mine is not None and update.name in mine.parts:
             # The workers' gradients are averaged.
-            workers = self.config.peers.size
-            if update.name in mine.parts:
-                rows = [_times(workers, row) for row in rows]
-            else:
-                share = divided.share * workers
-                rows = [_times(share, row) for row in rows]
-                sums = _times(share, sums)
-        self.update.run(call, rows, sums)
+            weight = self.config.peers.size
+            sums = _times(1 / weight, sums)
+        elif mine is not None:
+            share = divided.share * self.config.peers.size
+            rows = [_times(share, row) for row in rows]
+            sums = _times(share, sums)
+        self.update.run(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
         """Return what connects the processes in steps of a method."""
@@ -274,8 +274,9 @@ def _say_once(model: str, strategy: str) -> None:
         )
 
 
-def _say_of_own_rows(model: str, strategy: str) -> None:
-    if is_news(("own rows", model, strategy)):
+def _say_of_own_rows(model: str, config: TowerConfig) -> None:
+    strategy, chief = config.name, config.peers.rank == 0
+    if chief and is_news(("own rows", model, strategy)):
         logger.warning(
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "

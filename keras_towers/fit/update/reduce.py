@@ -159,6 +159,7 @@ class UpdateOnce:
         call: UpdateCall,
         rows: Gradients,
         wholes: Sequence[Any] = (),
+        weight: float = 1,
     ) -> None:
         """Update weights, given what K towers have of N gradients.
 
@@ -166,9 +167,10 @@ class UpdateOnce:
             call: the call of the optimizer.
             rows: K lists of N parts of gradients; None where it is no sum.
             wholes: N gradients that all have; None where there are parts.
+            weight: multiplies all of them.
         """
         wholes = wholes or [None for _ in call.grads]
-        factor = self.config.gradient_factor
+        factor = self.config.gradient_factor * weight
         rows = [_scaled(row, factor) for row in rows]
         whole = dataclasses.replace(call, grads=_scaled(wholes, factor))
         for index, row in enumerate(rows):
