@@ -21,7 +21,12 @@ from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
-from keras_towers.fit.step.inputs import DividedBatch, layouts_of, share_of
+from keras_towers.fit.step.inputs import (
+    DividedBatch,
+    divided_in,
+    layouts_of,
+    share_of,
+)
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
@@ -92,12 +97,16 @@ class GlobalStep:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
+        pieces = batch.pieces
+        batch = data_lib.micro_batches_of(
+            batch, self.config.micro_batches, divided_in(spec)
+        )
         divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
         recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
             self.order.step(),
-            marks.marked(recorded, self.config.devices, batch.pieces),
+            marks.marked(recorded, self.config.devices, pieces),
         ):
             result = self._divided(step, divided, model, kind, transport)
         return self.order.end(result)
@@ -155,17 +164,23 @@ class GlobalStep:
         if mine is not None and len(mine.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
         description.note(config, kind, model.name, program)
-        common, towers = divided.given(program.inputs, transport.rank == 0)
+        common, parts = divided.given(program.inputs, transport.rank == 0)
         if mine is not None:
-            divided.give_all(mine, common, towers, config.peers.rank == 0)
+            divided.give_all(mine, common, parts, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
+        number = config.micro_batches
+        towers = [
+            parts[k * number : (k + 1) * number]
+            for k in range(config.num_towers)
+        ]
         for index, tensor in program.inputs.copies.items():
-            for own, handle in zip(
+            for tower, handle in zip(
                 towers, mirrors[index - first] or (), strict=True
             ):
-                own[tensor] = _inside(handle)
+                for own in tower:
+                    own[tensor] = _inside(handle)
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:

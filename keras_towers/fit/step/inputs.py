@@ -27,7 +27,7 @@ class DividedBatch:
     """A global batch, and how each of its tensors is divided over towers.
 
     Attributes:
-        batch: the K towers' parts of it.
+        batch: the parts of it, as many for each of K towers.
         whole: the specs of the batch of one device.
         layouts: those of its N tensors, with the parts of ragged and sparse
             ones.
@@ -47,7 +47,7 @@ class DividedBatch:
     def given(
         self, inputs: Inputs, first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return what all have of a program's inputs, and what towers have.
+        """Return what all have of a program's inputs, and what parts have.
 
         Args:
             inputs: the program's.
@@ -114,10 +114,16 @@ def layouts_of(batch: Any) -> list[InputLayout]:
     batch, all towers get as a whole.
     """
     layouts: list[InputLayout] = []
-    first = first_rows_of(batch)
-    for place, leaf in enumerate(tf.nest.flatten(batch)):
-        layouts += _layouts(leaf, f"leaf{place}", is_divided(leaf, first))
+    leaves = zip(tf.nest.flatten(batch), divided_in(batch), strict=True)
+    for place, (leaf, divided) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{place}", divided)
     return layouts
+
+
+def divided_in(batch: Any) -> list[bool]:
+    """Return which leaves of a batch, given its specs, are divided."""
+    first = first_rows_of(batch)
+    return [is_divided(leaf, first) for leaf in tf.nest.flatten(batch)]
 
 
 def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
