@@ -8,6 +8,7 @@ from keras import layers
 from tests.partition.cases.table import (
     BATCH,
     EXAMPLES,
+    WIDTH,
     Own,
     case,
     compiled,
@@ -227,3 +228,60 @@ def padding_ignored_by_keras():
     )
     words = layers.Embedding(9, 4), dense(9)
     return stacked(*words, shape=(8,), dtype="int32", loss=loss)
+
+
+def _fed(call):
+    """Train a number from what a function makes of what a batch has."""
+
+    class Fed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = dense(1)
+
+        def call(self, given):
+            return self.out(call(given))
+
+    return compiled(Fed())
+
+
+def _of_known_size(change):
+    """What a function makes of each batch, of which sizes are known."""
+
+    def data():
+        whole = tf.data.Dataset.from_tensor_slices(numbers())
+        batches = whole.batch(BATCH, drop_remainder=True)
+        return {"x": batches.map(change), "batch_size": None}
+
+    return data
+
+
+def _with_constants(x, y):
+    matrix = tf.reshape(tf.linspace(-1.0, 1.0, WIDTH * WIDTH), [WIDTH, WIDTH])
+    return (x, tf.constant(0.3), matrix), y
+
+
+@case(_fed, _of_known_size(_with_constants))
+def parts_without_rows(given):
+    x, factor, matrix = given
+    return x @ matrix * factor
+
+
+def _transposed(x, y):
+    return tf.transpose(x), y
+
+
+@case(_fed, _of_known_size(_transposed))
+def examples_along_the_second_axis(x):
+    return tf.sin(tf.transpose(x))
+
+
+def _one_target():
+    return {"x": normal(WIDTH), "y": [normal(1), None]}
+
+
+@case(data=_one_target)
+def target_that_is_none():
+    entrance = keras.Input((WIDTH,))
+    hidden = dense(4, "tanh")(entrance)
+    model = keras.Model(entrance, [dense(1)(hidden), dense(1)(hidden)])
+    return compiled(model, ["mse", None])

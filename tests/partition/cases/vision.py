@@ -79,7 +79,7 @@ def windows_with_shift(x):
     """Swin: rolled in the picture, not over the batch."""
     x = tf.reshape(tf.roll(x, [-1, -1], [1, 2]), [-1, 2, 3, 2, 3, 4])
     x = tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [-1, 9, 4])
-    x = x - tf.reduce_mean(x, 1, keepdims=True)
+    x = tf.sin(x) - tf.reduce_mean(x, 1, keepdims=True)
     return tf.reshape(x, [-1, 144])
 
 
