@@ -100,16 +100,14 @@ select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
     f"{_TF}.distribute.values_util:get_current_replica_id_as_int"
 )
-is_saving = resolve(f"{_TF}.distribute.values_util:is_saving_non_distributed")
 
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
     "_container_strategy _cross_device_ops _get_cross_device_ops "
-    "_initialize_single_worker _initialize_strategy _call_for_each_replica",
+    "_call_for_each_replica",
 )
 _RUN = f"{_TF}.distribute.mirrored_run"
-MirroredReplicaContext = resolve(f"{_RUN}:_MirroredReplicaContext")
 call_for_each_replica = resolve(f"{_RUN}:_call_for_each_replica")
 _LIB = f"{_TF}.distribute.distribute_lib"
 _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
@@ -120,10 +118,8 @@ _default_mode = resolve(f"{_LIB}:_get_default_replica_mode")
 _VARIABLES = f"{_TF}.ops.resource_variable_ops"
 BaseResourceVariable = resolve(
     f"{_VARIABLES}:BaseResourceVariable",
-    "handle _handle _read_variable_op _unique_id _strided_slice_assign",
+    "handle _handle _unique_id",
 )
-ResourceVariable = resolve(f"{_VARIABLES}:ResourceVariable")
-state_ops = resolve(f"{_TF}.ops.state_ops")
 
 # TensorFlow: this process, and calls of functions.
 eager_context = resolve(f"{_TF}.eager.context:context")
@@ -132,7 +128,7 @@ resolve(
     "config configure_collective_ops enable_collective_ops "
     "check_collective_ops_peer_health abort_collective_ops "
     "ensure_initialized function_call_options get_compiler_ir "
-    "_context_handle _collective_leader _rng",
+    "_context_handle _collective_leader",
 )
 global_seed = resolve(f"{_TF}.eager.context:global_seed")
 is_op_determinism_enabled = resolve(
@@ -182,15 +178,12 @@ func_graph_from_py_func = resolve(
 )
 FuncGraph = resolve(
     f"{_TF}.framework.func_graph:FuncGraph",
-    "_create_op_internal _functions _get_function _add_function_recursive",
+    "_functions _get_function _add_function_recursive",
 )
 AutomaticControlDependencies = resolve(
     f"{_TF}.framework.auto_control_deps:AutomaticControlDependencies",
     "ops_which_must_run",
 )
-_CONTROL_FLOW = f"{_TF}.ops.control_flow_v2_func_graphs"
-ControlFlowFuncGraph = resolve(f"{_CONTROL_FLOW}:ControlFlowFuncGraph")
-WhileBodyFuncGraph = resolve(f"{_CONTROL_FLOW}:WhileBodyFuncGraph")
 _handle_data = resolve(f"{_TF}.ops.handle_data_util:create_handle_data")
 
 
@@ -226,10 +219,6 @@ get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )
 set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
-only_read = resolve(
-    f"{_TF}.framework.auto_control_deps_utils"
-    ":get_read_only_resource_input_indices_graph"
-)
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )
@@ -238,9 +227,6 @@ _run_independently = resolve(
     ":AutomaticControlDependencies.run_independently"
 )
 op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
-constant_value_as_shape = resolve(
-    f"{_TF}.framework.tensor_util:constant_value_as_shape"
-)
 optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
 GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
 NamedDevice = resolve(
@@ -251,21 +237,6 @@ in_xla_context = resolve(
 )
 _XlaContext = resolve(f"{_TF}.ops.control_flow_ops:XLAControlFlowContext")
 
-# TensorFlow: where random numbers come from.
-stateless_ops = resolve(
-    f"{_TF}.ops.gen_stateless_random_ops_v2",
-    "stateless_random_uniform_v2 stateless_random_normal_v2 "
-    "stateless_truncated_normal_v2 stateless_random_uniform_int_v2 "
-    "stateless_random_uniform_full_int_v2 stateless_random_gamma_v3 "
-    "stateless_shuffle",
-)
-seeded_ops = resolve(
-    f"{_TF}.ops.gen_stateless_random_ops",
-    "stateless_random_binomial stateless_random_poisson "
-    "stateless_multinomial stateless_parameterized_truncated_normal",
-)
-random_seeds = resolve(f"{_TF}.framework.random_seed", "get_seed")
-resolve("tensorflow.random:Generator", "_prepare_key_counter")
 
 # TensorFlow: datasets.
 resolve("tensorflow.data:Dataset", "_inputs")
@@ -279,12 +250,12 @@ TensorFlowTrainer = resolve(
     "make_train_function make_test_function make_predict_function "
     "_autoconvert_optionals _symbolic_build _maybe_symbolic_build "
     "_get_metrics_result_or_logs _distribute_strategy _jit_compile "
-    "_compile_config _initial_epoch _eval_epoch_iterator _loss_tracker "
+    "_initial_epoch _eval_epoch_iterator _loss_tracker "
     "_compile_metrics _compile_loss",
 )
 BaseTrainer = resolve(
     f"{_KERAS}.trainers.trainer:Trainer",
-    "compile _resolve_auto_jit_compile _aggregate_additional_loss",
+    "compile _resolve_auto_jit_compile",
 )
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
@@ -325,44 +296,20 @@ py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 resolve(
     "keras.layers:Layer",
     "_flatten_layers _seed_generators _metrics _losses _loss_ids "
-    "_dtype_policy _tracker _layers _inbound_nodes _outbound_nodes",
+    "_tracker _layers _inbound_nodes _outbound_nodes",
 )
-resolve("keras.layers:BatchNormalization", "_moments _reduction_axes")
-resolve(
-    "keras.layers:TextVectorization",
-    "call _output_mode _output_sequence_length _ragged",
-)
-ImageLayer = resolve(
-    f"{_KERAS}.layers.preprocessing.image_preprocessing"
-    ".base_image_preprocessing_layer:BaseImagePreprocessingLayer",
-    "call _is_batched",
-)
+resolve("keras.layers:BatchNormalization", "call _reduction_axes")
+resolve(f"{_KERAS}.losses.losses:LossFunctionWrapper", "_fn_kwargs")
 loss_module = resolve(
     f"{_KERAS}.losses.loss",
-    "reduce_values apply_mask "
     "scale_loss_for_distribution unscale_loss_for_distribution",
 )
-_compiling = f"{_KERAS}.trainers.compile_utils"
-CompileMetrics = resolve(f"{_compiling}:CompileMetrics")
-MetricsList = resolve(f"{_compiling}:MetricsList")
-LossFunctionWrapper = resolve(
-    f"{_KERAS}.losses.losses:LossFunctionWrapper", "call _fn_kwargs"
-)
-get_keras_mask = resolve(f"{_KERAS}.backend:get_keras_mask")
-set_keras_mask = resolve(f"{_KERAS}.backend:set_keras_mask")
-
-# Keras: metrics.
-resolve("keras.metrics:Metric", "__getattribute__")
-mean_and_sum = resolve(
-    f"{_KERAS}.metrics.reduction_metrics", "reduce_to_samplewise_values"
-)
-
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__init__ __getattribute__ apply apply_gradients scale_loss "
+    "__init__ __getattribute__ build apply apply_gradients scale_loss "
     "finalize_variable_values _get_variable_index _backend_update_step "
-    "_trainable_variables _iterations _learning_rate use_ema "
+    "_variables _trainable_variables _iterations _learning_rate use_ema "
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )
@@ -380,13 +327,8 @@ resolve("keras.optimizers:RMSprop", "_momentums")
 # Keras: variables, draws and what is global.
 KerasVariable = resolve(
     f"{_KERAS}.backend.tensorflow:Variable",
-    "_initialize _direct_assign _value assign assign_add assign_sub",
+    "_initialize _value assign assign_add assign_sub",
 )
-keras_random = resolve(f"{_KERAS}.backend.tensorflow.random", "shuffle")
-seed_generator_module = resolve(
-    f"{_KERAS}.random.seed_generator", "global_seed_generator"
-)
-resolve("keras.random:SeedGenerator", "next")
 in_stateless_scope = resolve(
     f"{_KERAS}.backend.common.stateless_scope:in_stateless_scope"
 )

@@ -65,6 +65,7 @@ class StepOptions:
     batches: Batches = "split"
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
+    micro_batches: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +116,11 @@ class TowerConfig(StepOptions):
     def num_replicas(self) -> int:
         """Number of towers in all processes."""
         return self.num_towers * self.peers.size
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of a batch: of all towers their micro-batches."""
+        return self.num_replicas * self.micro_batches
 
     @property
     def first_tower(self) -> int:
@@ -169,16 +175,6 @@ def check_equal_gradients(towers: Sequence[NamedGradients]) -> None:
                 f"variables: they differ in {', '.join(odd)}. Every tower has "
                 "to compute the same loss."
             )
-
-
-def check_on_all_towers(context: Any, grads: Sequence[Any]) -> None:
-    """Check that all towers have the same ones of N gradients."""
-    names = tuple(f"gradient {index}" for index in range(len(grads)))
-
-    def merge(strategy: Strategy, towers: Any) -> None:
-        check_equal_gradients(strategy.experimental_local_results(towers))
-
-    context.merge_call(merge, args=(NamedGradients(names, list(grads)),))
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,7 +16,6 @@ from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
-from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
@@ -132,7 +131,11 @@ class Resuming(ResumesFit):
         due = self._every and done - self.kept.batch >= self._every
         if ends or due:
             self.kept.batch = done
-            self.kept.metrics = self._global_metrics()
+            strategy = contract.in_force()
+            if strategy is not None:
+                strategy._components.adoption.gather_slots()
+            metrics = state_lib.collect(self.model).metrics
+            self.kept.metrics = [v.numpy() for v in metrics]
             self.kept.commit()
         if ends:
             self._end(f"after batch {done} of epoch {self.kept.epoch + 1}")
@@ -141,9 +144,6 @@ class Resuming(ResumesFit):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         kept = self.kept
-        strategy = contract.in_force()
-        if strategy and not strategy._components.config.sync_every_epoch:
-            self._equalise()
         kept.epoch, kept.batch, kept.metrics = epoch + 1, 0, []
         kept.epochs = [*kept.epochs, epoch]
         kept.history = {
@@ -185,25 +185,6 @@ class Resuming(ResumesFit):
             EXIT_AGAIN,
         )
         raise SystemExit(EXIT_AGAIN)
-
-    @staticmethod
-    def _equalise() -> None:
-        """Make statistics of all towers and ranks equal while training."""
-        strategy = contract.in_force()
-        assert strategy is not None
-        strategy._components.adoption.equalise()
-        strategy._components.adoption.mark_trained()
-
-    def _global_metrics(self) -> list[np.ndarray]:
-        """Sum the metrics' state over ranks; make statistics equal."""
-        strategy = contract.in_force()
-        metrics = [v._value for v in state_lib.collect(self.model).metrics]
-        if strategy is None:
-            return [v.numpy() for v in metrics]
-        self._equalise()
-        transport = strategy._components.config.transport
-        sums = agreement.total(transport, metrics)
-        return [value.numpy() for value in sums]
 
 
 def _transport() -> Transport | None:

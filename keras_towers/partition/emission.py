@@ -19,6 +19,7 @@ def emit(
     given: Mapping[Tensor, Any],
     wanted: Sequence[Tensor],
     graphs: Iterable[Any] = (),
+    after: Sequence[Any] = (),
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
@@ -29,6 +30,7 @@ def emit(
         given: TensorFlow's tensors of what they use and do not make.
         wanted: N tensors that they make, or that are given.
         graphs: the graphs whose functions they call.
+        after: TensorFlow's tensors for which what has effects waits.
     """
     here = compat.get_default_graph()
     for graph in graphs:
@@ -36,7 +38,9 @@ def emit(
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
     names: dict[int, str] = {}
-    inputs: dict[str, Any] = {}
+    acts = any(operation.has_effect for operation in operations)
+    gates = {f"^gate{k}": tensor for k, tensor in enumerate(after) if acts}
+    inputs: dict[str, Any] = {**gates}
     known: dict[Tensor, str] = {}
 
     def name_of(tensor: Tensor) -> str:
@@ -59,6 +63,8 @@ def emit(
         node.name = names[id(operation)] = f"node{len(names)}"
         node.op = operation.type
         node.input.extend(sources)
+        if operation.has_effect:
+            node.input.extend(gates)
         for key, value in operation.attributes.items():
             node.attr[key].CopyFrom(value)
         for key, functions in operation.functions.items():
@@ -80,12 +86,14 @@ def emit(
         if not operation.is_repeated:
             add(operation)
     ends = [None if tensor in given else name_of(tensor) for tensor in wanted]
-    made = tf.graph_util.import_graph_def(
-        definition,
-        input_map=inputs,
-        return_elements=[end for end in ends if end is not None],
-        name="towers",
-    )
+    # TensorFlow cannot import within a block of control dependencies.
+    with tf.control_dependencies(None):
+        made = tf.graph_util.import_graph_def(
+            definition,
+            input_map=inputs,
+            return_elements=[end for end in ends if end is not None],
+            name="towers",
+        )
     left = iter(made or ())
     return [
         given[tensor] if end is None else next(left)

@@ -189,10 +189,12 @@ class Partitioner:
         """Update weights; what comes behind uses them afterwards."""
         updating = self.updating[node.operation.name]
         given: dict[int, Tensor] = {}
+        rows: list[Tensor] = []
         for pair in updating.sparse:
-            rows = [inputs[k].layout for k in pair]
-            if isinstance(rows[0], Sharded) and rows[0] == rows[1]:
+            layouts = [inputs[k].layout for k in pair]
+            if isinstance(layouts[0], Sharded) and layouts[0] == layouts[1]:
                 given.update({k: cast("Tensor", inputs[k].local) for k in pair})
+                rows += [given[k] for k in pair]
             else:
                 given.update({k: self.whole(inputs[k]) for k in pair})
         for k, value in enumerate(inputs):
@@ -206,7 +208,7 @@ class Partitioner:
         # It happens at the end of a level, behind what towers do in it.
         before = [self._ready.get(key, self._least)[1] // 2 for key in keys]
         level = max([*before, *(tensor.level for tensor in every)], default=0)
-        self.updates.append(Update(node.operation.name, every, level))
+        self.updates.append(Update(node.operation.name, every, level, rows))
         behind = 2 * (level + 1), 2 * (level + 1)
         self._ready.update(dict.fromkeys(keys, behind))
         if updating.uses is None:

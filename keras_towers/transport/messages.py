@@ -30,6 +30,8 @@ _SUMMED_AS = {
     **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
 }
 
+_BYTES = [bytes([number]) for number in range(256)]
+
 MESSAGE_BYTES: int = 4 * 2**20
 
 
@@ -54,6 +56,28 @@ def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype in _WIDENED:
         return tf.cast(tensor, dtype)
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def gathered(
+    all_gather: Callable[[tf.Tensor, str], tf.Tensor],
+    tensor: tf.Tensor,
+    key: str,
+) -> tf.Tensor:
+    """Join the ranks' tensors of any dtype along the first axis."""
+    if tensor.dtype != tf.string:
+        return all_gather(tensor, key)
+    # Texts travel as their bytes, with their lengths.
+    lengths = all_gather(tf.strings.length(tensor), f"{key}.lengths")
+    whole = tf.strings.reduce_join(tf.reshape(tensor, [-1]))
+    numbers = all_gather(tf.io.decode_raw(whole, tf.uint8), f"{key}.bytes")
+    characters = tf.gather(_BYTES, tf.cast(numbers, tf.int32))
+    every = tf.RaggedTensor.from_row_lengths(
+        characters, tf.reshape(lengths, [-1]), validate=False
+    )
+    texts = tf.strings.reduce_join(every, axis=-1)
+    return tf.ensure_shape(
+        tf.reshape(texts, tf.shape(lengths)), [None, *tensor.shape[1:]]
+    )
 
 
 def summable(tensor: tf.Tensor) -> tf.Tensor:

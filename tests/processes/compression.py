@@ -23,7 +23,7 @@ def train(compression):
     layers = keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(3)
     mine = keras.Sequential([keras.layers.Input((96,)), *layers])
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-    mine.compile(optimizer, "mse", run_eagerly=True)
+    mine.compile(optimizer, "mse")
     with s.Strategy(compression=compression):
         s.fit(mine, X, batch_size=20)
     s.assert_same_model(mine)
@@ -76,7 +76,7 @@ def sparse_gradients_and_metrics_stay_exact():
         keras.utils.set_random_seed(0)
         layers = keras.layers.Embedding(50, 8), keras.layers.Flatten()
         model = keras.Sequential([keras.layers.Input((3,)), *layers])
-        model.compile("sgd", "mse", run_eagerly=True)
+        model.compile("sgd", "mse")
         ids = np.arange(75).reshape(25, 3) % 7
         with s.Strategy(compression=compression):
             history = s.fit(model, ids, np.ones((25, 24)), batch_size=10)

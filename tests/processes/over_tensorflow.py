@@ -1,14 +1,11 @@
 """Checks of a worker: TensorFlow's collectives themselves, on two ranks."""
 
-from unittest import mock
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.capture import sharing
 from tests.kit.ranks import check
 from tests.processes.small import RANK, Strategy, gather, refused
 
@@ -153,20 +150,3 @@ def towers_alone_work_in_the_same_process():
         mine.fit(np.ones((4, 2)), np.ones((4, 1)) * RANK, verbose=0)
     first, second = gather(mine.get_weights()[1].tolist())
     assert first != second
-
-
-@check
-def towers_of_a_rank_share_an_inlined_trace():
-    """Its gradients are summed over the ranks while it computes others."""
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with (
-        mock.patch.object(
-            sharing, "TracedStep", wraps=sharing.TracedStep
-        ) as made,
-        mock.patch.object(sharing.StepTraces, "_log_own_traces") as told,
-        Strategy(towers=2),
-    ):
-        model.fit(np.ones((16, 2)), np.ones((16, 1)), batch_size=8, verbose=0)
-    assert [call.kwargs["way"] for call in made.call_args_list] == ["inlined"]
-    told.assert_not_called()

@@ -61,10 +61,9 @@ def weights_on_ranks(model):
     return s.gather([w.tobytes() for w in model.get_weights()])
 
 
-def assert_rounds(steps, eager=False, towers=1, **outer):
+def assert_rounds(steps, towers=1, **outer):
     settings = {"outer_momentum": 0.0, "outer_learning_rate": 1.0} | outer
-    make = s.eager if eager else s.model
-    mine, epochs = make(optimizer=momentum()), []
+    mine, epochs = s.model(optimizer=momentum()), []
     # What ``ModelCheckpoint`` would save, on every rank.
     look = s.Does(on_epoch_end=lambda it: epochs.append(it.get_weights()))
     with s.Strategy(towers, sync_every=steps, **outer) as strategy:
@@ -95,7 +94,7 @@ def rounds_take_the_mean_of_the_ranks_weights():
 @check
 def rounds_with_an_outer_step():
     outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
-    assert_rounds(2, eager=True, **outer)
+    assert_rounds(2, **outer)
 
 
 @check
@@ -109,7 +108,7 @@ def rounds_of_one_step_are_those_of_one_process():
     # rank has no example of the last batch.
     rows = slice(COUNT + 1)
     s.assert_as_one_process(
-        s.eager(),
+        s.model(),
         lambda m: s.fit(m, s.X[rows], s.Y[rows], batch_size=BATCH, epochs=2),
         s.eager() if s.RANK == 0 else None,
         strategy=s.Strategy(sync_every=1),
@@ -118,7 +117,7 @@ def rounds_of_one_step_are_those_of_one_process():
 
 @check
 def rounds_end_where_weights_are_used():
-    mine = s.eager()
+    mine = s.model()
     with s.Strategy(sync_every=100):
         for _ in range(3):
             mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
@@ -137,7 +136,7 @@ def rounds_end_where_weights_are_used():
 
 @check
 def after_a_round_that_only_some_ranks_went_on_with():
-    mine = s.eager()
+    mine = s.model()
     strategy = s.Strategy(sync_every=3)
     with strategy, s.Messages() as messages:
         s.fit(mine)

@@ -146,7 +146,6 @@ class TowerCall:
             _calls.filled(self),
             patches.shadowed(self.model, self.shadows()),
         ):
-            self._step.order.begin_call(self.kind in ("fit", "evaluate"))
             if not self._prepared:
                 self._step.begin_epoch()
             try:
@@ -240,7 +239,7 @@ class TowerCall:
         if not self._prepared:
             self._prepare(batch)
         if self.kind == "train_on_batch":
-            self.adoption.begin_steps()
+            self.adoption.begin_steps(self.model)
 
     def _prepare(self, batch: Any) -> None:
         update = self._step.update
@@ -268,6 +267,7 @@ class TowerCall:
         if not logs and iterator is not None and iterator.was_empty():
             refuse_empty(self.kind, self.model)
         if self.kind == "fit":
+            self.adoption.sum_metrics(self.model)
             self.adoption.gather_slots()
             if self.config.sync_every_epoch:
                 self.adoption.broadcast(self.model)

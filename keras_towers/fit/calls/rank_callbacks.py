@@ -155,7 +155,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         """Let the step begin: all other callbacks have run."""
         self._settle("on_train_batch_begin")
         if self._adoption is not None:
-            self._adoption.begin_steps()
+            self._adoption.begin_steps(self.model)
 
     def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
         if event in self._asked:

@@ -52,7 +52,7 @@ class TowerCalls:
     @property
     def alone(self) -> bool:
         """Whether all calls run as plain Keras does."""
-        return self._config.num_replicas == 1
+        return self._config.num_parts == 1
 
     def _start(self, asked: KerasCall, start: Start | None) -> Any:
         kind, model = asked.kind, asked.model
@@ -146,8 +146,8 @@ def run_alone(asked: KerasCall) -> Any:
 @contextlib.contextmanager
 def causes_noted(call: TowerCall) -> Iterator[None]:
     """Add possible causes to any error that a call raises."""
-    # A model that cannot be built on one device is tried on the towers, where
-    # it may fail otherwise.
+    # A model that cannot be built beforehand is tried in its step, where it may
+    # fail otherwise.
     model = call.model
     try:
         yield

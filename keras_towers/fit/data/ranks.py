@@ -16,9 +16,11 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.rows import first_rows_of, is_divided
 from keras_towers.meeting import check
 from keras_towers.meeting.check import Peers
 from keras_towers.transport import Transport, next_key
+from keras_towers.transport.messages import gathered
 
 _REMEDY = (
     'With batches="split" every rank has to read the same data, of which it '
@@ -221,6 +223,39 @@ class SameBatches:
         self._odd.assign(0)
         why = f"rank {odd} has other examples in a batch than rank 0"
         return _different(why) if odd else None
+
+
+def joined(batch: Any, transport: Transport) -> Any:
+    """Return the batch of all ranks, given this one's part of it. Eager."""
+    rows = first_rows_of(batch)
+
+    def one(leaf: Any) -> Any:
+        if leaf is None or not is_divided(leaf, rows):
+            return leaf
+        if isinstance(leaf, tf.RaggedTensor):
+            lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
+            return tf.RaggedTensor.from_nested_row_lengths(
+                all_ranks(leaf.flat_values), lengths
+            )
+        if isinstance(leaf, tf.SparseTensor):
+            counts = all_ranks(leaf.dense_shape[:1])
+            before = tf.reduce_sum(counts[: transport.rank])
+            shift = tf.one_hot(0, leaf.shape.rank, before, dtype=tf.int64)
+            return tf.SparseTensor(
+                all_ranks(leaf.indices + shift),
+                all_ranks(leaf.values),
+                [tf.reduce_sum(counts), *leaf.dense_shape[1:].numpy()],
+            )
+        return all_ranks(leaf)
+
+    def all_ranks(tensor: Any) -> tf.Tensor:
+        return gathered(transport.all_gather, tensor, next_key("rows"))
+
+    whole = tf.nest.map_structure(one, batch)
+    if int(data_lib.batch_size_of(whole)) == 0:
+        # The data of all have ended.
+        raise StopIteration
+    return whole
 
 
 def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:

@@ -74,8 +74,10 @@ def _install() -> None:
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
     patches.replace(compat.BaseOptimizer, look_up, ours)
     # Keras divides losses by the replicas, also where none of them runs.
-    for name in ("scale_loss", "unscale_loss"):
-        name = f"{name}_for_distribution"
+    for name in (
+        "scale_loss_for_distribution",
+        "unscale_loss_for_distribution",
+    ):
         patches.replace(compat.loss_module, name, _scaled_loss)
     # Its statistics may be those of each tower.
     layer = keras.layers.BatchNormalization
@@ -234,7 +236,13 @@ def _made_variable(
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
         return
-    original(variable, value)
     strategy = contract.in_force()
-    if strategy is not None:
-        strategy._components.adoption.made_variable(variable)
+    if strategy is None:
+        original(variable, value)
+        return
+    adoption = strategy._components.adoption
+    across = tf.distribute.in_cross_replica_context()
+    once = across and adoption.makes_once(variable)
+    with compat.single_device_mode() if once else contextlib.nullcontext():
+        original(variable, value)
+    adoption.made_variable(variable, once)

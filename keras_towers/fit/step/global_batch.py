@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
+from keras_towers._notices import is_news
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.ranks import SameBatches
+from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
-from keras_towers.fit.step.inputs import DividedBatch, layouts_of
+from keras_towers.fit.step.inputs import (
+    DividedBatch,
+    divided_in,
+    layouts_of,
+    share_of,
+)
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
@@ -29,7 +35,9 @@ from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
 from keras_towers.partition.program import Update
+from keras_towers.reduction.gradients import on_values
 from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
@@ -71,29 +79,36 @@ class GlobalStep:
             model: the model that it is a step of.
             kind: the method of Keras that it belongs to.
         """
-        if tf.executing_eagerly():
-            return self._on_one_device(step, batch, model, kind)
         whole = data_lib.is_whole(batch)
-        given = batch
+        given, transport = batch, self._transport_of(kind)
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+        if tf.executing_eagerly():
+            if self.same is not None and whole:
+                self.same.check(given)
+            return self._on_one_device(step, given, model, kind, transport)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
             batch = self.order.behind(check, batch)
-        batch = self._with_total(batch)
-        batch, share = self._of_this_process(batch, kind)
+        batch = self._with_total(batch, kind)
+        of_all = batch
+        batch = self._of_this_process(batch, kind)
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
-        divided = DividedBatch(batch, spec, layouts_of(spec))
-        recorded = model if kind in ("fit", "train_on_batch") else None
+        pieces = batch.pieces
+        batch = data_lib.micro_batches_of(
+            batch, self.config.micro_batches, divided_in(spec)
+        )
+        divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
+        recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
             self.order.step(),
-            marks.marked(recorded, self.config.devices, batch.pieces),
+            marks.marked(recorded, self.config.devices, pieces),
         ):
-            result = self._divided(step, divided, model, kind, share)
+            result = self._divided(step, divided, model, kind, transport)
         return self.order.end(result)
 
     @property
@@ -108,12 +123,17 @@ class GlobalStep:
         batch: Any,
         model: keras.Model,
         kind: str,
+        transport: Transport,
     ) -> Any:
         """Run a step that is not traced as one device does, and say so."""
         _say_once(model.name, self.config.name)
+        whole = data_lib.as_one_batch(self.config, batch)
+        is_global = data_lib.is_whole(batch) and self.config.batches == "split"
+        if transport.size > 1 and not is_global:
+            whole = joined(whole, transport)
         alone = contexts.training_alone.filled(kind in TRAINING)
         with compat.single_device_mode(), alone:
-            return step(data_lib.as_one_batch(self.config, batch))
+            return step(whole)
 
     def _divided(
         self,
@@ -121,12 +141,12 @@ class GlobalStep:
         divided: DividedBatch,
         model: keras.Model,
         kind: str,
-        share: Any,
+        transport: Transport,
     ) -> Any:
         copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
             traced = trace(step, divided.whole, kind, self.update, xla)
-        config, transport = self.config, self._transport_of(kind)
+        config = self.config
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
@@ -139,29 +159,51 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        mine = of_own_rows(program) if self._is_of_several else None
+        program = program if mine is None else mine.program
+        if mine is not None and len(mine.parts) < len(program.updates):
+            _say_of_own_rows(model.name, config)
         description.note(config, kind, model.name, program)
-        common, towers = divided.given(program.inputs, transport.rank == 0)
+        common, parts = divided.given(program.inputs, transport.rank == 0)
+        if mine is not None:
+            divided.give_all(mine, common, parts, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
+        number = config.micro_batches
+        towers = [
+            parts[k * number : (k + 1) * number]
+            for k in range(config.num_towers)
+        ]
         for index, tensor in program.inputs.copies.items():
-            for own, handle in zip(
+            for tower, handle in zip(
                 towers, mirrors[index - first] or (), strict=True
             ):
-                own[tensor] = _inside(handle)
+                for own in tower:
+                    own[tensor] = _inside(handle)
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
             trainers.log_without_xla(model, kind in TRAINING, why)
+        if transport.size > 1:
+            self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(
             common,
             towers,
-            config.devices,
+            self.config.devices,
             transport,
-            functools.partial(self._update, traced, share),
+            self.order,
+            functools.partial(self._update, traced, mine, divided),
         )
         return traced.filled(results)
+
+    @property
+    def _is_of_several(self) -> bool:
+        """Whether each of several workers computes a part of the batch."""
+        others = self.config.others
+        split = self.config.batches == "split"
+        return split and others is not None and others.size > 1
 
     def _way(self) -> Way:
         """Return how towers call their functions."""
@@ -174,42 +216,55 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        share: Any,
+        mine: OfOwnRows | None,
+        divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
         wholes: list[Any],
     ) -> None:
         (call,) = [u.call for u in traced.updates if u.name == update.name]
-        rows = [with_components(call, own) for own in parts]
+        rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
-        weight: Any = 1
-        if self.config.others is not None and self.config.batches == "split":
-            weight = share * self.config.others.size
+        weight = 1
+        if mine is not None and update.name in mine.parts:
+            # The workers' gradients are averaged.
+            weight = self.config.peers.size
+            sums = _times(1 / weight, sums)
+        elif mine is not None:
+            share = divided.share * self.config.peers.size
+            rows = [_times(share, row) for row in rows]
+            sums = _times(share, sums)
         self.update.run(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
         """Return what connects the processes in steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
-        return SingleProcess() if apart else self.config.transport
+        alone = apart or self._counts_alone(kind)
+        return SingleProcess() if alone else self.config.transport
 
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
-    ) -> tuple[data_lib.TowerBatch, Any]:
-        """Return what this process computes by itself, and its share of all."""
+    ) -> data_lib.TowerBatch:
+        """Return the batch that this process computes by itself."""
         config, rounds = self.config, self.update.rounds
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
-            return batch, 1
+            return batch
         counts = data_lib.counts_of(batch)
         here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        share = tf.math.divide_no_nan(
-            tf.cast(here, tf.float32), tf.cast(batch.total, tf.float32)
-        )
         if rounds is not None and kind in TRAINING:
-            rounds.begin_step(share)
-        return batch._replace(total=here, start=0), share
+            rounds.begin_step(share_of(here, batch.total))
+        return batch._replace(total=here, start=0)
 
-    def _with_total(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+    def _counts_alone(self, kind: str) -> bool:
+        """Whether only the examples of this process count."""
+        # Ranks with data of their own predict that.
+        own = self.config.batches == "each" and kind.startswith("predict")
+        return own or self.config.transport.size == 1
+
+    def _with_total(
+        self, batch: data_lib.TowerBatch, kind: str
+    ) -> data_lib.TowerBatch:
         """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
@@ -218,20 +273,43 @@ class GlobalStep:
             here = sum(counts)
         else:
             here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if self.config.transport.size == 1:
+        if self._counts_alone(kind):
             return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
 
 
-@functools.cache
 def _say_once(model: str, strategy: str) -> None:
-    logger.warning(
-        "model %r runs eagerly, so its steps are not divided: they run as on "
-        "one device under %s. Compile it without run_eagerly=True to train on "
-        "all towers.",
-        model,
-        strategy,
-    )
+    if is_news(("runs eagerly", model, strategy)):
+        logger.warning(
+            "model %r runs eagerly, so its steps are not divided: they run as "
+            "on one device under %s. Compile it without run_eagerly=True to "
+            "train on all towers.",
+            model,
+            strategy,
+        )
+
+
+def _say_of_own_rows(model: str, config: TowerConfig) -> None:
+    strategy, chief = config.name, config.peers.rank == 0
+    if chief and is_news(("own rows", model, strategy)):
+        logger.warning(
+            "the gradients of model %r need values of the whole batch, such "
+            "as the statistics of a BatchNormalization or the number of masked "
+            "entries, and each worker with %s computes them of its own part: "
+            "the weights will not be those of one device. With HorovodStrategy "
+            "and MultiWorkerTowerStrategy they are.",
+            model,
+            strategy,
+        )
+
+
+def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
+    """Return gradients times a factor; without any rows they may be NaN."""
+
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
+
+    return [None if g is None else on_values(g, times) for g in grads]
 
 
 def _inside(tensor: Any) -> Any:

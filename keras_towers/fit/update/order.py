@@ -17,53 +17,43 @@ from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
 _HOST = "CPU:0"
-_UNLIKE = "the ranks have mismatched gradients"
+_UNLIKE = "the ranks do not have the same step"
 
 
 class StepOrder:
-    """Order and agreement of the ranks' steps."""
+    """Order and agreement of the ranks' steps.
+
+    Attributes:
+        gate: the tensors for which a step waits before it begins.
+    """
 
     # TensorFlow may overlap steps of one function that no variable orders; two
     # collectives would then be in flight with the same key. And if ranks had
-    # gradients for different variables, an all-reduce would hang.
+    # other ones in a step, they would wait for one another.
 
     def __init__(self, transport: Transport):
         self._transport = transport
         self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
-        self._alike = compat.hidden_variable(_HOST, True)
         self._traced: dict[int, list[str]] = {}
-        self._inside = False
         self._begun = 0
-        self._ordered = False
-        self._gate: list[Any] = []
+        self.gate: list[Any] = []
         self._batch: list[Any] = []
-        self._first: int | None = None
+        # Of a step that has been compared with those of the other ranks.
+        self._alike: list[Any] | None = None
+        self._exchanged: list[Any] = []
 
-    def begin_call(self, resets: bool) -> None:
-        """Note that steps of a method follow, which may reset metrics."""
-        ordered = resets and self._transport.size > 1
-        self._first = int(self._turn) if ordered else None
-
-    def begins_a_call(self) -> bool:
-        """Whether all ranks have metrics in the state of their beginning."""
-        # A single process always knows their state.
-        if self._transport.size == 1:
-            return True
-        with tf.init_scope():
-            return self._first == int(self._turn)
-
-    def begin(
-        self, batch: data_lib.TowerBatch, alone: bool = False
-    ) -> data_lib.TowerBatch:
+    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
         """Return the batch of a step once the previous step has ended."""
-        # Steps of a single process may overlap unless they are ``alone``.
-        self._gate = []
-        self._ordered = self._transport.size > 1 or alone
-        if not self._ordered or tf.executing_eagerly():
+        # Steps of a single process may overlap.
+        self.gate = []
+        if self._transport.size == 1:
             return batch
         self._begun = len(compat.get_default_graph().get_operations())
-        self._gate = [self._turn.read_value()]
-        with tf.control_dependencies(self._gate):
+        self.gate = [self._turn.read_value()]
+        return self._gated(batch)
+
+    def _gated(self, batch: Any) -> Any:
+        with tf.control_dependencies(self.gate):
             batch = _identity(batch)
         self._batch = _tensors(batch)
         return batch
@@ -71,46 +61,49 @@ class StepOrder:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Order all operations of a step, even those without a batch."""
-        before, self._inside = self._inside, True
+        self._alike, self._exchanged = None, []
         try:
-            with self.gated():
+            with tf.control_dependencies(self.gate):
                 yield
         finally:
-            self._inside = before
-
-    def gated(self) -> Any:
-        """Return a block whose operations wait for the step to begin."""
-        gate = [] if tf.executing_eagerly() else self._gate
-        return tf.control_dependencies(gate)
-
-    def first(self, before: Callable[[], tf.Tensor]) -> None:
-        """Let a step begin once the tensor that a function returns is ready."""
-        with self.gated():
-            self._gate = [before()]
+            self._alike, self._batch = None, []
 
     def behind(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
-        """Return the batch of a step that begins as with ``first``."""
+        """Return the batch of a step that begins when a tensor is ready."""
         # What is called with it waits only for its arguments, once inlined.
-        self.first(before)
-        with self.gated():
-            return _identity(batch)
+        with tf.control_dependencies(self.gate):
+            self.gate = [before()]
+        return self._gated(batch)
 
-    def end(self, result: Any, last: Callable[[], None] | None = None) -> Any:
+    def compare(self, described: Sequence[str]) -> None:
+        """Have what ranks exchange in a step wait until all have the same."""
+        self._alike = self._compared(described)
+
+    def exchange(
+        self,
+        given: Sequence[Sequence[Any]],
+        exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
+    ) -> list[Any]:
+        """Exchange what towers have, once ranks are found to do the same."""
+        # Those of a step that concerns no other rank are its own.
+        if not self._alike:
+            return exchange(given)
+        with tf.control_dependencies(self._alike):
+            results = exchange(_identity(given))
+        # Every rank takes part, even if it does not need the result.
+        self._exchanged += _tensors(results)
+        return results
+
+    def end(self, result: Any) -> Any:
         """Let the next step begin, and return the result of this one."""
-        # A step with mismatched gradients fails here, once all of its
-        # operations have ended, as ``last`` is called.
-        if not self._ordered or tf.executing_eagerly():
-            if last is not None:
-                last()
+        if self._transport.size == 1:
             return result
         operations = compat.get_default_graph().get_operations()[self._begun :]
         effects = [op for op in operations if op.op_def.is_stateful]
-        with tf.control_dependencies(_tensors(result) + effects):
-            if last is not None:
-                last()
+        last = _tensors(result) + self._exchanged + effects
+        with tf.control_dependencies(last):
             done = self._turn.assign_add(1, read_value=False)
-            check = _assert_alike(self._alike.read_value())
-        with tf.control_dependencies([done, check]):
+        with tf.control_dependencies([done]):
             return _identity(result)
 
     def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
@@ -123,28 +116,9 @@ class StepOrder:
             self._transport, [mine * tf.cast(here, tf.int64)]
         )
         total = tf.reduce_sum(counts)
-        self._gate = [_end_of_data_if(total <= 0)]
-        with tf.control_dependencies(self._gate):
-            return _identity(batch)._replace(
-                total=tf.identity(total),
-                start=tf.reduce_sum(counts[: self._transport.rank]),
-            )
-
-    def gather(self, outputs: Any) -> Any:
-        """Concatenate outputs of shape [examples, ...] of all ranks."""
-        if self._transport.size == 1:
-            return outputs
-
-        def one(tensor):
-            if not isinstance(tensor, tf.Tensor):
-                raise TowerError(
-                    f"an output of the model is a {type(tensor).__name__}, "
-                    "which cannot be gathered over processes: make it dense, "
-                    "or predict in one process."
-                )
-            return self._transport.all_gather(tensor, next_key("outputs"))
-
-        return tf.nest.map_structure(one, outputs)
+        self.gate = [_end_of_data_if(total <= 0)]
+        start = tf.reduce_sum(counts[: self._transport.rank])
+        return self._gated(batch._replace(total=total, start=start))
 
     def reduce(
         self,
@@ -153,32 +127,36 @@ class StepOrder:
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
         """Reduce K lists of N gradients, if those of all ranks are alike."""
-        # Ranks trace at different times, so a mismatch is found at run time.
-        # The step then skips the all-reduce and fails at its end on every rank,
-        # so that no other collective is left hanging.
+        if not rows[0]:
+            return [list(row) for row in rows]
         if self._transport.size == 1:
-            return reduction(rows) if rows[0] else [list(row) for row in rows]
+            return reduction(rows)
+        alike = self._alike
+        if alike is None:
+            alike = self._compared(described)
+        with tf.control_dependencies(alike):
+            return reduction(_identity(rows))
+
+    def _compared(self, described: Sequence[str]) -> list[Any]:
+        """Compare what ranks do; return what fails where they do not alike."""
+        # Ranks trace at different times, so a mismatch is found at run time.
+        # The step then fails before any other collective has begun.
+        if self._transport.size == 1:
+            return []
         kinds = map(check_lib.unnumbered, described)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
-            where = "reduces gradients"
+            where = "compares the steps"
             if len(set(check_lib.gather(self._transport, digest, where))) > 1:
                 raise self.difference()
-            return reduction(rows)
+            return []
         # At the end of data there is no batch, and an exchange that has begun
         # is cancelled: TensorFlow's collectives then hang.
-        with tf.control_dependencies(self._batch if self._inside else []):
+        with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run the gather of a constant.
             mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-        alike = self._are_alike(mine)
-        if self._inside:
-            self._alike.assign(self._alike & alike)
-        else:
-            with tf.control_dependencies([_assert_alike(alike)]):
-                alike = tf.identity(alike)
-        sums = tf.cond(alike, lambda: reduction(rows)[0], lambda: rows[0])
-        return [sums for _ in rows]
+        return [tf.debugging.Assert(self._are_alike(mine), [_UNLIKE])]
 
     def _are_alike(self, number: tf.Tensor) -> tf.Tensor:
         """Whether the ranks have the same number, of 32 bits."""
@@ -191,14 +169,13 @@ class StepOrder:
         return tf.reduce_all(sums[2:] * self._transport.size == sums[:2] ** 2)
 
     def failed(self, error: Exception) -> bool:
-        """Whether a step failed because of mismatched gradients."""
+        """Whether a step failed because ranks would not do the same."""
         return _UNLIKE in str(error)
 
     def difference(self) -> TowerError:
-        """Return the error that names the mismatched gradients. Collective."""
-        self._alike.assign(True)
+        """Return the error that names what differs. Collective."""
         lists = check_lib.gather(
-            self._transport, dict(self._traced), "compares the gradients"
+            self._transport, dict(self._traced), "compares the steps"
         )
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
@@ -223,10 +200,6 @@ def _identity(structure: Any) -> Any:
         structure,
         expand_composites=True,
     )
-
-
-def _assert_alike(alike: Any) -> tf.Operation:
-    return tf.debugging.Assert(alike, [_UNLIKE])
 
 
 def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:

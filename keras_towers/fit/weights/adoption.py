@@ -77,14 +77,28 @@ class Adoption:
         if self._keeps and self._tracks and home_of(model) is None:
             self._compiled.add(model)
 
-    def made_variable(self, variable: keras.Variable) -> None:
-        """Register a variable that was created in the scope."""
+    def makes_once(self, variable: keras.Variable) -> bool:
+        """Whether a variable that is created in the scope exists once."""
+        # Also in a custom loop: only optimizers write weights, on the sums of
+        # gradients, and what replicas add to one variable is the sum of what
+        # they would add to several. TensorFlow could take no gradient of
+        # its own copies outside of replicas, and rounds what it divides.
+        adds = variable.aggregation == "sum" and self._config.peers.size == 1
+        return variable.trainable or adds
+
+    def made_variable(self, variable: keras.Variable, once: bool) -> None:
+        """Register a variable that was created in the scope, maybe ``once``."""
+        if once and variable.trainable:
+            self._update.copies.place(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
+        # Of those of a subclass, none is there yet.
+        for variable in optimizer._variables:
+            self._update.copies.hold_once(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
@@ -166,9 +180,11 @@ class Adoption:
             self._config.transport, [v._value for v in held_in_common(model)]
         )
 
-    def begin_steps(self) -> None:
+    def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
-        self._update.drop_slots_of_others()
+        # Steps that run as on one device update all weights.
+        if not model.run_eagerly:
+            self._update.drop_slots_of_others()
 
     def holds_apart(self, variable: keras.Variable) -> bool:
         """Whether ranks may have values of their own until their next mean."""
@@ -182,6 +198,14 @@ class Adoption:
         """Give every rank all of the optimizer's state, and equal weights."""
         self._update.end_rounds()
         self._update.gather_slots()
+
+    def sum_metrics(self, model: keras.Model) -> None:
+        """Sum what ranks have counted that train apart. Collective."""
+        if self._update.rounds is not None:
+            metrics = [v._value for v in state_lib.collect(model).metrics]
+            sums = agreement.total(self._config.transport, metrics)
+            for variable, total in zip(metrics, sums, strict=True):
+                variable.assign(total)
 
     def end_rounds(self) -> None:
         """Make the weights of all ranks equal."""

@@ -116,5 +116,5 @@ def _digest(variable: keras.Variable) -> str:
 
 
 def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Return the merged values of variables, summed over the ranks."""
+    """Return the values of variables, summed over the ranks."""
     return sum_over_ranks(transport, [v.read_value() for v in variables])

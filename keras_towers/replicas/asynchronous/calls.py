@@ -157,7 +157,7 @@ class _AsyncCall(ReplicaCall):
             trainers.log_without_xla(model, True, why)
         if steps_of(model) is None:
             schedule = self._calls.schedule()
-            steps = TowerSteps(self.config, self.adoption, schedule, model)
+            steps = TowerSteps(self.config, schedule, model)
             model.train_function = TrainFunction(self, steps)
         elif force:
             model.train_function.steps.forget()

@@ -16,9 +16,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
 
 Step = Callable[[Any], Any]
@@ -30,12 +27,10 @@ class TowerSteps:
     def __init__(
         self,
         config: TowerConfig,
-        adoption: Adoption,
         schedule: UpdateSchedule,
         model: keras.Model,
     ):
         self._config = config
-        self._adoption = adoption
         self.schedule = schedule
         self._model = model
         self._traced: list[tuple[Any, list[Step]]] = []
@@ -52,14 +47,10 @@ class TowerSteps:
         for known, steps in self._traced:
             if known is spec or known == spec:
                 return steps
-        first = self._trace(0, spec)
-        # The first trace of a step may create metrics and optimizers.
-        while self._adoption.bind(self._model):
-            first = self._trace(0, spec)
-        others = range(1, self._config.num_towers)
-        every = [first, *(self._trace(index, spec) for index in others)]
-        self._traced.append((spec, every))
-        return every
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
 
     def _trace(self, index: int, spec: Any) -> Step:
         step = self._step(index, lambda: self.schedule.step_of(index))
@@ -73,7 +64,7 @@ class TowerSteps:
         index: int,
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Step:
-        """Return the step of a tower, which updates by ``Tower.update``."""
+        """Return the step of a tower, without what ``_on_tower`` does."""
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
 
@@ -87,7 +78,6 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
-        variables = state_lib.collect(self._model).everything()
         update = self.schedule.taker(fits)
         tower = traced.Tracing(
             training=True,
@@ -97,11 +87,7 @@ class TowerSteps:
             total=self._config.num_towers if fits else 1,
             device=traced.short_name(self._config.devices[index]),
         )
-        with (
-            compat.single_device_mode(),
-            variables_lib.viewed(variables, variables_lib.component),
-            traced.tracing(tower),
-        ):
+        with compat.single_device_mode(), traced.tracing(tower):
             yield
 
     def run_here(self, fits: bool, index: int, batch: Any) -> Any:
@@ -114,9 +100,7 @@ class TowerSteps:
                 step = tf.function(step, autograph=False, reduce_retracing=True)
             self._here[key] = step
         with self._on_tower(fits, index):
-            logs = self._here[key](batch)
-        self._adoption.bind(self._model)
-        return to_numpy(logs)
+            return to_numpy(self._here[key](batch))
 
 
 def to_numpy(logs: Any) -> Any:

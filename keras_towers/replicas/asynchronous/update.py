@@ -24,7 +24,6 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
 
@@ -50,10 +49,8 @@ class HogwildUpdate(UpdateOnce):
         self._turns: dict[int, tf.CriticalSection] = {}
         self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def place(self, variable: keras.Variable) -> bool:
-        """Keep a single copy of a weight, where it is."""
-        if isinstance(variable._value, compat.DistributedVariable):
-            variable._value = variables_lib.unbind(variable._value)
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
         return False
 
     def frees_on_release(self, holder: Any) -> None:
@@ -73,14 +70,14 @@ class HogwildUpdate(UpdateOnce):
             super().apply(call)
             return
         optimizer, variables = call.optimizer, call.variables
+        self.make_ready(optimizer, variables)
         grads = [
             None if g is None else scaled(g, self.scale) for g in call.grads
         ]
         # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
-            # Eager towers take turns anyway. The trace that builds the
-            # optimizer is discarded.
-            overlaps = optimizer.built and not tf.executing_eagerly()
+            # Eager towers take turns anyway.
+            overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
                 self._turn(optimizer).execute(
                     lambda: done(call.original, grads, variables),
@@ -154,9 +151,11 @@ def _add(
 
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
-    native = variable._value
+    native, step = variable._value, traced.current()
+    # A graph is that of a step which towers divide.
+    alone = step is not None and step.graph is None
     return (
-        (traced.current() is not None or atomic.get() is not None)
+        (alone or atomic.get() is not None)
         and isinstance(native, tf.Variable)
         and not isinstance(native, compat.DistributedVariable)
         and native.shape.is_fully_defined()

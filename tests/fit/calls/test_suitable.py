@@ -1,4 +1,4 @@
-"""Models that are made for one number of rows train as on one device."""
+"""Models that were built for batches of one size train as on one device."""
 
 import keras
 import numpy as np
@@ -7,21 +7,8 @@ import pytest
 import keras_towers as kt
 from tests.kit.compare import assert_exact
 
-random = np.random.default_rng(0)
-X = random.normal(size=(12, 3, 3)).astype("float32")
-Y = random.normal(size=(12, 2)).astype("float32")
-
-
-def recurrent(**options):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((3, 3), batch_size=4),
-            keras.layers.SimpleRNN(2, **options),
-        ]
-    )
-    model.compile("sgd", "mse")
-    return model
+X = np.random.default_rng(0).normal(size=(8, 3, 3)).astype("float32")
+Y = np.ones((8, 2), "float32")
 
 
 class Fixed(keras.layers.Layer):
@@ -34,34 +21,31 @@ class Fixed(keras.layers.Layer):
         return keras.ops.reshape(x, (self.rows, -1))[:, :2]
 
 
-def fixed():
-    inputs = keras.Input((3, 3), batch_size=4)
-    keras.utils.set_random_seed(1)
-    outputs = Fixed()(keras.layers.Dense(3)(inputs))
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "mse")
-    return model
+LAYERS = {
+    "recurrent": lambda: keras.layers.SimpleRNN(2, unroll=True),
+    # It keeps a state for each row.
+    "stateful": lambda: keras.layers.SimpleRNN(2, stateful=True),
+    "stateful, unrolled": lambda: keras.layers.LSTM(
+        2, stateful=True, unroll=True
+    ),
+    "reshaping": Fixed,
+}
 
 
-def act(model):
-    options = {"batch_size": 4, "verbose": 0}
-    history = model.fit(X, Y, epochs=2, shuffle=False, **options)
-    return [
-        history.history,
-        model.evaluate(X, Y, **options),
-        model.predict(X, **options),
-    ]
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fixed_batch_size(kind):
+    def make():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3, 3), batch_size=4)
+        outputs = keras.layers.Dense(2)(LAYERS[kind]()(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        return model
 
+    def act(model):
+        options = {"batch_size": 4, "verbose": 0}
+        history = model.fit(X, Y, shuffle=False, epochs=2, **options).history
+        evaluated = model.evaluate(X, Y, **options)
+        return history, evaluated, model.predict(X, **options)
 
-@pytest.mark.parametrize("towers", [2, 3])
-@pytest.mark.parametrize("unroll", [False, True])
-def test_a_state_for_each_row_of_the_batch(towers, unroll):
-    def stateful():
-        return recurrent(stateful=True, unroll=unroll)
-
-    assert_exact(stateful, act, kt.TowerStrategy(towers))
-
-
-@pytest.mark.parametrize("make", [recurrent, fixed])
-def test_a_fixed_size_of_the_batch(make):
     assert_exact(make, act, kt.TowerStrategy(3))

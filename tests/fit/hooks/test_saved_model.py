@@ -49,5 +49,5 @@ def features(folder):
 def test_as_a_layer_of_a_model_made_before(saved):
     """Every tower traces the step by itself."""
     _, folder = saved
-    strategy = kt.TowerStrategy(2, exact=True)
+    strategy = kt.TowerStrategy(2)
     assert_exact(lambda: features(folder), fit, strategy)

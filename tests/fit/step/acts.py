@@ -3,8 +3,6 @@
 import keras
 import tensorflow as tf
 
-import keras_towers as kt
-
 
 class Acts(keras.layers.Layer):
     """Does what a function does."""
@@ -20,10 +18,6 @@ class Acts(keras.layers.Layer):
 def shown(x):
     tf.print(tf.shape(x), output_stream="file:///dev/null")
     return x
-
-
-def exchanged(x):
-    return x + 0 * tf.reduce_mean(kt.gather(x))
 
 
 def sparse(y, p):

@@ -1,4 +1,4 @@
-"""``batch_norm="global"``: the statistics are those of one device."""
+"""The statistics of BatchNormalization are those of one device."""
 
 import contextlib
 import functools
@@ -20,8 +20,6 @@ trained = functools.partial(fit, x=X, y=Y, batch_size=BATCH)
 
 
 def test_options_of_the_layer_and_losses_before_and_after_it():
-    """Towers take turns at the statistics, on the same layer objects."""
-
     def layers():
         penalty = keras.layers.ActivityRegularization
         return [
@@ -33,25 +31,15 @@ def test_options_of_the_layer_and_losses_before_and_after_it():
 
     def act(model):
         history = trained(model, epochs=2)
-        norms = [layer for layer in model.layers if isinstance(layer, Norm)]
-        for norm in norms:
-            assert type(norm) is Norm and not norm.synchronized
-            for value in (v._value for v in norm.variables):
-                first, *others = getattr(value, "values", [value])
-                for other in others:
-                    np.testing.assert_array_equal(other, first)
         return history, model.evaluate(X, Y, batch_size=COUNT, verbose=0)
 
-    # Which includes batch_norm="global".
-    found = assert_exact(stacked(layers), act, kt.TowerStrategy(3, exact=True))
-    assert found.model.layers[2].get_config()["synchronized"] is False
+    assert_exact(stacked(layers), act, kt.TowerStrategy(3))
 
 
 def test_a_bias_before_it_differs_by_rounding_with_adam_as_by_the_order():
     make = stacked(
         lambda: [Dense(7), Norm(), Dense(3)],
         optimizer=keras.optimizers.Adam,
-        run_eagerly=True,
     )
 
     def weights(order, strategy):
@@ -65,7 +53,7 @@ def test_a_bias_before_it_differs_by_rounding_with_adam_as_by_the_order():
     one = weights(order, contextlib.nullcontext())
     for other in (
         weights(order[::-1], contextlib.nullcontext()),
-        weights(order, kt.TowerStrategy(2, exact=True)),
+        weights(order, kt.TowerStrategy(2)),
     ):
         pairs = zip(one, other, strict=True)
         apart = [np.abs(a - b).max() for a, b in pairs]
@@ -79,7 +67,7 @@ def test_far_from_zero_and_eagerly():
     """Where mean(x^2) - mean(x)^2 would cancel."""
     act = functools.partial(trained, x=np.float32(1000) + X)
     make = stacked(lambda: [Norm(), Dense(3)], run_eagerly=True)
-    strategy = kt.ParameterServerTowerStrategy(3, batch_norm="global")
+    strategy = kt.ParameterServerTowerStrategy(3)
     # The examples themselves are rounded to 6e-5.
     assert_exact(make, act, strategy, tolerance=1e-4)
 
@@ -110,5 +98,5 @@ def test_convolutions_in_half_precision():
         return keras.Model(inputs, Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
     act = functools.partial(trained, x=IMAGES)
-    strategy = kt.TowerStrategy(3, batch_norm="global")
+    strategy = kt.TowerStrategy(3)
     assert_exact(compiled(build), act, strategy, tolerance=5e-3)

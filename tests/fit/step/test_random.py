@@ -1,4 +1,4 @@
-"""Towers draw their rows of what one device would draw, bit by bit."""
+"""Towers have the draws of one device, bit by bit, whatever is drawn."""
 
 import keras
 import numpy as np
@@ -6,11 +6,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import told
-from keras_towers.fit.context import replica_context
-from keras_towers.fit.context import tower as tower_lib
-from keras_towers.fit.context.rows import Rows
-from keras_towers.fit.step import draws as draws_lib
 from tests.fit.step.acts import Acts
 
 # 5, 4 and 4 on three towers.
@@ -26,14 +21,12 @@ def _data(tail, count=COUNT):
     return np.linspace(0.1, 3, size, dtype="float32").reshape(count, *tail)
 
 
-def drawn(draw, x, towers, random="global", eager=False):
-    """What a model draws for the rows of ``x``, and what is said of it."""
+def drawn(draw, x, towers):
+    """What a model draws for the rows of ``x``."""
     inputs = keras.Input([None if size == 7 else size for size in x.shape[1:]])
     model = keras.Model(inputs, Acts(draw)(inputs))
-    model.compile(run_eagerly=eager)
-    with told.heard() as heard, kt.TowerStrategy(towers, random=random):
-        found = model.predict(x, batch_size=len(x), verbose=0)
-    return found, {one.message for one in heard if one.about == "random"}
+    with kt.TowerStrategy(towers):
+        return model.predict(x, batch_size=len(x), verbose=0)
 
 
 def all_of(draws):
@@ -152,112 +145,46 @@ def the_same_on_all_towers(x):
     return {"sums": tf.zeros_like(x[:, 0, :1]) + sums}
 
 
-@pytest.mark.parametrize(
-    ("draw", "x", "eager"),
-    [
-        (all_of(COUNTED), _data((3, 5)), False),
-        # With rejections.
-        (all_of(CUT), _data((3,)), False),
-        (all_of(SHAPES), _data((6,)), False),
-        (in_another_dimension, _data((3, 5)), False),
-        (two_views, _data((6,)), False),
-        (the_same_on_all_towers, _data((7, 2), 21), False),
-        (all_of({"dropped": _dropped}), _data((6,)), True),
-    ],
-    ids=["counted", "cut", "shapes", "turned", "views", "same", "eager"],
-)
-def test_rows_of_a_draw(draw, x, eager):
-    found, said = drawn(draw, x, towers=3, eager=eager)
-    for name, whole in draw(tf.constant(x)).items():
-        np.testing.assert_array_equal(found[name], whole, err_msg=name)
-    counted = {"run_eagerly=True"} if eager else set()
-    assert {text.partition(":")[0] for text in said} == counted
+GENERATOR = random.Generator.from_seed(4)
 
 
-def on_a_tower(draw, piece, start, total):
-    """What a tower draws for rows that begin anywhere in the batch."""
-
-    @tf.function
-    def step(piece):
-        graph = tf.compat.v1.get_default_graph()
-        numbers = (start, len(piece), total)
-        rows = Rows(*(tf.constant(n, tf.int64) for n in numbers), graph)
-        tower = tower_lib.Tower(0, 2, share=0.5, rows=rows)
-        with replica_context.activate(tower):
-            piece = rows.mark(piece)
-            tower.values.note_batch(piece)
-            return draw(piece)
-
-    with draws_lib.replaced():
-        return step(tf.constant(piece))
+def _generated(x):
+    return GENERATOR.normal(tf.shape(x))
 
 
-def test_counts_beyond_32_bits():
-    """Far into a draw, where the whole one would not fit into memory."""
-    start = 2**33
-    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=SEED)
-    counter += tf.constant([start, 0], tf.uint64)
-    wanted = tf.raw_ops.StatelessRandomUniformV2(
-        shape=[3, 4], key=key, counter=counter, alg=1
-    )
-
-    def draw(x):
-        return random.stateless_uniform(tf.shape(x), SEED)
-
-    found = on_a_tower(draw, _data((4,), 3), start, 2 * start)
-    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
-
-
-OWN_STREAM = {
-    "masked": lambda x: _dropped(tf.boolean_mask(x, x[:, 0] > -1)),
+WHOLE = {
+    "masked": lambda x: _dropped(tf.boolean_mask(x, x[:, 0] > 1)),
     "half": lambda x: _dropped(x[: (tf.shape(x)[0] + 1) // 2]),
     "sum": lambda x: _normal([tf.shape(x)[0] + 1]),
     "twice as many": lambda x: _normal([2 * tf.shape(x)[0]]),
     "similarities": lambda x: _normal(
         tf.shape(tf.matmul(x, x, transpose_b=True))
     ),
-    "pairs of rows": lambda x: _normal(tf.shape(tf.reshape(x, [-1, 2, 6]))),
     "in a function of its own": lambda x: tf.function(_dropped)(x),
-}
-AS_KERAS = {
     "keras shuffle": lambda x: keras.random.shuffle(x, seed=4),
     "stateless": lambda x: random.experimental.stateless_shuffle(x, SEED),
-    "normal": lambda x: random.normal(tf.shape(x)),
-    "dropout": lambda x: tf.nn.dropout(x, 0.4),
-    "shuffle": random.shuffle,
-    "generator": lambda x: GENERATOR.normal(tf.shape(x)),
+    "generator": _generated,
     "in a loop": lambda x: tf.map_fn(lambda row: row + _normal([6]), x),
 }
-GENERATOR = random.Generator.from_seed(4)
 
 
-@pytest.mark.parametrize("name", [*OWN_STREAM, *AS_KERAS])
-def test_what_cannot_be_known_is_said(name):
-    draw = {**OWN_STREAM, **AS_KERAS}[name]
-    found, (message,) = drawn(draw, _data((6,), 12), towers=2)
-    one, other = np.split(found, 2)
-    wanted = "in a loop" if name == "in a loop" else "differs from one device"
-    assert wanted in message
-    if name in OWN_STREAM:
-        # As with random="tower", no two towers draw the same.
-        assert not np.array_equal(one, other)
-
-
-def test_misunderstood_rows_fail():
-    """An operation without a rule, which does not keep the examples."""
-
-    def draw(x):
-        places = 2 * tf.shape(x)[0]
-        boxes = tf.zeros([places, 4]), tf.zeros([places], tf.int32)
-        images = tf.reshape(x, [-1, 2, 3, 1])
-        return _dropped(tf.image.crop_and_resize(images, *boxes, [1, 1]))
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="random="):
-        on_a_tower(draw, _data((6,), 5), 0, COUNT)
-
-
-def test_towers_that_draw_for_themselves_draw_as_keras_does():
-    x = _data((6,), 8)
-    wanted = [_dropped(half) for half in np.split(x, 2)]
-    found, _ = drawn(_dropped, x, towers=2, random="tower")
-    np.testing.assert_array_equal(found, np.concatenate(wanted))
+@pytest.mark.parametrize(
+    ("draw", "x"),
+    [
+        (all_of(COUNTED), _data((3, 5))),
+        # With rejections.
+        (all_of(CUT), _data((3,))),
+        (all_of(SHAPES), _data((6,))),
+        (all_of(WHOLE), _data((6,), 12)),
+        (in_another_dimension, _data((3, 5))),
+        (two_views, _data((6,))),
+        (the_same_on_all_towers, _data((7, 2), 21)),
+    ],
+    ids=["counted", "cut", "shapes", "whole", "turned", "views", "same"],
+)
+def test_what_towers_draw(draw, x):
+    GENERATOR.reset_from_seed(4)
+    found = drawn(draw, x, towers=3)
+    GENERATOR.reset_from_seed(4)
+    for name, whole in draw(tf.constant(x)).items():
+        np.testing.assert_array_equal(found[name], whole, err_msg=name)

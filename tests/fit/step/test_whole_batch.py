@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.fit import contract, told
+from keras_towers.fit import contract
 from tests.kit.compare import assert_exact, close
 from tests.kit.long import some_of
 
@@ -59,16 +59,14 @@ def elastic():
     )
 
 
-TOLD = {
-    "is a ratio of sums": lambda: segmenter(*RATIOS),
-    "compares the examples": lambda: around(
-        y=GROUPS, loss=keras.losses.Circle()
+COUPLED = {
+    "ratios of sums": lambda: segmenter(*RATIOS),
+    "compared examples": lambda: around(y=GROUPS, loss=keras.losses.Circle()),
+    "one transformation": elastic,
+    "equalized histograms": lambda: around(
+        layers.RandAugment(value_range=(0, 1), num_ops=1, seed=3)
     ),
-    "first image's transformation": elastic,
-    "may equalize the histogram": lambda: around(
-        layers.RandAugment(value_range=(0, 1), num_ops=1)
-    ),
-    "pads all examples": lambda: around(
+    "padding": lambda: around(
         layers.TextVectorization(vocabulary=["a", "b", "c"]),
         *(layers.Embedding(5, 3), layers.GlobalAveragePooling1D()),
         x=TEXTS,
@@ -76,40 +74,19 @@ TOLD = {
 }
 
 
-def told_in_a_step(model, x, y, **options):
-    """What towers tell of a step of the model's."""
-    model.run_eagerly = True
-    with told.heard() as heard, kt.TowerStrategy(2, **options):
-        model.train_on_batch(x[:8], tf.nest.map_structure(lambda a: a[:8], y))
-    return heard
+@pytest.mark.parametrize("name", some_of(COUPLED))
+def test_what_couples_examples(name):
+    _, x, y = COUPLED[name]()
 
+    def act(model):
+        targets = tf.nest.map_structure(lambda a: a[:8], y)
+        return model.train_on_batch(x[:8], targets)
 
-@pytest.mark.parametrize("reason", some_of(TOLD))
-def test_without_exact_it_is_told(reason):
-    heard = told_in_a_step(*TOLD[reason]())
-    # Two of them draw random numbers besides.
-    assert {one.about for one in heard} - {"random"} == {"couples"}
-    assert reason in heard[0].message
-    assert "exact=True computes it from the global batch" in heard[0].message
+    def make():
+        keras.utils.set_random_seed(4)
+        return COUPLED[name]()[0]
 
-
-def test_nothing_is_told_of_what_is_exact():
-    dice, tversky = keras.losses.Dice, keras.losses.Tversky
-    losses = dice(axis=(1, 2, 3)), tversky(axis=-1), "mse"
-    assert not told_in_a_step(*segmenter(*losses))
-    assert not told_in_a_step(*segmenter(RATIOS[-1]), exact=True)
-
-
-@pytest.mark.parametrize(
-    ("loss", "average", "why"),
-    [
-        ("dice", False, "average=False"),
-        (keras.losses.Dice(axis=(0, 1)), True, "only without axis"),
-    ],
-)
-def test_what_exact_cannot_change(loss, average, why):
-    heard = told_in_a_step(*segmenter(loss), average=average, exact=True)
-    assert why in heard[0].message
+    assert_exact(make, act, kt.TowerStrategy(3), in_graph=True)
 
 
 def test_batches_of_a_fixed_size():
@@ -119,7 +96,7 @@ def test_batches_of_a_fixed_size():
     assert_exact(
         lambda: elastic()[0],
         lambda model: model.fit(data, verbose=0),
-        kt.TowerStrategy(2, exact=True),
+        kt.TowerStrategy(2),
         tolerance=1e-5,
     )
 
@@ -127,7 +104,7 @@ def test_batches_of_a_fixed_size():
 def test_mixing_leaves_predictions_alone():
     model, x, _ = around(layers.MixUp(seed=3))
     wanted = model.predict(x, verbose=0)
-    with kt.TowerStrategy(3, exact=True):
+    with kt.TowerStrategy(3):
         close(model.predict(x, verbose=0), wanted)
 
 

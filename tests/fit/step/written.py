@@ -119,6 +119,39 @@ class Looking(Stepping):
         return [self.steps.numpy()]
 
 
+class Queueing(Stepping):
+    """Keeps the last features, as NNCLR does."""
+
+    def prepare(self):
+        super().prepare()
+        self.queue = zeros(self, (4, WIDTH))
+
+    def after(self, x, p):
+        super().after(x, p)
+        self.queue.assign(tf.concat([x, self.queue], 0)[:4])
+
+    def state(self):
+        return [self.queue.numpy()]
+
+
+class Telling(Stepping):
+    """Logs what is no mean over examples."""
+
+    def prepare(self):
+        self.mean = keras.metrics.Mean()
+
+    def train_step(self, data):
+        x = data[0]
+        logs = super().train_step(data)
+        self.mean.update_state(x[:, 1])
+        derived = keras.ops.exp(self.mean.result())
+        rows = tf.shape(x)[0]
+        return {**logs, "rows": rows, "vector": x[0], "derived": derived}
+
+    def state(self):
+        return [self.mean.result().numpy()]
+
+
 def made(kind, *middle, **options):
     """A function that builds and compiles a model, the same every time."""
 

@@ -144,7 +144,7 @@ def drawn(towers):
     layer = Noting()
     model = linear(layer)
     x, y = m.FEATURES[: 8 * towers], m.LABELS[: 8 * towers]
-    with kt.TowerStrategy(towers, random="tower"):
+    with kt.TowerStrategy(towers):
         model.fit(x, y, batch_size=4 * towers, verbose=0)
     return layer.seen, [v.numpy() for v in layer.variables]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts, Stepping, Twice, exchanged, shown
+from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, outcome
 from tests.kit.long import long_but, some_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
@@ -175,7 +175,6 @@ def _fails(x):
         [
             (_strings, "uses what XLA does not have: AsString"),
             (shown, "has effects: PrintV2"),
-            (exchanged, "exchanges values with other towers"),
             (_fails, "fails in a function (ValueError"),
         ]
     ),

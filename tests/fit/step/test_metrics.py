@@ -1,4 +1,4 @@
-"""Metrics that are no sums are updated from the global batch."""
+"""Metrics that are no sums have the values of one device."""
 
 import functools
 
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
 from tests.kit.training import fit, stacked
 
@@ -100,21 +99,8 @@ def trained(model):
     return history, logs
 
 
-@pytest.mark.parametrize(
-    "strategy, options",
-    [
-        (lambda: kt.TowerStrategy(3, exact=True), {}),
-        # XLA compiles no step that gathers.
-        (lambda: kt.TowerStrategy(2), {"jit_compile": True}),
-    ],
-    ids=["towers", "xla"],
-)
-def test_metrics_that_are_no_sums(strategy, options, logged):
-    strategy = strategy()
-    assert_exact(no_sums(**options), trained, strategy, tolerance=2e-5)
-    assert strategy.describe().count("proven to be that of one device") == 2
-    assert bool(logged("jit_compile is off")) == bool(options)
-    assert options or not logged("step of")
+def test_metrics_that_are_no_sums():
+    assert_exact(no_sums(), trained, kt.TowerStrategy(3), tolerance=2e-5)
 
 
 class Tracked(keras.Sequential):
@@ -141,38 +127,16 @@ class Tracked(keras.Sequential):
         return {"loss": loss, "largest": results[0], "deviation": results[1]}
 
 
-def stepping(cls):
-    return stacked(lambda: [keras.layers.Dense(3)], cls=cls, metrics=list)
-
-
-def test_in_a_step_of_the_users_own(logged):
-    assert_exact(stepping(Tracked), twice, kt.TowerStrategy(2), tolerance=2e-5)
-    assert not logged("step of")
-
-
 class Scalars(Tracked):
+    """Gives a metric a number, which has no rows."""
+
     def train_step(self, data):
         logs = super().train_step(data)
-        # It has no rows.
         self.largest.update_state(0, logs["loss"])
         return logs
 
 
-def test_a_metric_given_a_number_is_told(logged):
-    with kt.TowerStrategy(2):
-        twice(stepping(Scalars)())
-    said = " ".join(text for _, text in logged("step of"))
-    assert "'largest/value'" in said
-    assert "METRIC_BYTES" in said
-    # The other one is gathered.
-    assert "deviation" not in said
-
-
-def test_what_the_metric_is_not_the_cause_of(logged):
-    """Scores that differ already are no reason to gather them."""
-    coupled = Acts(lambda x: x / tf.reduce_max(tf.abs(x)))
-    layers = [keras.layers.Dense(3), coupled]
-    with kt.TowerStrategy(2):
-        twice(stacked(lambda: layers, metrics=lambda: [Largest()])())
-        assert not logged("no sum over examples")
-    assert logged("takes the largest value of the batch")
+@pytest.mark.parametrize("cls", [Tracked, Scalars])
+def test_in_a_step_of_the_users_own(cls):
+    layers = stacked(lambda: [keras.layers.Dense(3)], cls=cls, metrics=list)
+    assert_exact(layers, twice, kt.TowerStrategy(2), tolerance=2e-5)
