@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -157,11 +157,24 @@ class GlobalStep:
         results = ready.run(
             common,
             towers,
-            config.devices,
+            self._devices(bool(program.inputs.copies)),
             transport,
             functools.partial(self._update, traced, share),
         )
         return traced.filled(results)
+
+    def _devices(self, copied: bool) -> Sequence[str]:
+        """Return where the towers of this process compute.
+
+        Args:
+            copied: whether each has copies of variables on its device.
+        """
+        every = self.config.devices
+        if copied or not devices.all_on_host(every):
+            return every
+        # They share all cores anyway, and what is made ready for one device
+        # serves all towers.
+        return [every[0]] * len(every)
 
     def _way(self) -> Way:
         """Return how towers call their functions."""
