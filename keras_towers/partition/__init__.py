@@ -122,11 +122,13 @@ def _laid_out(
         )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
-    count = next(
-        _count(builder, own, layout)
+    divided = [
+        (own, layout)
         for own, layout in zip(given, layouts, strict=True)
         if isinstance(layout, Sharded) and layout.unit is None
-    )
+    ]
+    # Of data without rows all is done once.
+    count = _count(builder, *divided[0]) if divided else total
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)

@@ -18,6 +18,7 @@ from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, traced
 from keras_towers.fit.contract import (
@@ -209,6 +210,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
+        if call_lib.current() is None:
+            with tf.init_scope():
+                self._components.update.copies.give_to_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:

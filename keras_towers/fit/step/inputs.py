@@ -18,6 +18,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
+from keras_towers.partition.own_rows import OfOwnRows
 from keras_towers.partition.program import Inputs
 
 
@@ -30,16 +31,18 @@ class DividedBatch:
         whole: the specs of the batch of one device.
         layouts: those of its N tensors, with the parts of ragged and sparse
             ones.
+        of_all: the same parts, among the examples of all processes.
     """
 
     batch: TowerBatch
     whole: Any
     layouts: Sequence[InputLayout]
+    of_all: TowerBatch
 
     @property
-    def has_rows(self) -> bool:
-        """Whether any of its tensors has a row for each example."""
-        return any(layout != REPLICATED for layout in self.layouts)
+    def share(self) -> tf.Tensor:
+        """The share of this process in the examples of all."""
+        return share_of(self.batch.total, self.of_all.total)
 
     def given(
         self, inputs: Inputs, first: bool
@@ -72,6 +75,36 @@ class DividedBatch:
             own[inputs.is_first] = tf.constant(first and k == 0)
             start = start + tf.cast(count, tf.int64)
         return common, towers
+
+    def give_all(
+        self,
+        own: OfOwnRows,
+        common: dict[Any, Any],
+        towers: Sequence[dict[Any, Any]],
+        first: bool,
+    ) -> None:
+        """Add what a program of own rows is given of the whole batch.
+
+        Args:
+            own: the program.
+            common: what all towers have of its inputs.
+            towers: what each tower has of them.
+            first: whether this is the first of all processes.
+        """
+        here = tf.cast(self.batch.total, tf.int64)
+        common[own.total] = tf.cast(self.of_all.total, tf.int64)
+        common[own.has_rows] = here > 0
+        before = tf.cast(self.of_all.start, tf.int64)
+        inputs = own.program.inputs
+        for k, values in enumerate(towers):
+            values[own.start] = values[inputs.start] + before
+            values[own.is_first] = tf.constant(first and k == 0)
+
+
+def share_of(here: Any, total: Any) -> tf.Tensor:
+    """Return the share of some examples in all of a batch."""
+    numbers = [tf.cast(number, tf.float32) for number in (here, total)]
+    return tf.math.divide_no_nan(*numbers)
 
 
 def layouts_of(batch: Any) -> list[InputLayout]:

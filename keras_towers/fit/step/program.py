@@ -354,8 +354,3 @@ def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
         else:
             needed[tensor] = None
     return list(needed)
-
-
-def captured(graph: Any, tensor: Any) -> Any:
-    """Return an outer tensor inside a graph."""
-    return graph.capture(tensor) if hasattr(graph, "capture") else tensor
