@@ -122,7 +122,14 @@ class WholeBatch(keras.Model):
         self.queue.assign(tf.concat([other, self.queue], 0)[:5])
         self.mean.update_state(loss)
         number = tf.py_function(self.counted, [loss], tf.float32)
-        return {"loss": loss, "mean": self.mean.result(), "number": number}
+        # Drawn without a seed, and of a known shape.
+        drawn = tf.random.uniform([])
+        return {
+            "loss": loss,
+            "mean": self.mean.result(),
+            "number": number,
+            "drawn": drawn - drawn,
+        }
 
     def counted(self, loss):
         self.seen.append(float(loss))

@@ -232,6 +232,32 @@ def evaluate_predict_and_single_batches():
     s.assert_same_model(mine, alone)
 
 
+@check
+def statistics_of_each_tower_are_averaged():
+    normalised = keras.layers.BatchNormalization(momentum=0.5)
+    mine = keras.Sequential(
+        [
+            keras.layers.Input((4,)),
+            normalised,
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3),
+        ]
+    )
+    mine.compile("sgd", "mse")
+    with s.Strategy(batch_norm="tower"):
+        s.fit(mine, batch_size=10)
+        mine.train_on_batch(s.X[:10], s.Y[:10])
+    s.assert_equal_on_ranks([v.numpy().tolist() for v in mine.variables])
+    # Rows 0-4 and 5-9 of every ten, on ranks 0 and 1.
+    means = [0.0, 0.0]
+    for start in [*range(0, s.COUNT, 10), 0]:
+        for rank in (0, 1):
+            rows = s.X[start + 5 * rank : start + 5 * rank + 5]
+            means[rank] = means[rank] * 0.5 + rows.mean(0) * 0.5
+    found = normalised.moving_mean.numpy()
+    np.testing.assert_allclose(found, np.mean(means, 0), atol=1e-6)
+
+
 # Of each rank, which then has four batches or two.
 OWN_BATCH = 16
 

@@ -58,7 +58,7 @@ def train(folder):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     model = built()
-    with kt.HorovodStrategy(exact=True) as strategy:
+    with kt.HorovodStrategy() as strategy:
         history = fit(model, kt_ray.Report(every=2), Log()).history
     with pytest.raises(kt.TowerError, match="inside a strategy's block"):
         fit(model, kt_ray.Report())

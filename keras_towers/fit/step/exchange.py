@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.program import Exchange
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport, next_key
@@ -107,15 +109,27 @@ def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
 
 def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     """What the first rank has, on all ranks."""
-    given = exchange.given
+    shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
-    if given.shape.is_fully_defined() and given.dtype != tf.string:
-        mine = value if is_here else tf.zeros(given.shape, given.dtype)
+    # TensorFlow's constant folding would exchange what it takes for constant.
+    one = _one().read_value()
+    if shape.is_fully_defined() and dtype != tf.string:
+        count = tf.reshape(one * shape.num_elements(), [1])
+        mine = value if is_here else tf.zeros(count, dtype)
+        mine = tf.reshape(mine, shape)
         (result,) = transport.broadcast([mine], next_key("root"))
         return result
-    # Others do not know its shape, and have no rows of it.
-    flat = tf.reshape(value, [-1]) if is_here else tf.zeros([0], given.dtype)
-    sizes = tf.shape(value) if is_here else tf.zeros([0], tf.int32)
+    # Others may not know its shape, and have no rows of it.
+    nothing = tf.reshape(one - 1, [1])
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
     rows = gathered(transport.all_gather, flat, next_key("root"))
-    shape = transport.all_gather(sizes, next_key("root"))
-    return tf.ensure_shape(tf.reshape(rows, shape), given.shape)
+    if shape.is_fully_defined():
+        return tf.reshape(rows, shape)
+    sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
+    sizes = transport.all_gather(sizes, next_key("root"))
+    return tf.ensure_shape(tf.reshape(rows, sizes), shape)
+
+
+@functools.cache
+def _one() -> tf.Variable:
+    return compat.hidden_variable("CPU:0", 1, tf.int32)

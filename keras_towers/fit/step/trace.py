@@ -15,6 +15,7 @@ from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights.moved import is_elsewhere
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.partition import Updating
 
@@ -98,6 +99,7 @@ class Trace:
         handles = {
             id(variables_lib.component(getattr(v, "_value", v)).handle)
             for v in used
+            if not is_elsewhere(v)
         }
         inside = self.graph.inputs[
             len(self.graph.inputs) - len(self.captures) :

@@ -145,6 +145,11 @@ class _Absent:
         )
 
 
+def is_elsewhere(variable: Any) -> bool:
+    """Whether only another rank has the value of a variable now."""
+    return isinstance(getattr(variable, "_value", None), _Absent)
+
+
 class SlotsOverRanks:
     """Slot variables that one rank each holds while steps run."""
 

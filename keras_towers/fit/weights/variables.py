@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -71,6 +72,19 @@ def unbind(variable: Any) -> tf.Variable:
         if holder is not None and hasattr(holder, "_distributed_container"):
             del holder._distributed_container
     return primary
+
+
+def bind(variable: Any) -> None:
+    """Give all devices what the first has; undoes ``unbind``."""
+    primary, *others = variable.values
+    for component in variable.values:
+        component._distributed_container = weakref.ref(variable)
+    value = primary.read_value()
+    if variable.aggregation == tf.VariableAggregation.SUM:
+        value = tf.zeros_like(value)
+    for other in others:
+        with tf.device(other.device):
+            other.assign(value, read_value=False)
 
 
 @contextlib.contextmanager
