@@ -272,7 +272,7 @@ def updating(
 
 
 def _known_to(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Return variables, the optimizer's own, and those that it was built for."""
+    """Return variables, the optimizer's own, and those that it trains."""
     known = [*variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
         known += each._trainable_variables
