@@ -55,7 +55,10 @@ ELSEWHERE = {
     ("From Accelerate", "`gradient_accumulation"): "exactness",
     ("From Accelerate", "`even_batches"): "exactness",
     ("From Accelerate", "`accelerator.gather"): "examples/test_examples.py",
-    ("From Accelerate", "`accelerator.clip_grad"): "partition/cases/gradients.py",
+    (
+        "From Accelerate",
+        "`accelerator.clip_grad",
+    ): "partition/cases/gradients.py",
 }
 
 
