@@ -105,7 +105,7 @@ current_replica_id = resolve(
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
     "_container_strategy _cross_device_ops _get_cross_device_ops "
-    "_initialize_single_worker _initialize_strategy _call_for_each_replica",
+    "_call_for_each_replica",
 )
 _RUN = f"{_TF}.distribute.mirrored_run"
 call_for_each_replica = resolve(f"{_RUN}:_call_for_each_replica")
@@ -307,9 +307,9 @@ loss_module = resolve(
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__init__ __getattribute__ apply apply_gradients scale_loss "
+    "__init__ __getattribute__ build apply apply_gradients scale_loss "
     "finalize_variable_values _get_variable_index _backend_update_step "
-    "_trainable_variables _iterations _learning_rate use_ema "
+    "_variables _trainable_variables _iterations _learning_rate use_ema "
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )

@@ -65,6 +65,7 @@ class StepOptions:
     batches: Batches = "split"
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
+    micro_batches: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +116,11 @@ class TowerConfig(StepOptions):
     def num_replicas(self) -> int:
         """Number of towers in all processes."""
         return self.num_towers * self.peers.size
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of a batch: of all towers their micro-batches."""
+        return self.num_replicas * self.micro_batches
 
     @property
     def first_tower(self) -> int:

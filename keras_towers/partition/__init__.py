@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.delay import delayed
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -122,11 +123,13 @@ def _laid_out(
         )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
-    count = next(
-        _count(builder, own, layout)
+    divided = [
+        (own, layout)
         for own, layout in zip(given, layouts, strict=True)
         if isinstance(layout, Sharded) and layout.unit is None
-    )
+    ]
+    # Of data without rows all is done once.
+    count = _count(builder, *divided[0]) if divided else total
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
@@ -152,6 +155,7 @@ def _laid_out(
     operations, exchanges = needed(
         builder.operations, builder.exchanges, [*results, *given_to_updates]
     )
+    delayed(operations, exchanges, partition.updates, results)
     sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(given, start, total, is_first, sizes, copies),

@@ -38,7 +38,7 @@ class Tensor:
     handle: Any = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Operation:
     """An operation of a program.
 
@@ -120,11 +120,13 @@ class Update:
         given: what it is given, such as the parts of a gradient that towers
             have, which it sums.
         level: the level at whose end it happens.
+        rows: those of ``given`` that are rows of towers, which it joins.
     """
 
     name: str
     given: Sequence[Tensor]
     level: int
+    rows: Sequence[Tensor] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

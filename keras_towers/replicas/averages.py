@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -119,11 +119,7 @@ class Averages:
         self._pushes.clear()
         yield
         if not self._traced:
-            raise TowerError(
-                "the step updates nothing: it has to call apply (or "
-                "apply_gradients) of a Keras optimizer, whose gradients the "
-                "replicas average."
-            )
+            refuse_without_update("whose gradients the replicas average")
         missing = [p for p in self._parts if p not in self._traced]
         twice = len(self._traced) > len({id(p) for p in self._traced})
         graph = compat.get_default_graph()
@@ -203,6 +199,14 @@ class Averages:
         ]
         with tf.control_dependencies(gone):
             return tf.identity(step)
+
+
+def refuse_without_update(why: str) -> NoReturn:
+    """Refuse a step that updates nothing, or only in a condition or a loop."""
+    raise TowerError(
+        "the step updates nothing: it has to call apply (or apply_gradients) "
+        f"of a Keras optimizer, {why}, and not in a condition or a loop."
+    )
 
 
 def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:

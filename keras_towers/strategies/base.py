@@ -18,6 +18,7 @@ from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, traced
 from keras_towers.fit.contract import (
@@ -209,6 +210,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             # AutoGraph would wrap the message in its own.
             vars(error)["ag_pass_through"] = True
             raise error
+        if call_lib.current() is None:
+            with tf.init_scope():
+                self._components.update.copies.give_to_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
@@ -243,6 +247,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
+        if config.micro_batches > 1:
+            lines.append(
+                f"each tower takes its rows in {config.micro_batches} parts, "
+                "one after another"
+            )
         if config.transport.size > 1:
             lines += modes.between_ranks(self._options)
         if type(config.transport) is not SingleProcess:
@@ -250,7 +259,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
-        return lines + step_costs.described(self)
+        return lines + step_costs.described(config)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:
@@ -279,7 +288,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
-            if self._config.num_replicas > 1:
+            if self._config.num_parts > 1:
                 stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
@@ -337,7 +346,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise TowerError(
                 f"adopt takes a keras.Model of Keras 3, but got {model!r}."
             )
-        if self.num_replicas > 1:
+        if self._config.num_parts > 1:
             self._components.adoption.claim(model)
             with self.scope():
                 self._components.adoption.bind(model)

@@ -55,6 +55,12 @@ class Options(StepOptions):
             statistics of the global batch, as one device does. ``"tower"``:
             with those of each tower's rows, which takes no exchange and
             changes results.
+        micro_batches: a number k: each tower takes its rows of a batch in k
+            parts, one after another, so that it holds the activations of one
+            part at a time. The step is that of the whole batch. What has to
+            know all rows, as BatchNormalization does, needs that of all parts
+            up to there. With ``batch_norm="tower"`` the statistics are those
+            of each part.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -117,6 +123,11 @@ class Options(StepOptions):
             check(name, value, hint)
             if isinstance(value, np.bool_):
                 object.__setattr__(self, name, bool(value))
+        if self.micro_batches < 1:
+            raise TowerError(
+                f"micro_batches={self.micro_batches!r} is not allowed: give "
+                "the number of parts of a tower's rows, 1 or more."
+            )
         modes.check_between_ranks(self)
 
 
@@ -127,6 +138,7 @@ class StepKeywords(TypedDict, total=False):
     batches: Batches
     sync_every_epoch: bool
     batch_norm: Extent
+    micro_batches: int
 
 
 class AllReduceKeywords(StepKeywords, total=False):

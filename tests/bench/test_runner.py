@@ -13,7 +13,7 @@ from tests.bench.shared import RANK
 
 
 def test_options_behind_a_name_are_those_of_the_strategy():
-    row = find(ROWS, "tower:mode=cpu:exact=True")
+    row = find(ROWS, "tower:mode=cpu:average=False")
     options = {"mode": "cpu", "exact": True}
     assert row.train.keywords == {"name": "tower", "options": options}
     assert row.plain == "plain"

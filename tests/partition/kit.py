@@ -145,7 +145,7 @@ def traced(function, *given):
     return graph
 
 
-def on_towers(program, parts, counts, ranks=1, copies=()):
+def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
     """Run a program; return its results.
 
     Args:
@@ -156,6 +156,7 @@ def on_towers(program, parts, counts, ranks=1, copies=()):
         ranks: the number of processes. All towers belong to the first; the
             results are those of the last.
         copies: what each tower has of mirrored variables, by their inputs.
+        more: pairs of other tensors of the program and what all have of them.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)
@@ -169,6 +170,9 @@ def on_towers(program, parts, counts, ranks=1, copies=()):
     for index, tensor in given.copies.items():
         for own, handle in zip(towers, copies[index], strict=True):
             own[tensor] = tf.convert_to_tensor(handle)
+    for tensor, value in more:
+        for own in towers if tensor.on_towers else processes:
+            own[tensor] = tf.constant(value, tensor.dtype)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
         size = tf.constant(parts[index][0].shape[axis], tf.int64)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.step import global_batch
@@ -41,41 +42,60 @@ def on_towers(
         yield
 
 
-def trained(case: Case, scope: Any, **options: Any) -> dict[str, np.ndarray]:
+def trained(case: Case, scope: Any) -> dict[str, np.ndarray]:
     """Return all weights, optimizers' state and logs of a short training.
 
     Args:
         case: what is trained.
         scope: a block in which it is.
-        **options: arguments of ``fit`` instead of those of the case.
+    """
+    return used(case, scope, fit)
+
+
+def used(
+    case: Case, scope: Any, act: Callable[[keras.Model, Case], Any]
+) -> dict[str, np.ndarray]:
+    """Return what becomes of a model, and what a function returns of it.
+
+    Args:
+        case: makes the model.
+        scope: a block in which it is used.
+        act: uses it.
     """
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
-    logs: dict[str, list[float]] = {}
-
-    def note(kind: str, now: Any) -> None:
-        for key, value in now.items():
-            logs.setdefault(f"{kind} {key}", []).append(np.array(value))
-
     with scope:
         model = case.build()
-        arguments = {
-            "batch_size": BATCH,
-            "epochs": 2,
-            "verbose": 0,
-            "shuffle": False,
-            **given(case),
-            **case.options(),
-            **options,
-        }
-        noting = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda _, logs: note("batch", logs),
-            on_epoch_end=lambda _, logs: note("epoch", logs),
-        )
-        arguments["callbacks"] = [*arguments.get("callbacks", ()), noting]
-        model.fit(**arguments)
-    found = {key: np.array(values) for key, values in logs.items()}
-    return state_of(model) | found
+        found = act(model, case)
+    values = {
+        f"{number} {v.name}": np.array(v)
+        for number, v in enumerate(_variables_of(model))
+    }
+    returned = tf.nest.flatten(found, expand_composites=True)
+    return values | {
+        f"returned {k}": np.array(leaf) for k, leaf in enumerate(returned)
+    }
+
+
+def fit(model: keras.Model, case: Case, **options: Any) -> Any:
+    """Train for two epochs; return the logs of each batch and epoch."""
+    noted: list[Any] = []
+    arguments = {
+        "batch_size": BATCH,
+        "epochs": 2,
+        "verbose": 0,
+        "shuffle": False,
+        **given(case),
+        **case.options(),
+        **options,
+    }
+    noting = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda _, logs: noted.append(dict(logs)),
+        on_epoch_end=lambda _, logs: noted.append(dict(logs)),
+    )
+    arguments["callbacks"] = [*arguments.get("callbacks", ()), noting]
+    model.fit(**arguments)
+    return noted
 
 
 def given(case: Case) -> dict[str, Any]:
@@ -86,16 +106,13 @@ def given(case: Case) -> dict[str, Any]:
     return dict(zip(("x", "y", "sample_weight"), data, strict=False))
 
 
-def state_of(model: keras.Model) -> dict[str, np.ndarray]:
-    """Return all weights of a model, and the state of its optimizers."""
+def _variables_of(model: keras.Model) -> list[Any]:
+    """All variables of a model, and of its optimizers."""
     optimizers = [model.optimizer, *getattr(model, "others", ())]
-    variables = [
+    return [
         *model.variables,
         *(v for optimizer in optimizers for v in optimizer.variables),
     ]
-    return {
-        f"{number} {v.name}": np.array(v) for number, v in enumerate(variables)
-    }
 
 
 def differences(

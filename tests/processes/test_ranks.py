@@ -65,6 +65,7 @@ REST = [
     "loss-scale-overflow in shares of two towers",
     "batch-norm of the global batch",
     "clipped-by-hand on two towers",
+    "micro-batches on two towers",
 ]
 THREE = [
     *("last-batch-of-one", "loss-scale-overflow", "sync-batch-norm"),
@@ -91,6 +92,7 @@ TENSORFLOW_REST = [
     "forms_are_near_the_exact_sum",
     "own_loop",
     "last-batch-of-one on two towers",
+    "micro-batches on two towers",
     "other_gradients_are_refused",
     "rounds_on_two_towers",
     "state_is_shared_in_steps_and_whole_between_epochs",

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
@@ -83,6 +84,33 @@ def test_logs_of_dropped_gradients(strategy, tmp_path):
     for epoch in (0, 1):
         assert ("epoch_dropped_gradients", epoch) in board
         assert ("dropped_gradients/replica_0", epoch) in board
+
+
+class UpdatesSometimes(keras.Sequential):
+    """Calls its optimizer in a condition."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        grads = tape.gradient(loss, weights)
+
+        def update():
+            self.optimizer.apply(grads, weights)
+            return loss
+
+        return {"loss": tf.cond(loss > 1, update, lambda: loss)}
+
+
+@pytest.mark.parametrize(
+    "name", ["DistributedReplicatedStrategy", "SyncReplicasStrategy"]
+)
+def test_an_update_in_a_condition_is_refused(strategy, name):
+    model = UpdatesSometimes([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    with strategy(name), pytest.raises(TowerError, match="updates nothing"):
+        model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
 def test_xla_compiles_what_a_worker_computes(strategy, caplog):

@@ -52,7 +52,7 @@ class TowerCalls:
     @property
     def alone(self) -> bool:
         """Whether all calls run as plain Keras does."""
-        return self._config.num_replicas == 1
+        return self._config.num_parts == 1
 
     def _start(self, asked: KerasCall, start: Start | None) -> Any:
         kind, model = asked.kind, asked.model

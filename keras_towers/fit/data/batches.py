@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -117,23 +118,59 @@ def split(
     size = 1 if rows is NO_ROWS else batch_size_of(batch)
     if rows is None:
         size = (check or RowCheck()).checked(batch, tf.cast(size, tf.int64))
-    least, left = size // replicas, size % replicas
+    starts = _starts(size, replicas)[first : mine.stop + 1]
+    divided = [is_divided(leaf, rows) for leaf in tf.nest.flatten(batch)]
+    return TowerBatch(_cut(batch, starts, divided), size, starts[0])
+
+
+def micro_batches_of(
+    batch: TowerBatch, number: int, divided: Sequence[bool]
+) -> TowerBatch:
+    """Cut the part of each tower into micro-batches, whose order is theirs.
+
+    Args:
+        batch: the parts.
+        number: the number of micro-batches of each tower.
+        divided: for each of their leaves: whether it has rows of examples.
+    """
+    if number == 1:
+        return batch
+    pieces: list[Any] = []
+    for piece in batch.pieces:
+        leaves = tf.nest.flatten(piece)
+        rows = next(
+            (x for x, has in zip(leaves, divided, strict=True) if has), None
+        )
+        size = 1 if rows is None else batch_size_of(rows)
+        pieces += _cut(piece, _starts(size, number), divided)
+    return batch._replace(pieces=tuple(pieces))
+
+
+def _starts(size: Any, number: int) -> list[Any]:
+    """Where each of N parts of some rows begins, and where the last ends."""
+    least, left = size // number, size % number
     starts: list[Any] = []
-    for k in (*mine, mine.stop):
+    for k in range(number + 1):
         more = min(k, left) if isinstance(left, int) else tf.minimum(left, k)
         starts.append(k * least + more)
-    pieces = tuple(
-        tf.nest.map_structure(
-            lambda leaf, k=k: (
-                _slice(leaf, starts[k], starts[k + 1] - starts[k])
-                if is_divided(leaf, rows)
-                else leaf
-            ),
+    return starts
+
+
+def _cut(
+    batch: Any, starts: Sequence[Any], divided: Sequence[bool]
+) -> tuple[Any, ...]:
+    """Cut a batch into parts, of which all have what is not divided."""
+    leaves = tf.nest.flatten(batch)
+    return tuple(
+        tf.nest.pack_sequence_as(
             batch,
+            [
+                _slice(leaf, start, end - start) if has else leaf
+                for leaf, has in zip(leaves, divided, strict=True)
+            ],
         )
-        for k in range(len(mine))
+        for start, end in itertools.pairwise(starts)
     )
-    return TowerBatch(pieces, size, starts[0])
 
 
 def _keeps(leaf: Any) -> bool:

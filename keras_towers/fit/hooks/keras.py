@@ -236,7 +236,13 @@ def _made_variable(
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
         return
-    original(variable, value)
     strategy = contract.in_force()
-    if strategy is not None:
-        strategy._components.adoption.made_variable(variable)
+    if strategy is None:
+        original(variable, value)
+        return
+    adoption = strategy._components.adoption
+    across = tf.distribute.in_cross_replica_context()
+    once = across and adoption.makes_once(variable)
+    with compat.single_device_mode() if once else contextlib.nullcontext():
+        original(variable, value)
+    adoption.made_variable(variable, once)

@@ -38,6 +38,9 @@ class StepCosts:
         rounds: the number of rounds in which they take place.
         fixed: their bytes, whatever the batch; None: nobody knows all of them.
         per_example: those for each example.
+        held: the bytes for each example that towers hold until an exchange is
+            over, as long as they have several parts: of all parts; None:
+            nobody knows.
         once: by the line of code that asks for it: the share of the step's
             operations that are computed once for all towers because of it.
     """
@@ -46,6 +49,7 @@ class StepCosts:
     rounds: int
     fixed: int | None
     per_example: int
+    held: int | None
     once: dict[str, float]
 
     @property
@@ -56,6 +60,14 @@ class StepCosts:
         if self.fixed != 0 or not size:
             size = f"{_bytes(self.fixed)}{' + ' if size else ''}{size}"
         return f"{what} in {_count(self.rounds, 'round')}, {size}"
+
+    @property
+    def described_held(self) -> list[str]:
+        """What is held of all parts of a tower's rows in words, if any."""
+        if self.held == 0:
+            return []
+        each = f"{_bytes(self.held)} for each example"
+        return [f"held of all parts of a tower's rows: {each}"]
 
     @property
     def described_once(self) -> list[str]:
@@ -69,19 +81,24 @@ def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
     """Note what a step costs; say what is computed once, once."""
     does = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else does} of {model!r}"
-    costs = costs_of(program, config.num_replicas)
+    costs = costs_of(program, config.num_parts)
     _costs.setdefault(config.strategy, {})[name] = costs
     first, *others = costs.described_once or [""]
     if first and config.peers.rank == 0 and is_news((name, first)):
         announce(f"{name}: {first}{', ...' if others else ''}")
 
 
-def described(strategy: Strategy) -> list[str]:
+def described(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
+    several = config.micro_batches > 1
     return [
         f"{name}: {line}"
-        for name, costs in _costs.get(strategy, {}).items()
-        for line in (costs.described, *costs.described_once)
+        for name, costs in _costs.get(config.strategy, {}).items()
+        for line in (
+            costs.described,
+            *(costs.described_held if several else ()),
+            *costs.described_once,
+        )
     ]
 
 
@@ -112,7 +129,39 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         elif fixed is not None:
             fixed += math.prod(sizes) * own.dtype.size * size
     rounds = len({level for level, _, _, _ in given})
-    return StepCosts(len(given), rounds, fixed, per_example, _once(program))
+    return StepCosts(
+        exchanges=len(given),
+        rounds=rounds,
+        fixed=fixed,
+        per_example=per_example,
+        held=_held(program),
+        once=_once(program),
+    )
+
+
+def _held(program: Program) -> int | None:
+    """The bytes of an example that towers hold from level to level."""
+    later = {
+        tensor
+        for operation in program.operations
+        for tensor in operation.inputs
+        if operation.on_towers
+        and tensor.on_towers
+        and tensor.operation is not None
+        and not tensor.operation.is_repeated
+        and tensor.level < operation.level
+    }
+    later.update(e.given for e in program.exchanges if e.kind == "gather")
+    held = 0
+    for tensor in later:
+        if tensor.shape.rank is None:
+            return None
+        sizes = [size for size in tensor.shape if size is not None]
+        if tensor.shape.rank - len(sizes) > 1:
+            return None
+        if len(sizes) < tensor.shape.rank:
+            held += math.prod(sizes) * tensor.dtype.size
+    return held
 
 
 def _once(program: Program) -> dict[str, float]:

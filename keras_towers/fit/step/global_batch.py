@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,12 @@ from keras_towers.fit.data.ranks import SameBatches, joined
 from keras_towers.fit.data.rows import RowCheck
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
-from keras_towers.fit.step.inputs import DividedBatch, layouts_of
+from keras_towers.fit.step.inputs import (
+    DividedBatch,
+    divided_in,
+    layouts_of,
+    share_of,
+)
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
@@ -30,7 +35,9 @@ from keras_towers.fit.weights import trainers
 from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
+from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
 from keras_towers.partition.program import Update
+from keras_towers.reduction.gradients import on_values
 from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
@@ -84,19 +91,24 @@ class GlobalStep:
             check = functools.partial(self.same.check, given)
             batch = self.order.behind(check, batch)
         batch = self._with_total(batch, kind)
-        batch, share = self._of_this_process(batch, kind)
+        of_all = batch
+        batch = self._of_this_process(batch, kind)
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
-        divided = DividedBatch(batch, spec, layouts_of(spec))
+        pieces = batch.pieces
+        batch = data_lib.micro_batches_of(
+            batch, self.config.micro_batches, divided_in(spec)
+        )
+        divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
         recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
             self.order.step(),
-            marks.marked(recorded, self.config.devices, batch.pieces),
+            marks.marked(recorded, self.config.devices, pieces),
         ):
-            result = self._divided(step, divided, model, kind, transport, share)
+            result = self._divided(step, divided, model, kind, transport)
         return self.order.end(result)
 
     @property
@@ -130,7 +142,6 @@ class GlobalStep:
         model: keras.Model,
         kind: str,
         transport: Transport,
-        share: Any,
     ) -> Any:
         copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
@@ -148,16 +159,28 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
         )
+        mine = of_own_rows(program) if self._is_of_several else None
+        program = program if mine is None else mine.program
+        if mine is not None and len(mine.parts) < len(program.updates):
+            _say_of_own_rows(model.name, config)
         description.note(config, kind, model.name, program)
-        common, towers = divided.given(program.inputs, transport.rank == 0)
+        common, parts = divided.given(program.inputs, transport.rank == 0)
+        if mine is not None:
+            divided.give_all(mine, common, parts, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
+        number = config.micro_batches
+        towers = [
+            parts[k * number : (k + 1) * number]
+            for k in range(config.num_towers)
+        ]
         for index, tensor in program.inputs.copies.items():
-            for own, handle in zip(
+            for tower, handle in zip(
                 towers, mirrors[index - first] or (), strict=True
             ):
-                own[tensor] = _inside(handle)
+                for own in tower:
+                    own[tensor] = _inside(handle)
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
@@ -168,12 +191,32 @@ class GlobalStep:
         results = ready.run(
             common,
             towers,
-            self.config.devices,
+            self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
-            functools.partial(self._update, traced, share),
+            functools.partial(self._update, traced, mine, divided),
         )
         return traced.filled(results)
+
+    @property
+    def _is_of_several(self) -> bool:
+        """Whether each of several workers computes a part of the batch."""
+        others = self.config.others
+        split = self.config.batches == "split"
+        return split and others is not None and others.size > 1
+
+    def _devices(self, copied: bool) -> Sequence[str]:
+        """Return where the towers of this process compute.
+
+        Args:
+            copied: whether each has copies of variables on its device.
+        """
+        every = self.config.devices
+        if copied or not devices.all_on_host(every):
+            return every
+        # They share all cores anyway, and what is made ready for one device
+        # serves all towers.
+        return [every[0]] * len(every)
 
     def _way(self) -> Way:
         """Return how towers call their functions."""
@@ -186,17 +229,24 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        share: Any,
+        mine: OfOwnRows | None,
+        divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
         wholes: list[Any],
     ) -> None:
         (call,) = [u.call for u in traced.updates if u.name == update.name]
-        rows = [with_components(call, own) for own in parts]
+        rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
-        weight: Any = 1
-        if self.config.others is not None and self.config.batches == "split":
-            weight = share * self.config.others.size
+        weight = 1
+        if mine is not None and update.name in mine.parts:
+            # The workers' gradients are averaged.
+            weight = self.config.peers.size
+            sums = _times(1 / weight, sums)
+        elif mine is not None:
+            share = divided.share * self.config.peers.size
+            rows = [_times(share, row) for row in rows]
+            sums = _times(share, sums)
         self.update.run(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
@@ -207,20 +257,17 @@ class GlobalStep:
 
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
-    ) -> tuple[data_lib.TowerBatch, Any]:
-        """Return what this process computes by itself, and its share of all."""
+    ) -> data_lib.TowerBatch:
+        """Return the batch that this process computes by itself."""
         config, rounds = self.config, self.update.rounds
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
-            return batch, 1
+            return batch
         counts = data_lib.counts_of(batch)
         here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        share = tf.math.divide_no_nan(
-            tf.cast(here, tf.float32), tf.cast(batch.total, tf.float32)
-        )
         if rounds is not None and kind in TRAINING:
-            rounds.begin_step(share)
-        return batch._replace(total=here, start=0), share
+            rounds.begin_step(share_of(here, batch.total))
+        return batch._replace(total=here, start=0)
 
     def _counts_alone(self, kind: str) -> bool:
         """Whether only the examples of this process count."""
@@ -253,6 +300,29 @@ def _say_once(model: str, strategy: str) -> None:
             model,
             strategy,
         )
+
+
+def _say_of_own_rows(model: str, config: TowerConfig) -> None:
+    strategy, chief = config.name, config.peers.rank == 0
+    if chief and is_news(("own rows", model, strategy)):
+        logger.warning(
+            "the gradients of model %r need values of the whole batch, such "
+            "as the statistics of a BatchNormalization or the number of masked "
+            "entries, and each worker with %s computes them of its own part: "
+            "the weights will not be those of one device. With HorovodStrategy "
+            "and MultiWorkerTowerStrategy they are.",
+            model,
+            strategy,
+        )
+
+
+def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
+    """Return gradients times a factor; without any rows they may be NaN."""
+
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
+
+    return [None if g is None else on_values(g, times) for g in grads]
 
 
 def _inside(tensor: Any) -> Any:

@@ -18,6 +18,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
+from keras_towers.partition.own_rows import OfOwnRows
 from keras_towers.partition.program import Inputs
 
 
@@ -26,25 +27,27 @@ class DividedBatch:
     """A global batch, and how each of its tensors is divided over towers.
 
     Attributes:
-        batch: the K towers' parts of it.
+        batch: the parts of it, as many for each of K towers.
         whole: the specs of the batch of one device.
         layouts: those of its N tensors, with the parts of ragged and sparse
             ones.
+        of_all: the same parts, among the examples of all processes.
     """
 
     batch: TowerBatch
     whole: Any
     layouts: Sequence[InputLayout]
+    of_all: TowerBatch
 
     @property
-    def has_rows(self) -> bool:
-        """Whether any of its tensors has a row for each example."""
-        return any(layout != REPLICATED for layout in self.layouts)
+    def share(self) -> tf.Tensor:
+        """The share of this process in the examples of all."""
+        return share_of(self.batch.total, self.of_all.total)
 
     def given(
         self, inputs: Inputs, first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return what all have of a program's inputs, and what towers have.
+        """Return what all have of a program's inputs, and what parts have.
 
         Args:
             inputs: the program's.
@@ -73,6 +76,36 @@ class DividedBatch:
             start = start + tf.cast(count, tf.int64)
         return common, towers
 
+    def give_all(
+        self,
+        own: OfOwnRows,
+        common: dict[Any, Any],
+        towers: Sequence[dict[Any, Any]],
+        first: bool,
+    ) -> None:
+        """Add what a program of own rows is given of the whole batch.
+
+        Args:
+            own: the program.
+            common: what all towers have of its inputs.
+            towers: what each tower has of them.
+            first: whether this is the first of all processes.
+        """
+        here = tf.cast(self.batch.total, tf.int64)
+        common[own.total] = tf.cast(self.of_all.total, tf.int64)
+        common[own.has_rows] = here > 0
+        before = tf.cast(self.of_all.start, tf.int64)
+        inputs = own.program.inputs
+        for k, values in enumerate(towers):
+            values[own.start] = values[inputs.start] + before
+            values[own.is_first] = tf.constant(first and k == 0)
+
+
+def share_of(here: Any, total: Any) -> tf.Tensor:
+    """Return the share of some examples in all of a batch."""
+    numbers = [tf.cast(number, tf.float32) for number in (here, total)]
+    return tf.math.divide_no_nan(*numbers)
+
 
 def layouts_of(batch: Any) -> list[InputLayout]:
     """Return how a batch, given its specs, is divided: by rows of examples.
@@ -81,10 +114,16 @@ def layouts_of(batch: Any) -> list[InputLayout]:
     batch, all towers get as a whole.
     """
     layouts: list[InputLayout] = []
-    first = first_rows_of(batch)
-    for place, leaf in enumerate(tf.nest.flatten(batch)):
-        layouts += _layouts(leaf, f"leaf{place}", is_divided(leaf, first))
+    leaves = zip(tf.nest.flatten(batch), divided_in(batch), strict=True)
+    for place, (leaf, divided) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{place}", divided)
     return layouts
+
+
+def divided_in(batch: Any) -> list[bool]:
+    """Return which leaves of a batch, given its specs, are divided."""
+    first = first_rows_of(batch)
+    return [is_divided(leaf, first) for leaf in tf.nest.flatten(batch)]
 
 
 def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:

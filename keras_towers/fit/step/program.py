@@ -67,7 +67,9 @@ class TowerProgram:
         self.not_compiled: list[str] = []
         self.compiled = 0
         levels = range(program.levels)
-        used = _used(program)
+        self._summed = _summed(program)
+        self._kept = _kept(program)
+        used = self._summed | self._kept
         self._levels = [self._level(level, used, way) for level in levels]
 
     def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
@@ -103,7 +105,7 @@ class TowerProgram:
     def run(
         self,
         common: Mapping[Tensor, Any],
-        towers: Sequence[Mapping[Tensor, Any]],
+        parts: Sequence[Sequence[Mapping[Tensor, Any]]],
         devices: Sequence[str],
         transport: Transport,
         order: StepOrder,
@@ -113,7 +115,8 @@ class TowerProgram:
 
         Args:
             common: what all have of its inputs.
-            towers: what each of K towers has of them.
+            parts: for each of K towers its parts of the batch, of which it
+                computes one after another: what each has of its inputs.
             devices: the K towers' devices.
             transport: connects the processes.
             order: that of what they exchange.
@@ -122,7 +125,7 @@ class TowerProgram:
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
-        own = [dict(values) for values in towers]
+        towers = [_Tower([dict(own) for own in given]) for given in parts]
         for number, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
@@ -132,28 +135,45 @@ class TowerProgram:
                 )
             known.update(zip(made, found, strict=True))
             if level.function is not None:
-                for device, values in zip(devices, own, strict=True):
+                for device, tower in zip(devices, towers, strict=True):
                     with tf.device(device):
-                        given = [_value(t, known, values) for t in level.inputs]
-                        found = level.function(given)
-                    values.update(zip(level.outputs, found, strict=True))
-            self._exchange(number, known, own, devices, transport, order)
+                        self._call(level, known, tower)
+            self._exchange(number, known, towers, devices, transport, order)
             for change in program.updates:
                 if change.level == number:
-                    parts = [
-                        [
-                            v.get(t) if t.on_towers else None
-                            for t in change.given
-                        ]
-                        for v in own
-                    ]
+                    given = []
+                    for device, tower in zip(devices, towers, strict=True):
+                        with tf.device(device):
+                            given.append(_given(change, known, tower))
                     wholes = [
                         None if t.on_towers else _value(t, known, {})
                         for t in change.given
                     ]
-                    update(change, parts, wholes)
+                    update(change, given, wholes)
         with tf.device(devices[0]):
             return [_value(t, known, {}) for t in program.results]
+
+    def _call(
+        self, level: _Level, known: Mapping[Tensor, Any], tower: _Tower
+    ) -> None:
+        """Call the function of a level for the parts that a tower has."""
+        made: list[Any] = []
+        for own in tower.parts:
+            given = [_value(t, known, own) for t in level.inputs]
+            if made:
+                # What one part takes is free before the next one takes it.
+                with tf.control_dependencies(made):
+                    given = [_behind(tensor) for tensor in given]
+                    found = level.function(given)
+            else:
+                found = level.function(given)
+            made = []
+            for tensor, value in zip(level.outputs, found, strict=True):
+                if tensor in self._summed:
+                    made.append(tower.add(tensor, value))
+                if tensor in self._kept:
+                    own[tensor] = value
+                    made.append(value)
 
     def described(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
@@ -166,7 +186,7 @@ class TowerProgram:
         self,
         level: int,
         known: dict[Tensor, Any],
-        own: Sequence[dict[Tensor, Any]],
+        towers: Sequence[_Tower],
         devices: Sequence[str],
         transport: Transport,
         order: StepOrder,
@@ -177,7 +197,7 @@ class TowerProgram:
         with tf.device(devices[0]):
             is_root = transport.rank == 0
             every = [
-                [_value(e.given, known, values) for values in own]
+                _all_give(e, known, towers)
                 if is_root or not _is_at_root(e.given)
                 else []
                 for e in found
@@ -187,10 +207,78 @@ class TowerProgram:
             )
         for exchange, result in zip(found, results, strict=True):
             if exchange.result.on_towers:
-                for values, mine in zip(own, result, strict=True):
-                    values[exchange.result] = mine
+                every_part = [own for tower in towers for own in tower.parts]
+                for own, mine in zip(every_part, result, strict=True):
+                    own[exchange.result] = mine
             else:
                 known[exchange.result] = result
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Tower:
+    """What a tower has in a step.
+
+    Attributes:
+        parts: for each of its parts of the batch: its own tensors.
+        sums: the sums over these parts of what enters a sum over towers.
+    """
+
+    parts: Sequence[dict[Tensor, Any]]
+    sums: dict[Tensor, Any] = dataclasses.field(default_factory=dict)
+
+    def add(self, tensor: Tensor, value: Any) -> Any:
+        """Add what a part has to a sum; return the sum so far."""
+        before = self.sums.get(tensor)
+        self.sums[tensor] = value if before is None else before + value
+        return self.sums[tensor]
+
+    def sum(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
+        """Return the sum over all parts."""
+        if tensor not in self.sums:
+            for own in self.parts:
+                self.add(tensor, _value(tensor, known, own))
+        return self.sums[tensor]
+
+    def joined(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
+        """Return the rows of all parts."""
+        every = [_value(tensor, known, own) for own in self.parts]
+        return every[0] if len(every) == 1 else tf.concat(every, 0)
+
+
+def _given(
+    update: Update, known: Mapping[Tensor, Any], tower: _Tower
+) -> list[Any]:
+    """What a tower gives to an update; None for what all have."""
+    given: list[Any] = []
+    for tensor in update.given:
+        if not tensor.on_towers:
+            given.append(None)
+        elif tensor in update.rows:
+            given.append(tower.joined(tensor, known))
+        else:
+            given.append(tower.sum(tensor, known))
+    return given
+
+
+def _all_give(
+    exchange: Exchange, known: Mapping[Tensor, Any], towers: Sequence[_Tower]
+) -> list[Any]:
+    """What towers, or all their parts, give to an exchange."""
+    if exchange.kind == "sum":
+        return [tower.sum(exchange.given, known) for tower in towers]
+    return [
+        _value(exchange.given, known, own)
+        for tower in towers
+        for own in tower.parts
+    ]
+
+
+def _behind(tensor: Any) -> Any:
+    """Return a tensor that is known behind what is waited for here."""
+    # Handles are constants, and a copy would not be known as one.
+    if tensor.dtype in (tf.resource, tf.variant):
+        return tensor
+    return tf.identity(tensor)
 
 
 def _is_at_root(tensor: Tensor) -> bool:
@@ -219,12 +307,22 @@ def _value(
     return emit([], {**known, **own}, [tensor])[0]
 
 
-def _used(program: Program) -> set[Tensor]:
-    """The tensors that are used outside of the function that makes them."""
-    used = {e.given for e in program.exchanges}
+def _summed(program: Program) -> set[Tensor]:
+    """The tensors of towers that enter sums over all of them."""
+    every = [e.given for e in program.exchanges if e.kind == "sum"]
+    for update in program.updates:
+        every += [t for t in update.given if t not in update.rows]
+    return {tensor for tensor in every if tensor.on_towers}
+
+
+def _kept(program: Program) -> set[Tensor]:
+    """The tensors that are used as they are outside of what makes them."""
+    used = {e.given for e in program.exchanges if e.kind != "sum"}
+    used.update(e.given for e in program.exchanges if not e.given.on_towers)
     used.update(program.results)
     for update in program.updates:
-        used.update(update.given)
+        used.update(update.rows)
+        used.update(t for t in update.given if not t.on_towers)
     for operation in program.operations:
         for tensor in operation.inputs:
             source = tensor.operation
@@ -256,8 +354,3 @@ def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
         else:
             needed[tensor] = None
     return list(needed)
-
-
-def captured(graph: Any, tensor: Any) -> Any:
-    """Return an outer tensor inside a graph."""
-    return graph.capture(tensor) if hasattr(graph, "capture") else tensor

@@ -154,9 +154,7 @@ def trace(
 
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
-    insides = [inside for _, inside in graph.captures]
-    last = graph.inputs[len(graph.inputs) - len(insides) :]
-    if any(a is not b for a, b in zip(last, insides, strict=True)):
+    if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step captures what is known only when it is called, which "
             "towers cannot divide: give it as a part of the batch."

@@ -134,6 +134,17 @@ def _scale_loss(
     return original(loss)
 
 
+def _build(
+    optimizer: Any, original: Callable[..., None], variables: Sequence[Any]
+) -> None:
+    strategy = contract.in_force()
+    across = tf.distribute.in_cross_replica_context()
+    if strategy is None or not across or optimizer.built:
+        original(variables)
+        return
+    strategy._components.update.make_ready(optimizer, list(variables))
+
+
 def _finalize_variable_values(
     optimizer: Any, original: Callable[..., None], var_list: Sequence[Any]
 ) -> None:
@@ -179,6 +190,7 @@ _OUTSIDE: patches.Shadows = {
     "apply_gradients": _outside_by_pairs,
 }
 _OTHERS: patches.Shadows = {
+    "build": _build,
     "scale_loss": _scale_loss,
     "finalize_variable_values": _finalize_variable_values,
 }

@@ -159,7 +159,7 @@ class UpdateOnce:
         call: UpdateCall,
         rows: Gradients,
         wholes: Sequence[Any] = (),
-        weight: Any = 1,
+        weight: float = 1,
     ) -> None:
         """Update weights, given what K towers have of N gradients.
 
@@ -167,8 +167,7 @@ class UpdateOnce:
             call: the call of the optimizer.
             rows: K lists of N parts of gradients; None where it is no sum.
             wholes: N gradients that all have; None where there are parts.
-            weight: of this process's gradients among those of others, with
-                which it exchanges nothing in a step.
+            weight: multiplies all of them.
         """
         wholes = wholes or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight

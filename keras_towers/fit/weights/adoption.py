@@ -77,14 +77,28 @@ class Adoption:
         if self._keeps and self._tracks and home_of(model) is None:
             self._compiled.add(model)
 
-    def made_variable(self, variable: keras.Variable) -> None:
-        """Register a variable that was created in the scope."""
+    def makes_once(self, variable: keras.Variable) -> bool:
+        """Whether a variable that is created in the scope exists once."""
+        # Also in a custom loop: only optimizers write weights, on the sums of
+        # gradients, and what replicas add to one variable is the sum of what
+        # they would add to several. TensorFlow could take no gradient of
+        # its own copies outside of replicas, and rounds what it divides.
+        adds = variable.aggregation == "sum" and self._config.peers.size == 1
+        return variable.trainable or adds
+
+    def made_variable(self, variable: keras.Variable, once: bool) -> None:
+        """Register a variable that was created in the scope, maybe ``once``."""
+        if once and variable.trainable:
+            self._update.copies.place(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
         self._update.take_optimizer(optimizer)
+        # Of those of a subclass, none is there yet.
+        for variable in optimizer._variables:
+            self._update.copies.hold_once(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""

@@ -27,6 +27,8 @@ class Copies:
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
         self._mirrored: ByIdentity[keras.Variable, Any] = ByIdentity()
+        # What variables of replicas were before a call held them once.
+        self._of_replicas: ByIdentity[keras.Variable, Any] = ByIdentity()
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Hold a variable where it is; return whether it had copies."""
@@ -39,8 +41,17 @@ class Copies:
                 "strategy. Build the model outside of any scope, or inside "
                 "this one's."
             )
+        known = variable in self._of_replicas
+        self._of_replicas[variable] = value
         variable._value = variables_lib.unbind(value)
-        return True
+        return not known
+
+    def give_to_replicas(self) -> None:
+        """Have replicas find their copies of what is held once."""
+        for variable, value in self._of_replicas.items():
+            if variable._value is value.values[0]:
+                variables_lib.bind(value)
+                variable._value = value
 
     def place(self, variable: keras.Variable) -> bool:
         """Hold a weight as its strategy does; return whether it moved."""
@@ -77,8 +88,9 @@ class Copies:
             and value.distribute_strategy is self._config.strategy
         ):
             variable._value = variables_lib.unbind(value)
-        if variable in self._mirrored:
-            del self._mirrored[variable]
+        for known in (self._mirrored, self._of_replicas):
+            if variable in known:
+                del known[variable]
 
     def take_all_back(self) -> None:
         """Leave every variable on the first tower only."""

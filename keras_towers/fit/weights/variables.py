@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -17,11 +18,22 @@ TowerOf: TypeAlias = int | Callable[[Any], int]
 """A tower; or what returns that of a variable with copies on all."""
 
 
+class Mirrored(compat.MirroredVariable):
+    """A variable with a copy on each tower."""
+
+    @property
+    def handle(self) -> Any:
+        """That of the copy of this replica; outside of replicas the first."""
+        if tf.distribute.in_cross_replica_context():
+            return self.values[0].handle
+        return super().handle
+
+
 def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
     """Return a variable and copies of it on the other towers, as one."""
     start = primary.read_value()
     others = [_copy(primary, start, device) for device in config.devices[1:]]
-    return compat.MirroredVariable(
+    return Mirrored(
         config.strategy,
         [primary, *others],
         tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -60,6 +72,19 @@ def unbind(variable: Any) -> tf.Variable:
         if holder is not None and hasattr(holder, "_distributed_container"):
             del holder._distributed_container
     return primary
+
+
+def bind(variable: Any) -> None:
+    """Give all devices what the first has; undoes ``unbind``."""
+    primary, *others = variable.values
+    for component in variable.values:
+        component._distributed_container = weakref.ref(variable)
+    value = primary.read_value()
+    if variable.aggregation == tf.VariableAggregation.SUM:
+        value = tf.zeros_like(value)
+    for other in others:
+        with tf.device(other.device):
+            other.assign(value, read_value=False)
 
 
 @contextlib.contextmanager

@@ -172,20 +172,17 @@ class ServedFit(ReplicaCall):
             return super().run_step(step, batch)
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
-        config, order = self.config, self.order
         if kind != "fit":
             # Each worker validates on all of the data.
-            config, order = config.alone(), None
-        given = config, kind, self._between_steps, order
-        return TowerEpochIterator(*given, **kwargs)
-
-    def _between_steps(self) -> None:
-        self._step.has_run()
-        self.session.workers.beat()
+            return TowerEpochIterator(self.config.alone(), kind, **kwargs)
+        beat = self.session.workers.beat
+        return super()._iterator(kind, between=beat, **kwargs)
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
-        self.session.variables.hold(self.model)
+        # Of the numbers of a whole batch each takes those of its own rows.
+        seeds = self.config.batches == "split"
+        self.session.variables.hold(self.model, seeds)
         self.session.check(state_lib.collect(self.model).optimizers)
 
     def begin(self, logs: Any = None) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.replicas.asynchronous.update import atomic, takes_turns
+from keras_towers.replicas.averages import refuse_without_update
 from keras_towers.replicas.resources import Functions, after_writes
 from keras_towers.replicas.servers.barrier import LEFT, Barrier
 from keras_towers.replicas.servers.session import Session
@@ -45,15 +46,20 @@ class DirectSession(Session):
         self._barrier = self._barriers[0 if sync else self.rank]
         self.notes = self._barrier
         self._came: int | None = None
+        self._taken = False
 
     def take(self, call: UpdateCall) -> None:
+        self._taken = True
         there = self.variables.at_servers(call.optimizer, call.variables)
         with there, atomic.filled(True):
             call.run()
 
     @contextlib.contextmanager
     def in_trace(self) -> Iterator[None]:
+        self._taken = False
         yield
+        if self.variables.trained and not self._taken:
+            refuse_without_update("which updates the weights on the servers")
         barrier = self._barrier
         # Of each part as soon as its updates have been made, wherever they are.
         for part, variables in enumerate(self.variables.parts):

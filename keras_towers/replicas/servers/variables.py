@@ -57,13 +57,19 @@ class ServerVariables:
     def _all(self) -> list[keras.Variable]:
         return [*self.trained, *self.others, *self._of_optimizers]
 
-    def hold(self, model: keras.Model) -> None:
-        """Give all variables that the workers share a copy on the servers."""
+    def hold(self, model: keras.Model, seeds: bool) -> None:
+        """Give all variables that the workers share a copy on the servers.
+
+        Args:
+            model: it.
+            seeds: whether all workers draw the same random numbers.
+        """
         state = state_lib.collect(model)
         for optimizer in state.optimizers:
             _build(optimizer, model)
         self.trained = [v for v in state.weights if v.trainable]
         self.others = [v for v in state.weights if not v.trainable]
+        self.others += state.seeds if seeds else []
         self._of_optimizers = state.optimizer_variables
         self.parts = _in_parts(self.trained)
         slots = {
@@ -121,14 +127,15 @@ class ServerVariables:
 
         def body() -> None:
             for each in mine:
-                value, copy = _merged(each), self._copies[each]
+                copy = self._copies[each]
+                value = component(each._value).read_value()
                 with tf.device(copy.device):
                     copy.assign(value, read_value=False)
 
         self._call("put", mine, body)
 
     def get(self) -> None:
-        """Write the copies into all local components."""
+        """Write the copies into the local variables."""
         mine = self._held(None)
         self._call("get", mine, lambda: self.copy_here(mine))
 
@@ -153,15 +160,12 @@ class ServerVariables:
         variables: Sequence[keras.Variable],
         values: Sequence[tf.Tensor],
     ) -> None:
-        """Write what was read into all local components."""
+        """Write what was read into the local variables."""
         for each, value in zip(variables, values, strict=True):
-            local = each._value
-            if isinstance(local, variables_lib.TowerVariable):
-                local.assign_everywhere(value)
-            elif local is not self._copies[each]:
-                first = component(local)
-                with tf.device(first.device):
-                    first.assign(value, read_value=False)
+            local = component(each._value)
+            if local is not self._copies[each]:
+                with tf.device(local.device):
+                    local.assign(value, read_value=False)
         variables_lib.copy_to_towers(variables)
 
     def send(
@@ -272,10 +276,3 @@ def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
         parts[-1].append(each)
         left -= size
     return parts if len(parts) > 1 else []
-
-
-def _merged(local: keras.Variable) -> tf.Tensor:
-    value = local._value
-    if isinstance(value, variables_lib.TowerVariable):
-        return value.merged_value()
-    return component(value).read_value()

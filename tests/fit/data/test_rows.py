@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.data import batches
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
 from tests.kit.compare import assert_exact
@@ -32,34 +31,46 @@ def make(cls=SemiSupervised):
     return model
 
 
-@pytest.mark.parametrize("sizes, static", [((6, 9), True), ((7, 14), False)])
-def test_each_part_is_split_by_its_own_rows(sizes, static, caplog):
-    few = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24]))
-    many = tf.data.Dataset.from_tensor_slices(X[:48])
-    data = tf.data.Dataset.zip(
-        few.batch(sizes[0], drop_remainder=static),
-        many.batch(sizes[1], drop_remainder=static),
+def of_sizes(few, many, static):
+    """Batches of two parts."""
+    labelled = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24]))
+    rest = tf.data.Dataset.from_tensor_slices(X[:48])
+    return tf.data.Dataset.zip(
+        labelled.batch(few, drop_remainder=static),
+        rest.batch(many, drop_remainder=static),
     )
 
-    def act(model):
-        return model.fit(data, epochs=2, verbose=0)
 
-    assert_exact(make, act, kt.TowerStrategy(2), tolerance=5e-6)
-    warnings = [r for r in caplog.records if "numbers of rows" in r.message]
-    assert len(warnings) == 1
-    assert f"x[0] has {sizes[0]}" in warnings[0].message
+def test_towers_get_what_has_other_rows_as_a_whole():
+    data = of_sizes(6, 9, static=True)
+    assert_exact(
+        make,
+        lambda model: model.fit(data, epochs=2, verbose=0),
+        kt.TowerStrategy(2),
+        tolerance=5e-6,
+    )
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_what_cannot_be_divided_alike_is_refused(static):
-    table = np.zeros((5, 6), "float32")
-    model = make()
-    before = model.get_weights()
+def test_a_table_beside_the_examples(static):
+    table = np.ones((5, 6), "float32")
     data = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48]))
     data = data.batch(16, drop_remainder=static)
     data = data.map(lambda x, y: ((x, y), tf.constant(table)))
+    assert_exact(
+        make,
+        lambda model: model.fit(data, verbose=0),
+        kt.TowerStrategy(2),
+        tolerance=5e-6,
+    )
+
+
+def test_other_rows_that_only_the_step_knows_are_refused():
+    model = make()
+    before = model.get_weights()
+    data = of_sizes(7, 14, static=False)
     with (
-        pytest.raises(kt.TowerError, match=r"x\[0\] has 16.*y has 5"),
+        pytest.raises(kt.TowerError, match=r"x\[0\] has 7.*y has 14"),
         kt.TowerStrategy(2),
     ):
         model.fit(data, verbose=0)
@@ -78,35 +89,3 @@ def test_predictions_of_parts_with_other_rows():
     with kt.TowerStrategy(3):
         found = model.predict(X[:10], batch_size=4, verbose=0)
     np.testing.assert_array_equal(found, wanted)
-
-
-def test_written_state_is_weighted_by_what_towers_get():
-    # Rows of 3 and 2 units: the first part has 6 and 4 of its rows.
-    class Averaging(SemiSupervised):
-        def train_step(self, data):
-            (x, _), more = data[0]
-            logs = super().train_step(data[0])
-            for variable, part in ((self.few, x), (self.many, more)):
-                variable.assign(0.5 * variable + tf.reduce_mean(part))
-            return logs
-
-    def make_averaging():
-        model = make(Averaging)
-        for name in ("few", "many"):
-            variable = model.add_weight(shape=(), trainable=False, name=name)
-            variable.assign(0.0)
-            setattr(model, name, variable)
-        return model
-
-    def act(model):
-        for few, many in ((10, 5), (4, 8), (10, 5)):
-            model.train_on_batch(((X[:few], Y[:few]), X[:many]))
-
-    strategy = kt.TowerStrategy(2)
-    assert_exact(make_averaging, act, strategy, tolerance=5e-6)
-
-
-def test_scalars_go_to_every_tower_and_count_once():
-    batch = batches.split((tf.constant(3.0),), 2)
-    assert [float(piece[0]) for piece in batch.pieces] == [3.0, 3.0]
-    assert batch.counts.numpy().tolist() == [1, 0]

@@ -9,8 +9,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python import ops as tensorflow_ops
-from tensorflow.python.framework import random_seed
 
 import keras_towers as kt
 from keras_towers.strategies import distribution
@@ -20,7 +18,7 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, fit, linear
 
 
-def _everything_in_keras() -> dict:
+def _everything() -> dict:
     """Every attribute of every module and class of Keras, by name."""
     found = {}
     for name, module in list(sys.modules.items()):
@@ -60,30 +58,6 @@ class Boom(BaseException):
     pass
 
 
-# What random numbers come from.
-OPERATIONS = ("gen_stateless_random_ops_v2", "gen_stateless_random_ops")
-DRAWS = {"Generator", "random_seed", *OPERATIONS}
-
-
-def _everything() -> dict:
-    """The same, with the operations of TensorFlow that are replaced."""
-    found = _everything_in_keras()
-    found["Generator"] = tf.random.Generator._prepare_key_counter
-    for module in (
-        *(getattr(tensorflow_ops, name) for name in OPERATIONS),
-        random_seed,
-    ):
-        name = module.__name__.rpartition(".")[2]
-        found |= {(name, key): value for key, value in vars(module).items()}
-    return found
-
-
-def _of_draws(changed: set) -> set:
-    return DRAWS & {
-        name if name == "Generator" else name[0] for name in changed
-    }
-
-
 class Looks(keras.layers.Layer):
     """Sees what is replaced while a step is traced."""
 
@@ -93,26 +67,22 @@ class Looks(keras.layers.Layer):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("random", ["tower", "global"])
-def test_everything_is_put_back(random):
+def test_everything_is_put_back():
     looks = Looks()
     looks.look = seen = mock.Mock()
     model = linear(looks)
     fit(model)  # imports what Keras imports late
     before = _everything()
-    strategy = kt.TowerStrategy(2, random=random)
+    strategy = kt.TowerStrategy(2)
     seen.reset_mock()
     in_steps = set()
-    seen.side_effect = lambda: in_steps.update(_of_draws(_changed(before)))
+    seen.side_effect = lambda: in_steps.update(_changed(before))
 
     def stop(batch, logs):
-        assert not _of_draws(_changed(before))
         raise Boom
 
     with strategy.scope():
         inside = _changed(before)
-        # Of a step, these are replaced only while it is traced.
-        assert not _of_draws(inside)
         with strategy.scope():
             pass
         # Patched until the last scope is left.
@@ -121,7 +91,8 @@ def test_everything_is_put_back(random):
     with contextlib.suppress(Boom), strategy:
         note = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
         fit(model, callbacks=[note])
-    assert in_steps == (DRAWS if random == "global" else set())
+    # A step is traced as it is: nothing more is replaced for it.
+    assert in_steps == inside
     assert not _changed(before)
     stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with stock.scope(), pytest.raises(kt.TowerError):

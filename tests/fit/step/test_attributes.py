@@ -83,4 +83,4 @@ def test_exact(kind, eager):
     make = written.made(kind, Quantizer, run_eagerly=eager)
     found = assert_exact(make, trained, kt.TowerStrategy(2), tolerance=5e-6)
     if eager:
-        np.testing.assert_array_equal(found.model.features, X[24:])
+        np.testing.assert_array_equal(found.model.features, X[24:36])

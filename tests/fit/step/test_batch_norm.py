@@ -40,7 +40,6 @@ def test_a_bias_before_it_differs_by_rounding_with_adam_as_by_the_order():
     make = stacked(
         lambda: [Dense(7), Norm(), Dense(3)],
         optimizer=keras.optimizers.Adam,
-        run_eagerly=True,
     )
 
     def weights(order, strategy):

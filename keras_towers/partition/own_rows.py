@@ -1,0 +1,149 @@
+"""A program of one of several processes that exchange nothing within a step.
+
+Each has some rows of a batch. It cannot know what needs those of the others,
+such as a metric or the statistics of a BatchNormalization: that is computed as
+if its own rows were the batch. Gradients that are sums over rows need nothing
+of the others: each computes its part of those of the whole batch, whatever the
+loss divides by. Without any rows, nothing is written that depends on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_towers.partition.builder import Builder, attribute
+from keras_towers.partition.program import (
+    Exchange,
+    Operation,
+    Program,
+    Tensor,
+    needed,
+)
+
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OfOwnRows:
+    """What a process computes of a step.
+
+    Attributes:
+        program: it; its ``start``, ``total`` and ``is_first`` are those of a
+            batch of the own rows.
+        start: of each tower: the number of examples of the whole batch before
+            its own.
+        total: the number of examples of the whole batch.
+        is_first: of each tower: whether it is the first of all processes.
+        has_rows: whether there are any own rows.
+        parts: the names of the updates whose gradients are parts of those of
+            the whole batch. The others have those of the own rows.
+    """
+
+    program: Program
+    start: Tensor
+    total: Tensor
+    is_first: Tensor
+    has_rows: Tensor
+    parts: frozenset[str]
+
+
+def of_own_rows(program: Program) -> OfOwnRows:
+    """Return what a process computes of a step that others compute, too."""
+    given = program.inputs
+    start, total, is_first = (
+        Tensor(t.dtype, t.shape, t.on_towers)
+        for t in (given.start, given.total, given.is_first)
+    )
+    has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
+    # Tensors of the whole batch, by those of the own rows.
+    whole = {
+        given.start: start,
+        given.total: total,
+        given.is_first: is_first,
+    }
+    by_result = {e.result: e for e in program.exchanges}
+    exchanges = list(program.exchanges)
+    # What depends on the rows, and what needs those of others.
+    of_rows: set[Tensor] = {*whole, *(t for t in given.of_graph if t.on_towers)}
+    of_others: set[Tensor] = set()
+    builder = Builder()
+    operations = builder.operations
+
+    def exchanged(result: Tensor) -> None:
+        exchange = by_result.pop(result, None)
+        if exchange is None:
+            return
+        given = exchange.given
+        if given in of_rows:
+            of_rows.add(result)
+        if exchange.kind != "first" or given in of_others:
+            of_others.add(result)
+        elif given in whole:
+            whole[result] = dataclasses.replace(result)
+            exchanges.append(Exchange("first", whole[given], whole[result]))
+
+    for operation in program.operations:
+        for tensor in operation.inputs:
+            exchanged(tensor)
+        if any(t in of_rows for t in operation.inputs):
+            of_rows.update(operation.outputs)
+            if operation.type in _WRITES and not operation.on_towers:
+                operation = _only_if(has_rows, operation, builder)
+        operations.append(operation)
+        if any(t in of_others for t in operation.inputs):
+            of_others.update(operation.outputs)
+            continue
+        inputs = [whole.get(t, t) for t in operation.inputs]
+        if not operation.has_effect and inputs != [*operation.inputs]:
+            copy = _with_inputs(operation, inputs)
+            whole.update(zip(operation.outputs, copy.outputs, strict=True))
+            operations.append(copy)
+    for update in program.updates:
+        for tensor in update.given:
+            exchanged(tensor)
+    parts = frozenset(
+        u.name for u in program.updates if not of_others & {*u.given}
+    )
+    updates = [
+        dataclasses.replace(u, given=[whole.get(t, t) for t in u.given])
+        if u.name in parts
+        else u
+        for u in program.updates
+    ]
+    ends = [*program.results, *(t for u in updates for t in u.given)]
+    left, needed_exchanges = needed(operations, exchanges, ends)
+    mine = dataclasses.replace(
+        program, operations=left, exchanges=needed_exchanges, updates=updates
+    )
+    return OfOwnRows(mine, start, total, is_first, has_rows, parts)
+
+
+def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:
+    """Return a copy of an operation, with outputs of its own."""
+    outputs: list[Tensor] = []
+    copy = dataclasses.replace(operation, inputs=inputs, outputs=outputs)
+    for tensor in operation.outputs:
+        outputs.append(dataclasses.replace(tensor, operation=copy))
+    return copy
+
+
+def _only_if(
+    condition: Tensor, operation: Operation, builder: Builder
+) -> Operation:
+    """Return what writes into a variable, if a condition holds."""
+    handle, value = operation.inputs
+    if operation.type == "AssignVariableOp":
+        # What it holds when it is written.
+        (before,) = builder.add(
+            "ReadVariableOp",
+            [handle],
+            {"dtype": attribute(value.dtype)},
+            [(value.dtype, value.shape)],
+            least=operation.level,
+        )
+    else:
+        before = builder.op("ZerosLike", [value], value.shape)
+    chosen = builder.op("SelectV2", [condition, value, before], value.shape)
+    return _with_inputs(operation, [handle, chosen])

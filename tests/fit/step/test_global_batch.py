@@ -1,0 +1,123 @@
+"""What a step of Keras is on towers: that of one device, run once in Python."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from tests.kit.compare import assert_exact, close
+from tests.kit.training import X, Y, adam, fit, linear
+
+
+class Asking(keras.Sequential):
+    """Asks while it is traced."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.asked = []
+
+    def train_step(self, data):
+        rows = data[0].shape[0]
+        self.asked.append(
+            (kt.current_tower(), rows, tf.distribute.get_strategy())
+        )
+        return super().train_step(data)
+
+
+def asking(**options):
+    keras.utils.set_random_seed(1)
+    model = Asking([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile(adam(), "mse", **options)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_it_is_traced_once_for_all_towers_without_a_strategy():
+    model = asking()
+    with kt.TowerStrategy(4):
+        fit(model, x=X[:48], y=X[:48, :3])
+    ((tower, rows, strategy),) = model.asked
+    assert (tower.index, tower.total, tower.training) == (0, 1, True)
+    assert rows is None and strategy.num_replicas_in_sync == 1
+
+
+def test_a_batch_of_a_fixed_size_is_traced_with_it():
+    model = asking()
+    data = tf.data.Dataset.from_tensor_slices((X[:48], X[:48, :3]))
+    with kt.TowerStrategy(4):
+        model.fit(data.batch(12, drop_remainder=True), verbose=0)
+    assert [rows for _, rows, _ in model.asked] == [12]
+
+
+def test_what_runs_eagerly_runs_as_on_one_device_and_says_so_once(logged):
+    model = asking(run_eagerly=True)
+    with kt.TowerStrategy(2):
+        fit(model, 2, x=X[:24], y=X[:24, :3], batch_size=12)
+    assert [rows for _, rows, _ in model.asked] == [12] * 4
+    ((level, said),) = logged("runs eagerly")
+    assert level == "WARNING" and "run_eagerly=True" in said
+
+
+class Generating(keras.Sequential):
+    """Trains on rows of its own, whatever the data is."""
+
+    def train_step(self, data):
+        rows = tf.random.stateless_normal([5, 6], [data, 1])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(rows) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss, "data": data}
+
+
+@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
+def test_data_without_rows(updates):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = Generating([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(adam())
+        return model
+
+    def act(model):
+        return model.fit(tf.data.Dataset.range(3), verbose=0)
+
+    towers = kt.TowerStrategy(2, updates=updates)
+    assert_exact(make, act, towers, in_graph=True)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_gradients_that_are_not_averaged_count_for_each_replica(average):
+    rate = 0.1 if average else 0.3
+
+    def make():
+        return linear(optimizer=lambda: keras.optimizers.SGD(0.1))
+
+    def as_one_device(model):
+        model.optimizer.learning_rate = rate
+        history = fit(model)
+        model.optimizer.learning_rate = 0.1
+        return history
+
+    towers = kt.TowerStrategy(3, average=average)
+    assert_exact(make, fit, towers, reference=as_one_device)
+
+
+def test_towers_that_draw_batches_of_their_own():
+    """Three batches are one of one device; the last step has two."""
+
+    def act(model, batch=8):
+        return fit(model, x=X[:40], y=Y[:40], batch_size=batch)
+
+    towers = kt.TowerStrategy(3, batches="each")
+    assert_exact(linear, act, towers, reference=lambda m: act(m, 24))
+
+
+def test_fewer_examples_than_towers():
+    model, reference = linear(), linear()
+    with kt.TowerStrategy(5):
+        logs = model.train_on_batch(X[:2], Y[:2])
+        found = model.predict_on_batch(X[:1])
+    close(logs, reference.train_on_batch(X[:2], Y[:2]))
+    wanted = reference.predict_on_batch(X[:1])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

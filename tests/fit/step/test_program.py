@@ -1,0 +1,116 @@
+"""Levels of a program: once for all, on each tower, exchanges, updates."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.data import batches
+from keras_towers.fit.step import program as program_lib
+from keras_towers.fit.step.inputs import DividedBatch, layouts_of
+from keras_towers.fit.step.program import TowerProgram
+from keras_towers.partition import Updating, partitioned
+from keras_towers.transport import SingleProcess
+
+X = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+SPEC = tf.TensorSpec([None, 3])
+
+
+def on_towers(step, towers, devices, way="called", updates=(), update=None):
+    """The results of a step, and of its functions the number of calls."""
+    graph = compat.func_graph_from_py_func("step", step, [SPEC], {})
+    layouts = layouts_of(SPEC)
+    updating = dict.fromkeys(updates, Updating([], None))
+    wanted = list(graph.outputs)
+    laid_out = partitioned(graph, layouts, wanted, updating)
+
+    @tf.function
+    def run(x):
+        divided = DividedBatch(batches.split(x, towers), SPEC, layouts)
+        common, own = divided.given(laid_out.inputs, True)
+        ready = TowerProgram(laid_out, way, devices[0])
+        return ready.run(common, own, devices[:towers], SingleProcess(), update)
+
+    concrete = run.get_concrete_function(SPEC)
+    return concrete(X), concrete.graph
+
+
+def centred(x):
+    """Each row less the mean, which all need first; and a number of them."""
+    z = tf.tanh(x) - tf.reduce_mean(tf.tanh(x), 0)
+    return z, tf.reduce_max(tf.matmul(z, z, transpose_b=True)), tf.constant(5)
+
+
+@pytest.mark.parametrize("towers", [1, 3, 8])
+@pytest.mark.parametrize("way", ["called", "inlined"])
+def test_results_are_those_of_one_device(towers, way, devices):
+    found, _ = on_towers(centred, towers, devices, way)
+    for mine, wanted in zip(found, centred(tf.constant(X)), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_each_level_is_one_function_that_all_towers_call(devices):
+    _, graph = on_towers(centred, 3, devices)
+    calls = [
+        (op.get_attr("f").name, op.device)
+        for op in graph.get_operations()
+        if "PartitionedCall" in op.type
+    ]
+    functions = {name for name, _ in calls}
+    assert functions and len(calls) == 3 * len(functions)
+    assert {tf.DeviceSpec.from_string(d).device_index for _, d in calls} == {
+        *range(3)
+    }
+
+
+def test_what_all_share_is_computed_once(devices):
+    def step(x):
+        return x * tf.sort(tf.random.stateless_normal([3], [1, 2]))
+
+    (found,), graph = on_towers(step, 3, devices)
+    np.testing.assert_allclose(found, step(tf.constant(X)), rtol=1e-6)
+    drawn = [op for op in graph.get_operations() if "RandomNormal" in op.type]
+    assert len(drawn) == 1
+
+
+def test_updates_get_parts_or_what_all_have(devices):
+    seen = []
+
+    def step(x):
+        parts = tf.reduce_sum(x**2, 0)
+        largest = tf.reduce_max(x, 0)
+        both = tf.raw_ops.IdentityN(input=[parts, largest], name="update")
+        with tf.control_dependencies(both):
+            return tf.reduce_sum(x)
+
+    def update(change, rows, wholes):
+        seen.append(change.name)
+        for parts, largest in rows:
+            assert parts.shape == [3] and largest is None
+        assert wholes[0] is None
+        total = tf.add_n([parts for parts, _ in rows])
+        tf.debugging.assert_near(total, tf.reduce_sum(X**2, 0))
+        tf.debugging.assert_equal(wholes[1], tf.reduce_max(X, 0))
+
+    (found,), _ = on_towers(step, 3, devices, updates=["update"], update=update)
+    np.testing.assert_allclose(found, X.sum(), rtol=1e-5)
+    assert seen == ["update"]
+
+
+def test_towers_on_one_device_share_the_function(devices):
+    (found, *_), _ = on_towers(centred, 3, [devices[0]] * 3)
+    np.testing.assert_allclose(found, centred(X)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_functions_that_xla_cannot_compile_are_called_without(devices):
+    graph = compat.func_graph_from_py_func(
+        "step",
+        lambda x: tf.strings.length(tf.strings.as_string(x)),
+        [SPEC],
+        {},
+    )
+    laid_out = partitioned(graph, layouts_of(SPEC), graph.outputs)
+    device = tf.config.list_logical_devices("CPU")[0].name
+    ready = program_lib.TowerProgram(laid_out, "xla", device)
+    assert not ready.compiled
+    assert "AsString" in ready.not_compiled[0]

@@ -1,0 +1,93 @@
+"""Variables exist once, or with a copy on each tower where that is needed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import compat
+from keras_towers.fit.weights.copies import Copies
+from tests.kit.compare import assert_towers_equal
+from tests.kit.training import fit, linear
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def strategy():
+    return kt.TowerStrategy(3)
+
+
+def test_held_once_a_variable_stays_where_it_is(strategy):
+    copies = Copies(strategy._config, mirrors=False)
+    variable = keras.Variable([1.0, 2.0])
+    value = variable._value
+    assert not copies.place(variable) and not copies.hold_once(variable)
+    assert variable._value is value
+    assert not copies.handles()
+
+
+def test_with_copies_all_towers_have_its_value_until_they_are_taken_back(
+    strategy,
+):
+    copies = Copies(strategy._config, mirrors=True)
+    variable, other = keras.Variable([1.0, 2.0]), keras.Variable(3.0)
+    value = variable._value
+    assert copies.place(variable) and not copies.place(variable)
+    copies.place(other)
+    towers = variable._value.values
+    assert towers[0] is value and len(towers) == 3
+    assert [t.device[-5:] for t in towers] == ["CPU:0", "CPU:1", "CPU:2"]
+    for tower in towers:
+        np.testing.assert_array_equal(tower, [1, 2])
+    handles = copies.handles()[id(value.handle)]
+    assert all(h is t.handle for h, t in zip(handles, towers, strict=True))
+    with copies.first_seen():
+        assert variable._value is value
+    assert variable._value.values[2] is towers[2]
+    variable.assign([4.0, 5.0])
+    copies.take_back(variable)
+    assert variable._value is value and variable.numpy().tolist() == [4, 5]
+    copies.take_all_back()
+    assert not isinstance(other._value, compat.DistributedVariable)
+    # It may be placed again.
+    assert copies.place(variable)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sum"])
+def test_made_in_the_block_it_is_held_once_with_what_all_had(
+    strategy, aggregation
+):
+    copies = Copies(strategy._config, mirrors=False)
+    with strategy:
+        variable = keras.Variable(
+            0.0, aggregation=aggregation, synchronization="on_read"
+        )
+        assert isinstance(variable._value, compat.DistributedVariable)
+        for number, part in enumerate(variable._value.values, 1):
+            part.assign(3.0 * number)
+        assert copies.hold_once(variable)
+        assert not isinstance(variable._value, compat.DistributedVariable)
+    assert variable.numpy() == (6 if aggregation == "mean" else 18)
+
+
+def test_another_strategys_is_refused(strategy):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        variable = keras.Variable(1.0, name="theirs")
+    with pytest.raises(kt.TowerError, match="'theirs'.*another strategy"):
+        Copies(strategy._config, mirrors=False).hold_once(variable)
+
+
+@pytest.mark.parametrize("updates", ["once", "each"])
+def test_a_model_has_its_own_variables_in_and_after_the_block(updates):
+    model = linear(keras.layers.BatchNormalization())
+    before = [v._value for v in model.variables]
+    with kt.TowerStrategy(3, updates=updates):
+        fit(model)
+        held = [v._value for v in model.variables]
+        alike = [a is b for a, b in zip(held, before, strict=True)]
+        assert all(alike) == (updates == "once")
+        assert_towers_equal(model)
+    for variable, value in zip(model.variables, before, strict=True):
+        assert variable._value is value

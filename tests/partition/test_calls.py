@@ -1,0 +1,81 @@
+"""What else Keras does with a model, on four towers and on one device.
+
+`make test` draws some by a seed; `make test-all` has each step in each call.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.kit.long import some_of
+from tests.partition.cases import CASES
+from tests.partition.cases.table import BATCH, EXAMPLES
+from tests.partition.steps import differences, fit, given, on_towers, used
+
+DRAWN = 150
+
+
+def _evaluate(model, case):
+    options = {"batch_size": BATCH, "verbose": 0, "return_dict": True}
+    return model.evaluate(**given(case), **options)
+
+
+def _predict(model, case):
+    return model.predict(given(case)["x"], batch_size=BATCH, verbose=0)
+
+
+def _validate(model, case):
+    data = tuple(given(case).values())
+    return fit(model, case, validation_data=data, validation_batch_size=9)
+
+
+def _several_steps(model, case):
+    model.steps_per_execution = 3
+    return fit(model, case)
+
+
+def _on_batches(model, case):
+    found = []
+    for start in range(0, EXAMPLES, BATCH):
+        piece = keras.tree.map_structure(
+            lambda array, start=start: array[start : start + BATCH],
+            tuple(given(case).values()),
+        )
+        found += [
+            model.train_on_batch(*piece, return_dict=True),
+            model.test_on_batch(*piece, return_dict=True),
+            model.predict_on_batch(piece[0]),
+        ]
+    return found
+
+
+CALLS = {
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "validate": _validate,
+    "several steps": _several_steps,
+    "on batches": _on_batches,
+}
+
+
+def _outcome(case, scope, act):
+    """What becomes of a model, or of what kind the error is."""
+    try:
+        return used(case, scope, act)
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        # Not each model of a step has a loss, or can be called.
+        return {type(error).__name__: np.array(0)}
+
+
+_CASES = [(name, call) for name in CASES for call in CALLS]
+
+
+@pytest.mark.parametrize(("name", "call"), some_of(_CASES, DRAWN))
+def test_a_call_is_that_of_one_device(name, call):
+    case, act = CASES[name], CALLS[call]
+    one = _outcome(case, contextlib.nullcontext(), act)
+    many = _outcome(case, on_towers([]), act)
+    assert not differences(one, many)

@@ -1,0 +1,130 @@
+"""What one of several processes computes that exchange nothing in a step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.partition import Updating, partitioned
+from keras_towers.partition.layouts import REPLICATED, Sharded
+from keras_towers.partition.own_rows import of_own_rows
+from keras_towers.partition.program import Exchange
+from tests.partition.kit import on_towers, rows, same, traced
+
+COUNTS = 3, 2, 0
+X = np.random.default_rng(0).normal(size=(sum(COUNTS), 3)).astype("float32")
+W = np.random.default_rng(1).normal(size=(3, 2)).astype("float32")
+
+
+def _squares(x, w):
+    return tf.reduce_sum((x @ w - 1) ** 2, 1)
+
+
+def _mean(x, w):
+    return tf.reduce_mean(_squares(x, w))
+
+
+def _sum(x, w):
+    return tf.reduce_sum(_squares(x, w))
+
+
+def _dropped_and_regularized(x, w):
+    kept = tf.random.stateless_uniform(tf.shape(x), [1, 2]) < 0.5
+    x = tf.where(kept, x, 0.0)
+    return _mean(x, w) + tf.reduce_sum(w**2)
+
+
+def _of_statistics(x, w):
+    y = x @ w
+    return tf.reduce_mean((y - tf.reduce_mean(y, 0)) ** 2)
+
+
+def _gradient(loss, x):
+    w = tf.Variable(W)
+    with tf.GradientTape() as tape:
+        found = loss(tf.constant(x), w)
+    return found, tape.gradient(found, w)
+
+
+def _on_processes(loss, variable=None):
+    """What each process has of a loss, its gradient, and a variable then."""
+
+    def step(x, w):
+        found = loss(x, w)
+        tf.raw_ops.IdentityN(input=tf.gradients(found, w), name="update")
+        if variable is not None:
+            variable.assign(tf.reduce_mean(x))
+            variable.assign_add(tf.reduce_max(x))
+        return found
+
+    graph = traced(step, rows(-1, 3), same(3, 2))
+    captured = [outside for outside, _ in graph.captures]
+    graph.inputs = [
+        *graph.inputs[:2],
+        *(inside for _, inside in graph.captures),
+    ]
+    layouts = [Sharded(0), *[REPLICATED] * (1 + len(captured))]
+    program = partitioned(
+        graph, layouts, graph.outputs, {"update": Updating([], [])}
+    )
+    mine = of_own_rows(program)
+    program = mine.program
+    ((given,),) = (update.given for update in program.updates)
+    seen = given
+    if given.on_towers:
+        seen = dataclasses.replace(given, on_towers=False, operation=None)
+        exchanges = [*program.exchanges, Exchange("first", given, seen)]
+        program = dataclasses.replace(program, exchanges=exchanges)
+    program = dataclasses.replace(program, results=[*program.results, seen])
+
+    @tf.function(autograph=False)
+    def run(start, count, first):
+        more = [
+            (mine.start, start),
+            (mine.total, len(X)),
+            (mine.is_first, first),
+            (mine.has_rows, count > 0),
+        ]
+        parts = [[X[start : start + count]], [W], *([c] for c in captured)]
+        return on_towers(program, parts, (count,), more=more)
+
+    starts = np.cumsum([0, *COUNTS[:-1]]).tolist()
+    found = []
+    for start, count in zip(starts, COUNTS, strict=True):
+        results = run(start, count, start == 0)
+        found.append((*results, variable and variable.numpy()))
+    return mine.parts == {"update"}, found
+
+
+@pytest.mark.parametrize("loss", [_mean, _sum, _dropped_and_regularized])
+def test_gradients_are_parts_of_those_of_the_whole_batch(loss):
+    are_parts, found = _on_processes(loss)
+    assert are_parts
+    _, wanted = _gradient(loss, X)
+    np.testing.assert_allclose(
+        np.sum([part for _, part, _ in found], 0), wanted, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("loss", [_mean, _sum, _of_statistics])
+def test_everything_else_is_that_of_the_own_rows(loss):
+    _, ((first, *_), (second, *_), _) = _on_processes(loss)
+    for value, own in ((first, X[:3]), (second, X[3:])):
+        np.testing.assert_allclose(value, _gradient(loss, own)[0], rtol=1e-5)
+
+
+def test_what_needs_the_rows_of_others_is_that_of_the_own_ones():
+    are_parts, found = _on_processes(_of_statistics)
+    assert not are_parts
+    np.testing.assert_allclose(
+        found[0][1], _gradient(_of_statistics, X[:3])[1], rtol=1e-5
+    )
+
+
+def test_without_rows_nothing_is_written():
+    variable = tf.Variable(7.0)
+    _, found = _on_processes(_mean, variable)
+    own = [float(X[a:b].mean() + X[a:b].max()) for a, b in ((0, 3), (3, 5))]
+    written = [float(value) for _, _, value in found]
+    np.testing.assert_allclose(written, [*own, own[1]], rtol=1e-5)
