@@ -11,7 +11,7 @@ from tests.kit.long import some_of
 from tests.partition.hostile import STEPS
 from tests.partition.steps import differences, on_towers, trained
 
-DRAWN = 20
+DRAWN = 40
 _WAYS = [(name, updates) for name in STEPS for updates in ("once", "each")]
 
 

@@ -180,7 +180,9 @@ class ServedFit(ReplicaCall):
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
-        self.session.variables.hold(self.model)
+        # Of the numbers of a whole batch each takes those of its own rows.
+        seeds = self.config.batches == "split"
+        self.session.variables.hold(self.model, seeds)
         self.session.check(state_lib.collect(self.model).optimizers)
 
     def begin(self, logs: Any = None) -> None:
