@@ -1,8 +1,8 @@
-"""A contrastive loss over the whole batch: ``kt.gather`` in one place.
+"""A contrastive loss over the whole batch, on towers as it stands.
 
 ``python examples/contrastive.py``. Each image is to be found among all of the
-batch by another view of it. On towers a step has only a share of the batch, and
-``kt.gather`` gives it the rows of all towers, with their gradients.
+batch by another view of it. Each tower compares its own images with those of
+all towers, which exchange them.
 """
 
 import contextlib
@@ -21,10 +21,8 @@ views[:, 1] = views[:, 0] + 0.05 * views[:, 1]
 class InfoNCE(keras.losses.Loss):
     def call(self, y_true, y_pred):
         first, second = keras.ops.unstack(y_pred, axis=1)
-        mine, all_others = first, kt.gather(second)
-        logits = keras.ops.matmul(mine, keras.ops.transpose(all_others)) / 0.1
-        # The other view of this tower's rows, among those of all towers.
-        itself = keras.ops.sum(mine * second, axis=1) / 0.1
+        logits = keras.ops.matmul(first, keras.ops.transpose(second)) / 0.1
+        itself = keras.ops.sum(first * second, axis=1) / 0.1
         return keras.ops.logsumexp(logits, axis=1) - itself
 
 

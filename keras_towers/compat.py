@@ -105,7 +105,7 @@ current_replica_id = resolve(
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
     "_container_strategy _cross_device_ops _get_cross_device_ops "
-    "_initialize_single_worker _initialize_strategy _call_for_each_replica",
+    "_call_for_each_replica",
 )
 _RUN = f"{_TF}.distribute.mirrored_run"
 call_for_each_replica = resolve(f"{_RUN}:_call_for_each_replica")

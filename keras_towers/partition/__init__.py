@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.delay import delayed
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -154,6 +155,7 @@ def _laid_out(
     operations, exchanges = needed(
         builder.operations, builder.exchanges, [*results, *given_to_updates]
     )
+    delayed(operations, exchanges, partition.updates, results)
     sources = {id(operation.source) for operation in operations}
     program = Program(
         Inputs(given, start, total, is_first, sizes, copies),

@@ -113,9 +113,9 @@ def of_own_rows(program: Program) -> OfOwnRows:
         for u in program.updates
     ]
     ends = [*program.results, *(t for u in updates for t in u.given)]
-    left, exchanged = needed(operations, exchanges, ends)
+    left, needed_exchanges = needed(operations, exchanges, ends)
     mine = dataclasses.replace(
-        program, operations=left, exchanges=exchanged, updates=updates
+        program, operations=left, exchanges=needed_exchanges, updates=updates
     )
     return OfOwnRows(mine, start, total, is_first, has_rows, parts)
 

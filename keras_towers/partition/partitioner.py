@@ -91,6 +91,8 @@ class Partitioner:
         updates: the updates of the program.
         values: what is known of the graph that is laid out, by tensors' names.
         copies: of the towers' own handles of variables the common ones.
+        variances: what was found with the means that they follow from, by the
+            names of their operations.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class Partitioner:
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
+        self.variances: dict[str, Value] = {}
+        self._shares: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
         # By what they follow from, and by their symbols.
@@ -803,6 +807,29 @@ class Partitioner:
             unit = FoundUnit(size, count, self.builder)
             self._found[key] = self._units[name_of(size)] = unit
         return self._found[key]
+
+    def share(self, unit: Unit | FoundUnit, dtype: Any) -> Tensor:
+        """Return of each tower the part of all that it has of a unit."""
+        key = unit, dtype
+        if key not in self._shares:
+            counts = [
+                self.cast(count, tf.float64)
+                for count in (unit.count, unit.total)
+            ]
+            share = self.builder.op("RealDiv", counts, ())
+            self._shares[key] = self.cast(share, dtype, is_repeated=False)
+        return self._shares[key]
+
+    def shares(self, layout: Sharded, dtype: Any, rank: int) -> Tensor:
+        """Return the shares of all towers along the axis that has the rows."""
+        key = layout.axis, layout.unit, dtype, rank
+        if key not in self._shares:
+            share, build = self.share(layout.unit, dtype), self.builder
+            ones = (1,) * rank
+            shape = build.constant(ones, tf.int32)
+            own = build.op("Reshape", [share, shape], ones)
+            self._shares[key] = build.exchange("gather", own, layout.axis)
+        return self._shares[key]
 
     def note_unit(self, key: Any, unit: FoundUnit) -> None:
         """Note the unit of what each tower will find by a key."""

@@ -38,7 +38,7 @@ class Tensor:
     handle: Any = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Operation:
     """An operation of a program.
 

@@ -58,7 +58,8 @@ class SyncReplicasStrategy(BaseStrategy):
     ``train_on_batch``, ``evaluate``, ``predict`` and custom training loops
     behave. In a callback of ``fit`` the same model cannot ``fit`` once more.
 
-    With parameter servers in ``TF_CONFIG`` every worker is a replica: weights,
+    With parameter servers in ``TF_CONFIG`` every worker is a replica, which
+    computes its part of the gradients of each batch by itself: weights,
     gradients and the optimizer are on the servers, and the chief has averages
     applied. There ``fit`` is all that trains, and it ends in all workers
     together, with the same model and ``counts``, which until then only the

@@ -18,7 +18,7 @@ def train(model: keras.Model, x: Any, y: Any) -> None:
     assert_type(towers.num_replicas_in_sync, int)
     kt.TowerStrategy(["/gpu:0", "/gpu:1"], packer=GradientPacker())
     kt.TowerStrategy([0, 1], batches="each", batch_norm="global")
-    kt.TowerStrategy((0, "gpu:1"), exact=True)
+    kt.TowerStrategy((0, "gpu:1"), batch_norm="tower")
     with kt.ParameterServerTowerStrategy(ps_device="cpu") as servers:
         assert_type(servers, kt.ParameterServerTowerStrategy)
         assert_type(servers.placement, LeastLoadedPlacement)
@@ -26,7 +26,7 @@ def train(model: keras.Model, x: Any, y: Any) -> None:
     with kt.AsyncTowerStrategy(4) as without_waiting:
         model.fit(x, y)
     assert_type(without_waiting.staleness.mean, float)
-    with kt.HorovodStrategy(compression="fp16", random="global") as ranks:
+    with kt.HorovodStrategy(compression="fp16", sync_every=4) as ranks:
         assert_type(ranks.rank, int)
     with kt.NoOpStrategy(logs={"loss": 1.0}) as nothing:
         assert_type(nothing.logs, dict[str, float])
@@ -48,8 +48,7 @@ def by_name(name: str) -> None:
 def step(images: Any, texts: Any) -> Any:
     tower = kt.current_tower()
     assert_type(tower.index, int)
-    images, texts = kt.gather((images, texts))
-    return kt.mean(images - texts)
+    return tower.is_main, images, texts
 
 
 def prepare(model: keras.Model, x: Any) -> list[keras.callbacks.Callback]:

@@ -16,7 +16,6 @@ import keras_towers as kt
 from tests.docs import migration, rows
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.scripts import ROOT
-from tests.kit.training import fit, linear
 from tests.launching.jobs import Launched
 from tests.processes.by_hand import ByHand
 
@@ -31,6 +30,7 @@ ELSEWHERE = {
     ("From tf.distribute", "`with strategy.scope"): "fit/weights",
     ("From tf.distribute", "`strategy.run`"): "compatibility",
     ("From tf.distribute", "num_replicas_in_sync"): "fit/step",
+    ("From tf.distribute", "Dropout draws"): "exactness/test_random.py",
     ("From tf.distribute", "`drop_remainder"): "exactness",
     ("From tf.distribute", '`"chief"`'): "meeting/test_tf_config.py",
     ("From tf.distribute", '`"worker"`'): "meeting/test_tf_config.py",
@@ -41,6 +41,7 @@ ELSEWHERE = {
     (HOROVOD, "STALL_CHECK"): "docs/test_migration.py",
     ("From BytePS", "`import"): "byteps",
     ("From BytePS", "`DMLC_ROLE`"): "meeting/test_dmlc.py",
+    ("From BytePS", "`bps.push_pull"): "byteps/two_ranks.py",
     ("From tensorpack", "InputTrainer()`"): "exactness",
     ("From tensorpack", "`SimpleTrainer()`"): "exactness",
     ("From tensorpack", "`steps_per_epoch`"): "strategies/test_noop.py",
@@ -53,6 +54,11 @@ ELSEWHERE = {
     (JAX, "auto_shard"): "processes/distribution.py",
     ("From Accelerate", "`gradient_accumulation"): "exactness",
     ("From Accelerate", "`even_batches"): "exactness",
+    ("From Accelerate", "`accelerator.gather"): "examples/test_examples.py",
+    (
+        "From Accelerate",
+        "`accelerator.clip_grad",
+    ): "partition/cases/gradients.py",
 }
 
 
@@ -162,12 +168,6 @@ def test_where_weights_are():
     for where, said in (("cpu", "on the host"), ("gpu", "spread over the tow")):
         strategy = kt.ParameterServerTowerStrategy(2, ps_device=where)
         assert f"weights are {said}" in strategy.describe()
-
-
-def test_a_sum_of_losses_that_are_means_is_warned_of(caplog):
-    with kt.TowerStrategy(2, average=False):
-        fit(linear())
-    assert "mean over the examples, not their sum" in caplog.text
 
 
 def test_warnings_of_stalls():

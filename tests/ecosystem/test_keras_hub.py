@@ -67,5 +67,5 @@ def test_random_weights(name, sizes, inputs, features):
         ).history
         return history, model.predict(inputs, **options)
 
-    strategy = kt.TowerStrategy(2, exact=True)
+    strategy = kt.TowerStrategy(2)
     assert_exact(make, act, strategy, tolerance=4e-6)

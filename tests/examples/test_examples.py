@@ -36,7 +36,7 @@ def test_each_is_short_and_listed(path):
     [
         ("digits", "test accuracy 9"),
         ("contrastive", "a weight to one device"),
-        ("own_model", "is safe to split"),
+        ("own_model", "largest relative difference"),
     ],
 )
 def test_scripts_of_one_process(name, said, tmp_path, monkeypatch, capsys):
@@ -259,7 +259,7 @@ def outputs_of(notebook):
     """All outputs, of two trainings that learn and have the same weights."""
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", [])]
     text = "".join(o["text"] for o in outputs if o.get("name") == "stdout")
-    assert "is safe to split" in text
+    assert "largest relative difference" in text
     difference = re.search(r"largest difference of a weight: (\S+)", text)
     # Rounding, after hundreds of steps.
     assert float(difference[1]) < 1e-3

@@ -97,6 +97,44 @@ def test_a_batch_of_which_the_size_is_known():
     assert not once(program)
 
 
+@pytest.mark.parametrize("of", ["moments", "variance"])
+def test_a_mean_and_its_variance_take_one_exchange(of):
+    def function(x):
+        # Far from 0, where the mean of squares is no help.
+        x = x + 1000
+        if of == "moments":
+            return tf.nn.moments(x, [0, 1])
+        return tf.math.reduce_variance(x, [0, 1])
+
+    program = check(function, rows(-1, 3, 2), tolerance=1e-4)
+    assert program.levels == 2
+    assert not once(program)
+
+
+def test_channels_may_be_a_multiple_of_examples():
+    def function(x):
+        y = tf.reshape(x, [5, 10])
+        mean = tf.reduce_mean(y, 0, keepdims=True)
+        return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
+
+    graph = traced_(function, same(5, 10))
+    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    sizes = [e.given.shape.num_elements() for e in program.exchanges]
+    assert max(sizes) == 10
+
+
+def test_what_only_a_later_level_needs_is_computed_there():
+    def function(x):
+        apart = tf.cos(x)
+        mean = tf.reduce_mean(tf.sin(x), 0)
+        return tf.reduce_sum(apart * (x - mean))
+
+    program = check(function, rows(-1, 2))
+    levels = {o.type: o.level for o in program.operations}
+    assert levels["Sin"] == 0
+    assert levels["Cos"] == 1
+
+
 def _stateful(function, *given):
     """Run a function on towers that captures variables or has effects."""
     graph = traced_(function, *given)

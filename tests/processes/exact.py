@@ -63,7 +63,7 @@ def trains_as_one_device(name, towers, **options):
     assert_one_device(CASES[name], lambda: on_one_device(name), strategy)
 
 
-def batch_norm_of_the_global_batch():
+def batch_norm_of_the_global_batch(**options):
     """Layers that are not synchronized, on two towers of each rank."""
     case = dataclasses.replace(
         CASES["sync-batch-norm"],
@@ -73,7 +73,7 @@ def batch_norm_of_the_global_batch():
         ),
     )
     reference = functools.partial(outcome, case.build, case.fit, in_graph=False)
-    assert_one_device(case, reference, Strategy(towers=2))
+    assert_one_device(case, reference, Strategy(towers=2, **options))
 
 
 for case in CASES:
@@ -88,3 +88,6 @@ for case in CASES:
         )
 
 CHECKS["batch-norm of the global batch"] = batch_norm_of_the_global_batch
+CHECKS["micro-batches on two towers"] = functools.partial(
+    batch_norm_of_the_global_batch, micro_batches=3
+)

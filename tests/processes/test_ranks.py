@@ -42,7 +42,6 @@ RARER = (
     "a_fit_within_an_epoch_of_another",
     "training_goes_on_where_ranks_are_not_synchronised",
     "state_that_rank_0_has_loaded_in_shares",
-    "logs_by_what_they_are",
     # Others show compression, and state in shares.
     "forms_are_near_the_exact_sum",
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
@@ -65,6 +64,7 @@ REST = [
     "loss-scale-overflow in shares of two towers",
     "batch-norm of the global batch",
     "clipped-by-hand on two towers",
+    "micro-batches on two towers",
 ]
 THREE = [
     *("last-batch-of-one", "loss-scale-overflow", "sync-batch-norm"),
@@ -91,6 +91,7 @@ TENSORFLOW_REST = [
     "forms_are_near_the_exact_sum",
     "own_loop",
     "last-batch-of-one on two towers",
+    "micro-batches on two towers",
     "other_gradients_are_refused",
     "rounds_on_two_towers",
     "state_is_shared_in_steps_and_whole_between_epochs",

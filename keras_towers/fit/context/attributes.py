@@ -109,18 +109,6 @@ class Attributes:
         ]
         return Taken(values, python_draws() if self._draws else _nothing)
 
-    def hold_tensors_of(self, graph: Any) -> bool:
-        """Whether an attribute holds a tensor of a graph."""
-        return any(
-            getattr(leaf, "graph", None) is graph
-            for owner, others in self._owners
-            for _, value in _data_of(owner, others | _OF_CALLS)
-            for leaf in tf.nest.flatten(
-                list(leaves(value)), expand_composites=True
-            )
-            if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")
-        )
-
     def put(self, taken: Taken) -> None:
         """Restore values that ``take`` returned."""
         taken.restore_draws()

@@ -191,7 +191,7 @@ class GlobalStep:
         results = ready.run(
             common,
             towers,
-            self.config.devices,
+            self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
             functools.partial(self._update, traced, mine, divided),
@@ -204,6 +204,19 @@ class GlobalStep:
         others = self.config.others
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
+
+    def _devices(self, copied: bool) -> Sequence[str]:
+        """Return where the towers of this process compute.
+
+        Args:
+            copied: whether each has copies of variables on its device.
+        """
+        every = self.config.devices
+        if copied or not devices.all_on_host(every):
+            return every
+        # They share all cores anyway, and what is made ready for one device
+        # serves all towers.
+        return [every[0]] * len(every)
 
     def _way(self) -> Way:
         """Return how towers call their functions."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.factors import ONE, Factors
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Shape, Value
+from keras_towers.partition.moments import moments, variance_behind
 from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner, local_shape
 from keras_towers.partition.registry import axes, rule, shape_of
@@ -72,14 +73,18 @@ def _reduced(
     if node.type == "Mean":
         if not node.dtype(0).is_floating:
             return None
+        found_before = partition.variances.pop(node.operation.name, None)
+        if found_before is not None:
+            return [found_before]
+        behind = variance_behind(node.operation) if build.meets else None
+        if behind is not None:
+            mean, partition.variances[behind.name] = moments(
+                partition, node.operation, behind, value, layout, along
+            )
+            return [mean]
         # A sum might be too large for its dtype; no rows have no mean.
         (mean,) = build.copy(node.operation, [value.local, along])
-        counts = [
-            partition.cast(count, tf.float64)
-            for count in (layout.unit.count, layout.unit.total)
-        ]
-        share = build.op("RealDiv", counts, ())
-        share = partition.cast(share, node.dtype(0), is_repeated=False)
+        share = partition.share(layout.unit, node.dtype(0))
         own = build.op("MulNoNan", [mean, share], output)
         return [Value(PARTIAL, own, shape=shape)]
     if node.type == "EuclideanNorm" or not partition.builder.meets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,9 +90,24 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
     ]
 
 
-def rows_of_sizes(partition: Partitioner, sizes: list[Any]) -> Sharded | None:
-    """Return where a tensor of some sizes may have rows of a unit."""
+def rows_of_sizes(
+    partition: Partitioner,
+    sizes: list[Any],
+    may_be: Sequence[bool] | None = None,
+) -> Sharded | None:
+    """Return where a tensor of some sizes may have rows of a unit.
+
+    Args:
+        partition: the partitioner.
+        sizes: the sizes.
+        may_be: which of the axes may have them; None: any.
+    """
     every = [partition.rows_along(a, size) for a, size in enumerate(sizes)]
+    if may_be is not None:
+        # The number of channels may be a multiple of that of examples.
+        kept = zip(every, may_be, strict=True)
+        found = [layout for layout, may in kept if may and layout is not None]
+        return next(iter(found), None)
     grown = [
         axis
         for axis, size in enumerate(sizes)
@@ -271,11 +287,10 @@ def _tiled(
     sizes = _of_tiled(node, value, times)
     if factors is None or value.shape is None or sizes is None:
         return None
-    layout = rows_of_sizes(partition, list(sizes))
+    repeated = [size == 1 for size in value.shape]
+    layout = rows_of_sizes(partition, list(sizes), repeated)
     if value.sharded is not None or layout is None:
         return partition.divided(node, [value, times], factors)
-    if value.shape[layout.axis] != 1:
-        return None
     shape = partition.local_target(times, list(times.known), layout)
     (local,) = partition.builder.copy(
         node.operation,

@@ -93,7 +93,11 @@ class ServedCalls(TowerCalls):
         workers = Workers(self._peers, self._fits, session.spare)
         session.workers = workers
         try:
-            with self._peers.looking(workers.watching(needs_all=True)):
+            with (
+                # Callbacks read what the servers hold, too.
+                self._peers.connection.naming_lost_servers(),
+                self._peers.looking(workers.watching(needs_all=True)),
+            ):
                 return super().run(asked)
         except BaseException as error:
             workers.fail(error)
@@ -180,7 +184,9 @@ class ServedFit(ReplicaCall):
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
-        self.session.variables.hold(self.model)
+        # Of the numbers of a whole batch each takes those of its own rows.
+        seeds = self.config.batches == "split"
+        self.session.variables.hold(self.model, seeds)
         self.session.check(state_lib.collect(self.model).optimizers)
 
     def begin(self, logs: Any = None) -> None:
@@ -217,9 +223,6 @@ class ServedFit(ReplicaCall):
                 if logs is None:
                     raise
                 break
-            except tf.errors.OpError as error:
-                with self.session.connection.naming_lost_servers():
-                    raise error
             if not self.session.step():
                 self.model.stop_training = True
                 break

@@ -57,13 +57,19 @@ class ServerVariables:
     def _all(self) -> list[keras.Variable]:
         return [*self.trained, *self.others, *self._of_optimizers]
 
-    def hold(self, model: keras.Model) -> None:
-        """Give all variables that the workers share a copy on the servers."""
+    def hold(self, model: keras.Model, seeds: bool) -> None:
+        """Give all variables that the workers share a copy on the servers.
+
+        Args:
+            model: it.
+            seeds: whether all workers draw the same random numbers.
+        """
         state = state_lib.collect(model)
         for optimizer in state.optimizers:
             _build(optimizer, model)
         self.trained = [v for v in state.weights if v.trainable]
         self.others = [v for v in state.weights if not v.trainable]
+        self.others += state.seeds if seeds else []
         self._of_optimizers = state.optimizer_variables
         self.parts = _in_parts(self.trained)
         slots = {

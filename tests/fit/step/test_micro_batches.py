@@ -7,5 +7,140 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact, assert_same, outcome
-from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
+from tests.kit.compare import assert_exact
+from tests.kit.training import adam, compiled, fit, stacked
+
+# The last batch has 5 rows: fewer than three towers have parts.
+COUNT, BATCH = 31, 13
+X, Y, TOKENS = m.FEATURES[:COUNT], m.LABELS[:COUNT], m.TOKENS[:COUNT]
+Dense = keras.layers.Dense
+
+
+def coupled():
+    return [
+        Dense(7, "tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.4, seed=2),
+        Dense(3),
+    ]
+
+
+def clipped():
+    return adam(global_clipnorm=0.1)
+
+
+def used(model):
+    x = TOKENS if model.input_shape == (None, 4) else X
+    history = fit(model, 2, x, Y, BATCH)
+    logs = model.evaluate(x, Y, batch_size=BATCH, verbose=0)
+    return history, logs, model.predict(x, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize("towers", [1, 3])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_couples_all_rows(towers, parts):
+    strategy = kt.TowerStrategy(towers, micro_batches=parts)
+    assert_exact(stacked(coupled, optimizer=clipped), used, strategy)
+
+
+@pytest.mark.parametrize("updates", ["each", "sharded"])
+def test_sparse_gradients(updates):
+    strategy = kt.TowerStrategy(2, micro_batches=3, updates=updates)
+    assert_exact(compiled(m.with_embedding, clipped), used, strategy)
+
+
+def test_at_the_weights_and_times_the_replicas():
+    def tripled():
+        return keras.optimizers.SGD(0.3)
+
+    def act(model):
+        fit(model, 1, X, Y, BATCH)
+
+    make = compiled(m.mlp, lambda: keras.optimizers.SGD(0.1))
+    strategy = kt.TowerStrategy(3, micro_batches=2, average=False)
+    wanted = compiled(m.mlp, tripled)()
+    act(wanted)
+    model = make()
+    with strategy:
+        act(model)
+    for found, value in zip(
+        model.get_weights(), wanted.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(found, value, atol=2e-6)
+    strategy = kt.ParameterServerTowerStrategy(2, micro_batches=2)
+    assert_exact(compiled(m.mlp), used, strategy)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_fewer_rows_than_parts(rows):
+    def act(model):
+        return [model.train_on_batch(X[:rows], Y[:rows]) for _ in range(3)]
+
+    # Of two rows, BatchNormalization would enlarge roundings.
+    def layers():
+        return [keras.layers.Dropout(0.4, seed=2), Dense(3)]
+
+    strategy = kt.TowerStrategy(1, micro_batches=4)
+    assert_exact(stacked(layers), act, strategy, in_graph=True)
+
+
+def test_what_has_other_rows_is_given_to_all_parts():
+    """Also where a tower's part has as many as that."""
+
+    def build():
+        keras.utils.set_random_seed(4)
+        x, table = keras.Input((6,)), keras.Input((6,))
+        both = keras.layers.Lambda(lambda x: x[0] @ tf.transpose(x[1]))
+        return keras.Model([x, table], both([Dense(6)(x), table]))
+
+    table = m.FEATURES[-4:]
+    batch = (X[:8], table), Y[:8]
+    data = tf.data.Dataset.from_tensors(batch).repeat(2)
+    strategy = kt.TowerStrategy(2, micro_batches=2)
+    act = lambda model: model.fit(data, verbose=0)  # noqa: E731
+    assert_exact(compiled(build), act, strategy)
+
+
+def test_ragged_rows():
+    lengths = [1 + k % 3 for k in range(COUNT)]
+    values = m.TOKENS.flatten()[: sum(lengths)]
+    rows = tf.RaggedTensor.from_row_lengths(values, lengths)
+    data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(BATCH)
+
+    def build():
+        keras.utils.set_random_seed(4)
+        given = keras.Input((None,), dtype="int32", ragged=True)
+        mean = keras.layers.Lambda(
+            lambda x: tf.reduce_mean(tf.cast(x, "float32"), 1)[:, None],
+            output_shape=(1,),
+        )
+        return keras.Model(given, Dense(3)(mean(given)))
+
+    strategy = kt.TowerStrategy(2, micro_batches=2)
+    act = lambda model: model.fit(data, verbose=0)  # noqa: E731
+    assert_exact(compiled(build), act, strategy)
+
+
+def test_describe_says_what_is_held_of_all_parts():
+    lines = []
+    for layers in (lambda: [Dense(7), Dense(3)], coupled):
+        strategy = kt.TowerStrategy(1, micro_batches=2)
+        with strategy:
+            fit(stacked(layers)(), 1, X, Y, BATCH)
+        described = strategy.describe()
+        assert "each tower takes its rows in 2 parts" in described
+        lines.append("held of all parts" in described)
+    assert lines == [False, True]
+
+
+@pytest.mark.parametrize("parts", [0, -1, 1.5, True, "many", None])
+def test_what_is_not_allowed(parts):
+    with pytest.raises(kt.TowerError, match="micro_batches=.* not allowed"):
+        kt.TowerStrategy(1, micro_batches=parts)
+
+
+def test_one_tower_with_one_part_is_plain():
+    strategy = kt.TowerStrategy(1, micro_batches=1)
+    with strategy:
+        fit(compiled(m.mlp)(), 1, X, Y, BATCH)
+    assert "training of" not in strategy.describe()
