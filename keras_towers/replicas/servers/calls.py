@@ -93,7 +93,11 @@ class ServedCalls(TowerCalls):
         workers = Workers(self._peers, self._fits, session.spare)
         session.workers = workers
         try:
-            with self._peers.looking(workers.watching(needs_all=True)):
+            with (
+                # Callbacks read what the servers hold, too.
+                self._peers.connection.naming_lost_servers(),
+                self._peers.looking(workers.watching(needs_all=True)),
+            ):
                 return super().run(asked)
         except BaseException as error:
             workers.fail(error)
@@ -219,9 +223,6 @@ class ServedFit(ReplicaCall):
                 if logs is None:
                     raise
                 break
-            except tf.errors.OpError as error:
-                with self.session.connection.naming_lost_servers():
-                    raise error
             if not self.session.step():
                 self.model.stop_training = True
                 break
