@@ -32,7 +32,9 @@ from keras_towers.partition.layouts import (
     Layout,
     ListOf,
     Partial,
+    RowSplits,
     Sharded,
+    SparseIndices,
     Unit,
     Value,
 )
@@ -945,10 +947,13 @@ def static(shape: Sequence[Any]) -> tf.TensorShape:
 
 def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
     """Return the shape on a tower of a tensor of the trace."""
-    if not isinstance(layout, Sharded) or shape.rank is None:
+    if shape.rank is None:
         return shape
     sizes = list(shape)
-    sizes[layout.axis] = None
+    if isinstance(layout, Sharded):
+        sizes[layout.axis] = None
+    elif isinstance(layout, (RowSplits, SparseIndices)):
+        sizes[0] = None
     return tf.TensorShape(sizes)
 
 

@@ -275,7 +275,7 @@ def _known_to(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """Return variables, the optimizer's own, and those that it trains."""
     known = [*variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
-        known += each._trainable_variables
+        known.extend(each._trainable_variables)
     return known
 
 
