@@ -71,7 +71,7 @@ def verify(
     y: Any = None,
     sample_weight: Any = None,
     *,
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: Any = None,
     batch_size: int | None = None,
     steps: int = 3,
 ) -> Verification:

@@ -247,6 +247,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         }[self.batches]
         lines = [sums, f"gradients are {gradients}; {update.description}"]
         lines += [data, *state]
+        if config.batch_norm == "tower":
+            lines.append(
+                'batch_norm="tower" changes results: BatchNormalization has '
+                "statistics of each tower's own rows"
+            )
         if config.micro_batches > 1:
             lines.append(
                 f"each tower takes its rows in {config.micro_batches} parts, "

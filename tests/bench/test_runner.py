@@ -14,7 +14,7 @@ from tests.bench.shared import RANK
 
 def test_options_behind_a_name_are_those_of_the_strategy():
     row = find(ROWS, "tower:mode=cpu:average=False")
-    options = {"mode": "cpu", "exact": True}
+    options = {"mode": "cpu", "average": False}
     assert row.train.keywords == {"name": "tower", "options": options}
     assert row.plain == "plain"
     served = find(ROWS, "sync-replicas:ps=2")

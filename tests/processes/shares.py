@@ -113,7 +113,8 @@ def state_is_shared_in_steps_and_whole_between_epochs():
 def optimizers_whose_state_is_not_one_slot_for_each_weight():
     known = ("Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW")
     parts = {name: (name, "plain") for name in OPTIMIZERS if name in known}
-    said = groups.compare(parts, optimizer_recipes.group, sharded, eager=True)
+    make = optimizer_recipes.group
+    said = groups.compared(parts, make, sharded(), eager=True)
     assert not said, said
 
 

@@ -42,7 +42,6 @@ RARER = (
     "a_fit_within_an_epoch_of_another",
     "training_goes_on_where_ranks_are_not_synchronised",
     "state_that_rank_0_has_loaded_in_shares",
-    "logs_by_what_they_are",
     # Others show compression, and state in shares.
     "forms_are_near_the_exact_sum",
     "optimizers_whose_state_is_not_one_slot_for_each_weight",

@@ -17,6 +17,9 @@ def test_describe():
     assert described.startswith("TowerStrategy: 8 towers (/device:CPU:0 to")
     for part in ("those of one device;", "updated on tower 0", "is split"):
         assert part in described
+    assert "changes results" not in described
+    tower = kt.TowerStrategy(2, batch_norm="tower").describe()
+    assert 'batch_norm="tower" changes results' in tower
     other = kt.TowerStrategy(2, average=np.bool_(False), batches="each")
     for part in ("one device times 2", "every tower draws a whole batch"):
         assert part in other.describe()

@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.rows import (
-    NO_ROWS,
     RowCheck,
     first_rows_of,
     has_rows,
@@ -51,14 +50,10 @@ def spec_of(batch: Any) -> Any:
 
 def joined_spec(batch: TowerBatch) -> Any:
     """Return the specs of the batch that towers' parts are of."""
-    first = batch.pieces[0]
-    known = [static_size(piece) for piece in batch.pieces]
-    return tf.nest.map_structure(
-        lambda leaf: _joined(leaf, None if None in known else known), first
-    )
+    return tf.nest.map_structure(_joined, batch.pieces[0])
 
 
-def _joined(leaf: Any, counts: Any) -> Any:
+def _joined(leaf: Any) -> Any:
     if leaf is None:
         return None
     spec = tf.type_spec_from_value(leaf)
@@ -66,10 +61,15 @@ def _joined(leaf: Any, counts: Any) -> Any:
 
 
 def batch_size_of(structure: Any) -> Any:
-    """Return the batch size: the rows of the first leaf that has rows."""
-    size = static_size(structure)
+    """Return the batch size: the rows of the first leaf that has rows.
+
+    A batch without rows is one example.
+    """
     leaf = _leaf_with_rows(structure)
-    return rows_of(leaf) if size is None and leaf is not None else size
+    if leaf is None:
+        return 1
+    size = _static_rows(leaf)
+    return rows_of(leaf) if size is None else size
 
 
 def static_size(structure: Any) -> int | None:
@@ -115,7 +115,7 @@ def split(
     )
     mine = range(first, first + (replicas if towers is None else towers))
     rows = first_rows_of(batch)
-    size = 1 if rows is NO_ROWS else batch_size_of(batch)
+    size = batch_size_of(batch)
     if rows is None:
         size = (check or RowCheck()).checked(batch, tf.cast(size, tf.int64))
     starts = _starts(size, replicas)[first : mine.stop + 1]

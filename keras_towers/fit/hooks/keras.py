@@ -13,10 +13,9 @@ those of variables (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
-``calls/noop.py``), methods of an optimizer on towers
-(``fit/update/optimizers.py``), of a ``SwapEMAWeights`` callback
-(``calls/callbacks.py``), and of a ``tf.Variable`` that a step writes
-(``weights/spread.py``).
+``calls/noop.py``), methods of an optimizer during an update
+(``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
+(``calls/callbacks.py``).
 """
 
 from __future__ import annotations

@@ -41,12 +41,7 @@ class Uncompilable(Exception):
 class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs."""
 
-    def __init__(
-        self,
-        graph: Any,
-        way: Way = "called",
-        shapes: Sequence[tf.TensorShape] = (),
-    ):
+    def __init__(self, graph: Any, way: Way = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
@@ -55,9 +50,7 @@ class GraphFunction:
         )
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
-            # ``shapes`` of the first inputs may be better known than to the
-            # graph.
-            _optimised(graph, shapes) if self._is_optimised else graph,
+            _optimised(graph) if self._is_optimised else graph,
             _ATTRIBUTES[way],
         )
         config = _config()
@@ -120,25 +113,13 @@ def _config() -> Any:
     return config
 
 
-def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
+def _optimised(graph: Any) -> Any:
     """Return a flat graph, optimised, with the same inputs and outputs."""
     ends = [*graph.inputs, *graph.outputs]
     kept = {tensor.op.name for tensor in ends}
     kept |= {operation.name for operation in graph.control_outputs}
     meta = tf.compat.v1.MetaGraphDef()
-    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=not shapes))
-    known = {
-        tensor.op.name: shape
-        for tensor, shape in zip(graph.inputs, shapes, strict=False)
-    }
-    for node in meta.graph_def.node:
-        # TensorFlow makes nothing of the shape of what a graph is given, but
-        # takes what is ensured for true.
-        of = node.input[0] if node.op == "EnsureShape" else node.name
-        if of in known:
-            shape = tf.TensorShape(node.attr["shape"].shape)
-            shape = shape.merge_with(known[of])
-            node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=True))
     # What TensorFlow takes for the results of a graph.
     meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
     config = _config()
@@ -150,8 +131,6 @@ def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
     for node in definition.node:
         node.device = ""
     result = compat.FuncGraph(graph.name)
-    # Draws with a fixed seed may be constants by now (``fit.step.drawn``).
-    result.traced = graph
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     result.inputs = [_same(result, tensor) for tensor in graph.inputs]

@@ -167,7 +167,7 @@ def _outside(
     variables = list(optimizer._trainable_variables if given is None else given)
     with _updating.filled(True), as_one_device(optimizer, variables):
         original(grads, [component(variable) for variable in variables])
-    variables_lib.copy_to_towers(variables)
+    variables_lib.copy_to_towers(_known_to(optimizer, variables))
 
 
 def _outside_by_pairs(
@@ -271,6 +271,14 @@ def updating(
         yield
 
 
+def _known_to(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """Return variables, the optimizer's own, and those that it trains."""
+    known = [*variables, *optimizer.variables]
+    for each in optimizers_in(optimizer):
+        known += each._trainable_variables
+    return known
+
+
 @contextlib.contextmanager
 def as_one_device(
     optimizer: Any,
@@ -283,9 +291,7 @@ def as_one_device(
     # their components on one tower, or that of each variable, and no strategy
     # is active. Operations that do not update a variable run on the device of
     # the first one.
-    known = [*trainable_variables, *optimizer.variables]
-    for each in optimizers_in(optimizer):
-        known.extend(each._trainable_variables)
+    known = _known_to(optimizer, trainable_variables)
     device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),

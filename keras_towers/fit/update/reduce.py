@@ -62,7 +62,6 @@ class UpdateOnce:
     """
 
     name = "once"
-    description = "weights are updated on tower 0 and copied to the others"
     builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
     _updater: TowerOf = 0
@@ -85,6 +84,12 @@ class UpdateOnce:
         self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def description(self) -> str:
+        """Who updates the weights, in words."""
+        copied = " and copied to the others" if self.copies.mirrors else ""
+        return f"weights are updated on tower 0{copied}"
 
     @staticmethod
     def _mirrors(config: TowerConfig) -> bool:

@@ -20,6 +20,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.update.order import done_by_all
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights.moved import MovedVariables, SlotsOverRanks
@@ -255,10 +256,9 @@ class Shares:
             [w for w, here in zip(weights, mine, strict=True) if here],
             learning_rate,
         )
-        # TensorFlow prunes what is unused, but every rank has to take part in
-        # the sums that others use.
-        used = tf.nest.flatten(list(gradients), expand_composites=True)
-        with tf.control_dependencies(used):
+        # Every rank has to take part in the sums that others use.
+        sums = tf.nest.flatten(list(gradients), expand_composites=True)
+        with tf.control_dependencies(done_by_all(sums)):
             self._exchange([getattr(w, "_value", w) for w in weights])
 
     def _exchange(self, weights: Sequence[tf.Variable]) -> None:

@@ -1,4 +1,4 @@
-"""XLA compiles forward and backward pass of every tower."""
+"""XLA compiles what every tower computes, with the results of one device."""
 
 import functools
 
@@ -8,11 +8,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers import compat
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, outcome
-from tests.kit.long import long_but, some_of
+from tests.kit.long import long_but
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
 # Two batches of 16 rows.
@@ -21,27 +20,15 @@ FEW = 32
 ROUNDING = 5e-6
 
 
-def drawn(length):
-    """XLA draws other numbers than TensorFlow, from the same seed."""
-    return tf.random.stateless_uniform([length], seed=[1, 2])
-
-
-class ShowsXla(keras.layers.Layer):
-    """Scales its input, otherwise than without XLA."""
-
-    def call(self, x):
-        return x * (0.5 + drawn(x.shape[-1]))
+def drop():
+    """XLA draws other numbers than TensorFlow: they show that it runs."""
+    return keras.layers.Dropout(0.4, seed=3)
 
 
 @pytest.fixture
 def reasons(logged):
     """What was logged of steps that XLA does not compile, with the levels."""
     return lambda: logged("jit_compile")
-
-
-def test_what_shows_that_xla_runs():
-    compiled = tf.function(drawn, jit_compile=True)
-    assert np.abs(compiled(7) - tf.function(drawn)(7)).max() > 0.1
 
 
 def clipped_and_scaled():
@@ -60,32 +47,21 @@ def used(model):
     return logs, outputs, trained(model)
 
 
-def dense():
-    return m.mlp(ShowsXla())
-
-
 def own_step_with_embedding(cls=Stepping):
     inner = m.with_embedding()
-    return cls(*inner.inputs, *map(ShowsXla(), inner.outputs))
+    return cls(*inner.inputs, *map(drop(), inner.outputs))
 
 
-class Noisy(keras.layers.Layer):
-    """Adds numbers drawn for each row, also a few less than a group of them."""
-
-    def build(self, shape):
-        self.seed = keras.random.SeedGenerator(3)
-
-    def call(self, x):
-        for draw in keras.random.normal, keras.random.uniform:
-            x = x + draw((keras.ops.shape(x)[0], 3, 1), seed=self.seed)[:, 0]
-        shape = 4, keras.ops.shape(x)[0]
-        noise = keras.random.truncated_normal(shape, seed=self.seed)
-        return x + noise[0][:, None]
+Dense = keras.layers.Dense
 
 
-def noisy():
+def normed():
     keras.utils.set_random_seed(1)
-    return m.mlp(dropout(), Noisy(), ShowsXla())
+    return m.mlp(keras.layers.BatchNormalization(momentum=0.5), drop())
+
+
+def dropping():
+    return m.mlp(drop())
 
 
 def held_once():
@@ -93,21 +69,32 @@ def held_once():
 
 
 CASES = {
-    "one body": (
-        *(own_step_with_embedding, adam),
-        *(lambda: kt.TowerStrategy(2), trained),
+    "an own step": (
+        own_step_with_embedding,
+        adam,
+        lambda: kt.TowerStrategy(2),
+        trained,
+    ),
+    "updates that follow others": (
+        functools.partial(own_step_with_embedding, Twice),
+        adam,
+        lambda: kt.TowerStrategy(2),
+        trained,
     ),
     # Towers draw their rows of what XLA draws for the batch.
-    "draws": (noisy, adam, lambda: kt.TowerStrategy(2), used),
-    # Three of them get parts of different sizes, and have a body each.
-    "draws, uneven": (noisy, adam, lambda: kt.TowerStrategy(3), trained),
+    "draws": (dropping, adam, lambda: kt.TowerStrategy(2), used),
+    # Three of them get parts of different sizes.
+    "draws, uneven": (dropping, adam, lambda: kt.TowerStrategy(3), trained),
     # XLA does not use variables of other devices: it is given values.
-    "held once": (dense, clipped_and_scaled, held_once, trained),
+    "held once": (dropping, clipped_and_scaled, held_once, trained),
+    "in parts": (
+        normed,
+        adam,
+        lambda: kt.TowerStrategy(2, micro_batches=3),
+        used,
+    ),
 }
-
-
-# Towers of one size have one body elsewhere here, too.
-SHOWN = ("draws, uneven", "held once")
+SHOWN = ("draws, uneven", "held once", "in parts")
 
 
 @pytest.mark.parametrize("case", long_but(SHOWN.__contains__, CASES))
@@ -118,44 +105,22 @@ def test_the_same_as_one_device_with_xla(case, reasons):
     assert reasons() == []
 
 
-def on_two_towers(way, *layers, act=trained, **options):
-    """A model with layers of some classes, of which the last one acts."""
-    make = stacked(
-        lambda: [
-            Dense(7, "tanh"),
-            *(layer() for layer in layers),
-            Acts(way),
-            Dense(3),
-        ],
-        optimizer=adam,
-        **{"jit_compile": True, **options},
+def test_xla_draws_other_numbers():
+    one, other = (
+        outcome(compiled(dropping, adam, jit_compile=xla), trained).values[0][1]
+        for xla in (True, False)
     )
-    return outcome(make, act, kt.TowerStrategy(2))
+    assert np.abs(one - other).max() > 1e-3
 
 
-Dense = keras.layers.Dense
-dropout = functools.partial(keras.layers.Dropout, 0.4, seed=3)
-norm = functools.partial(keras.layers.BatchNormalization, momentum=0.5)
-
-
-def test_what_towers_write(reasons):
-    """Moving statistics and metrics."""
-    found = on_two_towers(tf.identity, norm, act=used)
-    without = {"jit_compile": False, "run_eagerly": True}
-    wanted = on_two_towers(tf.identity, norm, act=used, **without)
+def test_what_is_done_once_is_outside_of_it(reasons):
+    make = functools.partial(
+        stacked, lambda: [Dense(7, "tanh"), Acts(shown), Dense(3)]
+    )
+    found = outcome(make(jit_compile=True), trained, kt.TowerStrategy(2))
+    assert reasons() == []
+    wanted = outcome(make(jit_compile=False), trained)
     assert_same(found, wanted, ROUNDING)
-    assert reasons() == []
-
-
-def _asks(x):
-    return x * (1 + 0 * kt.current_tower().index)
-
-
-def test_what_towers_draw(reasons):
-    """XLA draws other numbers; all bodies draw those of their tower."""
-    one, each = (on_two_towers(way, dropout) for way in (tf.identity, _asks))
-    assert_same(each, one, ROUNDING)
-    assert reasons() == []
 
 
 def _strings(x):
@@ -163,57 +128,25 @@ def _strings(x):
     return x + 0 * tf.reshape(number, tf.shape(x))
 
 
-def _fails(x):
-    if compat.in_xla_context(compat.get_default_graph()):
-        raise ValueError("not for XLA")
-    return x
-
-
-@pytest.mark.parametrize(
-    "act, reason",
-    some_of(
-        [
-            (_strings, "uses what XLA does not have: AsString"),
-            (shown, "has effects: PrintV2"),
-            (_fails, "fails in a function (ValueError"),
-        ]
-    ),
-)
-def test_without_xla_where_it_cannot(act, reason, reasons):
-    found = on_two_towers(act, dropout, norm)
+def test_without_xla_where_it_cannot(reasons):
+    make = functools.partial(
+        stacked, lambda: [Dense(7, "tanh"), Acts(_strings), Dense(3)]
+    )
+    found = outcome(make(jit_compile=True), trained, kt.TowerStrategy(2))
     ((level, said),) = reasons()
     assert level == "WARNING"
     assert said.startswith("jit_compile is off for training of 'sequential")
-    assert f"the step {reason}" in said
-    if act is _strings:
-        # Nothing is drawn or written by a trace that is dropped.
-        wanted = on_two_towers(act, dropout, norm, jit_compile=False)
-        assert_same(found, wanted, tolerance=0)
+    assert "uses what XLA does not have: AsString" in said
+    assert_same(found, outcome(make(jit_compile=False), trained))
 
 
-@pytest.mark.parametrize(
-    "strategy, cls, reason",
-    some_of(
-        [
-            (
-                lambda: kt.TowerStrategy(2),
-                *(Twice, "the step uses variables after its update"),
-            ),
-            (
-                lambda: kt.AsyncTowerStrategy(2),
-                *(Stepping, "AsyncTowerStrategy trains without XLA"),
-            ),
-        ]
-    ),
-)
-def test_a_step_that_cannot_be_cut(strategy, cls, reason, reasons):
-    build = functools.partial(own_step_with_embedding, cls)
-    model = compiled(build, jit_compile=True)()
-    with strategy():
+def test_asynchronous_towers_train_without_it(reasons):
+    model = compiled(own_step_with_embedding, jit_compile=True)()
+    with kt.AsyncTowerStrategy(2):
         trained(model)
     ((level, said),) = reasons()
     assert level == "WARNING"
-    assert said.endswith(reason)
+    assert said.endswith("AsyncTowerStrategy trains without XLA")
 
 
 def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
@@ -223,12 +156,12 @@ def test_auto_is_what_it_is_without_a_strategy(reasons, monkeypatch):
         tf.config, "list_physical_devices", lambda kind=None: devices
     )
     with kt.TowerStrategy(2):
-        model = classifier(Acts(shown))
+        model = classifier(Acts(_strings))
         assert model.jit_compile is True
         trained(model)
     ((level, said),) = reasons()
     assert level == "INFO"
-    assert said.endswith("PrintV2")
+    assert said.endswith("AsString")
     monkeypatch.undo()
     with kt.TowerStrategy(2):
         assert classifier().jit_compile is False
@@ -248,11 +181,10 @@ class WithFunction(keras.layers.Layer):
         return self.scaled(x)
 
 
-def test_functions_of_the_model_are_not_left_with_what_xla_got(reasons):
+def test_functions_of_the_model_are_not_left_with_what_xla_got():
     def act(model):
         return fit(model, validation_data=(X[:FEW], Y[:FEW]))
 
     make = stacked(lambda: [WithFunction(), Dense(4)], jit_compile=True)
     strategy = kt.TowerStrategy(2)
     assert_exact(make, act, strategy, tolerance=ROUNDING, in_graph=True)
-    assert "in a function of its own" in reasons()[0][1]

@@ -55,21 +55,30 @@ def test_with_copies_all_towers_have_its_value_until_they_are_taken_back(
     assert copies.place(variable)
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "sum"])
-def test_made_in_the_block_it_is_held_once_with_what_all_had(
-    strategy, aggregation
-):
+def test_made_in_the_block_it_is_held_once_with_what_all_had(strategy):
     copies = Copies(strategy._config, mirrors=False)
+    options = {"aggregation": "mean", "synchronization": "on_read"}
     with strategy:
-        variable = keras.Variable(
-            0.0, aggregation=aggregation, synchronization="on_read"
-        )
+        variable = keras.Variable(0.0, trainable=False, **options)
         assert isinstance(variable._value, compat.DistributedVariable)
         for number, part in enumerate(variable._value.values, 1):
             part.assign(3.0 * number)
         assert copies.hold_once(variable)
         assert not isinstance(variable._value, compat.DistributedVariable)
-    assert variable.numpy() == (6 if aggregation == "mean" else 18)
+    assert variable.numpy() == 6
+
+
+@pytest.mark.parametrize("mirrors", [False, True])
+def test_weights_made_in_the_block_are_ordinary_outside_of_replicas(mirrors):
+    with kt.TowerStrategy(2, updates="each" if mirrors else "once"):
+        weight = keras.Variable([1.0, 2.0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight.value**2)
+        (gradient,) = tape.gradient(loss, [weight])
+        held = weight._value
+        assert isinstance(held, compat.DistributedVariable) == mirrors
+    assert gradient.numpy().tolist() == [2, 4]
+    assert not isinstance(weight._value, compat.DistributedVariable)
 
 
 def test_another_strategys_is_refused(strategy):
