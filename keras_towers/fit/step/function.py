@@ -1,10 +1,11 @@
 """A traced function, called as one operation or inlined into its caller.
 
 TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. A ``called`` function is optimised once, and
-its calls stay calls, as those of a function that XLA compiles do. Where other
-ranks need an output before the rest is computed, such as a gradient, functions
-are ``inlined``: TensorFlow makes their operations those of the caller.
+cost that grows with their number. A ``called`` function is optimised once, if
+it is large, and its calls stay calls, as those of a function that XLA compiles
+do. Where other ranks need an output before the rest is computed, such as a
+gradient, functions are ``inlined``: TensorFlow makes their operations those of
+the caller.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _ATTRIBUTES: dict[Way, dict[str, bool]] = {
 # batches may be large for it, but no image must be smaller than a kernel, and
 # some steps need a multiple of a number.
 _SIZES = (8, 64, 840)
+# The operations of a function that is not worth optimising: between layers of
+# BatchNormalization, where there are many, it
+# takes a seventh of the first step, and saves nothing.
+_SMALL = 300
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 
@@ -41,27 +46,21 @@ class Uncompilable(Exception):
 class GraphFunction:
     """A function of tensors; captured tensors are its graph's last inputs."""
 
-    def __init__(
-        self,
-        graph: Any,
-        way: Way = "called",
-        shapes: Sequence[tf.TensorShape] = (),
-    ):
+    def __init__(self, graph: Any, way: Way = "called"):
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
-        self._is_optimised: bool = way == "called" and not (
+        self._is_final: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
+        optimised = self._is_final and len(graph.get_operations()) > _SMALL
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
-            # ``shapes`` of the first inputs may be better known than to the
-            # graph.
-            _optimised(graph, shapes) if self._is_optimised else graph,
+            _optimised(graph) if optimised else graph,
             _ATTRIBUTES[way],
         )
         config = _config()
-        if self._is_optimised:
+        if self._is_final:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
         self._config = config.SerializeToString()
 
@@ -69,7 +68,7 @@ class GraphFunction:
         """Call the function."""
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
-        if self._is_optimised:
+        if self._is_final:
             inputs = [_held(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)
@@ -120,25 +119,13 @@ def _config() -> Any:
     return config
 
 
-def _optimised(graph: Any, shapes: Sequence[tf.TensorShape]) -> Any:
+def _optimised(graph: Any) -> Any:
     """Return a flat graph, optimised, with the same inputs and outputs."""
     ends = [*graph.inputs, *graph.outputs]
     kept = {tensor.op.name for tensor in ends}
     kept |= {operation.name for operation in graph.control_outputs}
     meta = tf.compat.v1.MetaGraphDef()
-    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=not shapes))
-    known = {
-        tensor.op.name: shape
-        for tensor, shape in zip(graph.inputs, shapes, strict=False)
-    }
-    for node in meta.graph_def.node:
-        # TensorFlow makes nothing of the shape of what a graph is given, but
-        # takes what is ensured for true.
-        of = node.input[0] if node.op == "EnsureShape" else node.name
-        if of in known:
-            shape = tf.TensorShape(node.attr["shape"].shape)
-            shape = shape.merge_with(known[of])
-            node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=True))
     # What TensorFlow takes for the results of a graph.
     meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
     config = _config()

@@ -26,9 +26,9 @@ def run(function, *inputs):
 
 
 @pytest.mark.optimized
-def test_it_is_optimised_once_and_not_inlined():
+def test_a_large_one_is_optimised_once_and_not_inlined():
     def long(x):
-        for _ in range(50):
+        for _ in range(200):
             x = tf.identity(x) * 1.0
         return x
 
@@ -36,21 +36,6 @@ def test_it_is_optimised_once_and_not_inlined():
     assert len(function._function.graph.get_operations()) < 10
     assert function._function.definition.attr["_noinline"].b
     assert run(lambda x: function([x]), tf.constant([3.0]))[0] == [3]
-
-
-@pytest.mark.optimized
-def test_sizes_that_all_towers_share_are_numbers_in_it():
-    def sized(x):
-        x = tf.ensure_shape(x, x.shape)
-        return x / tf.cast(tf.shape(x)[0] * tf.size(x), x.dtype)
-
-    graph = traced(sized, ([None, 3], tf.float32))
-    for shape in ([2, 3], [None, 3]):
-        function = GraphFunction(graph, shapes=[tf.TensorShape(shape)])
-        operations = function._function.graph.get_operations()
-        assert ("Shape" in {op.type for op in operations}) is (not shape[0])
-        (result,) = function([tf.ones([2, 3])])
-        assert result.numpy() == pytest.approx(1 / 12)
 
 
 @pytest.mark.optimized
@@ -70,13 +55,6 @@ def test_one_function_for_towers_that_differ_in_a_number():
         if "PartitionedCall" in node.op
     ]
     assert len(called) == 2 and len(set(called)) == 1, called
-
-
-def test_a_shape_that_the_step_ensures_stays_ensured():
-    graph = traced(lambda x: tf.ensure_shape(x, [2, 3]), [[None, None]])
-    function = GraphFunction(graph, shapes=[tf.TensorShape([2, None])])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="compatible"):
-        function([tf.ones([2, 4])])
 
 
 @pytest.mark.optimized
