@@ -31,9 +31,9 @@ _ATTRIBUTES: dict[Way, dict[str, bool]] = {
 # batches may be large for it, but no image must be smaller than a kernel, and
 # some steps need a multiple of a number.
 _SIZES = (8, 64, 840)
-# The operations of a function that is not worth optimising: between layers of
-# BatchNormalization, where there are many, it
-# takes a seventh of the first step, and saves nothing.
+# The operations of a function that is not worth optimising. Where layers of
+# BatchNormalization make many such functions, it takes a seventh of the first
+# step, and saves nothing.
 _SMALL = 300
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
