@@ -1,10 +1,11 @@
 """A traced function, called as one operation or inlined into its caller.
 
 TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. A ``called`` function is optimised once, and
-its calls stay calls, as those of a function that XLA compiles do. Where other
-ranks need an output before the rest is computed, such as a gradient, functions
-are ``inlined``: TensorFlow makes their operations those of the caller.
+cost that grows with their number. A ``called`` function is optimised once, if
+it is large, and its calls stay calls, as those of a function that XLA compiles
+do. Where other ranks need an output before the rest is computed, such as a
+gradient, functions are ``inlined``: TensorFlow makes their operations those of
+the caller.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _ATTRIBUTES: dict[Way, dict[str, bool]] = {
 # batches may be large for it, but no image must be smaller than a kernel, and
 # some steps need a multiple of a number.
 _SIZES = (8, 64, 840)
+# The operations of a function that is not worth optimising. Where layers of
+# BatchNormalization make many such functions, it takes a seventh of the first
+# step, and saves nothing.
+_SMALL = 300
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 
@@ -45,16 +50,21 @@ class GraphFunction:
         self._shapes = [output.shape for output in graph.outputs]
         self._inputs = list(graph.inputs)
         # Control flow has functions of its own, which belong to this graph.
-        self._is_optimised: bool = way == "called" and not (
+        self._is_final: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
+        optimised = self._is_final and len(graph.get_operations()) > _SMALL
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
+<<<<<<< HEAD
             _optimised(graph) if self._is_optimised else graph,
+=======
+            _optimised(graph) if optimised else graph,
+>>>>>>> perf
             _ATTRIBUTES[way],
         )
         config = _config()
-        if self._is_optimised:
+        if self._is_final:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
         self._config = config.SerializeToString()
 
@@ -62,7 +72,7 @@ class GraphFunction:
         """Call the function."""
         if tf.executing_eagerly():
             return list(self._function.call_flat(*inputs))
-        if self._is_optimised:
+        if self._is_final:
             inputs = [_held(tensor) for tensor in inputs]
         options = {"config_proto": self._config, "executor_type": ""}
         outputs = compat.call_in_graph(self._function, inputs, options)

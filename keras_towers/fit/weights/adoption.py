@@ -78,13 +78,13 @@ class Adoption:
             self._compiled.add(model)
 
     def makes_once(self, variable: keras.Variable) -> bool:
-        """Whether a variable that is created in the scope exists once."""
-        # Also in a custom loop: only optimizers write weights, on the sums of
+        """Whether a variable that is created in the block exists once."""
+        # In a scope() it is as TensorFlow has it. Also in a custom loop: only optimizers write weights, on the sums of
         # gradients, and what replicas add to one variable is the sum of what
         # they would add to several. TensorFlow could take no gradient of
         # its own copies outside of replicas, and rounds what it divides.
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
-        return variable.trainable or adds
+        return self._tracks and (variable.trainable or adds)
 
     def made_variable(self, variable: keras.Variable, once: bool) -> None:
         """Register a variable that was created in the scope, maybe ``once``."""

@@ -83,9 +83,9 @@ def _reduced(
             )
             return [mean]
         # A sum might be too large for its dtype; no rows have no mean.
-        (mean,) = build.copy(node.operation, [value.local, along])
+        (own_mean,) = build.copy(node.operation, [value.local, along])
         share = partition.share(layout.unit, node.dtype(0))
-        own = build.op("MulNoNan", [mean, share], output)
+        own = build.op("MulNoNan", [own_mean, share], output)
         return [Value(PARTIAL, own, shape=shape)]
     if node.type == "EuclideanNorm" or not partition.builder.meets:
         return None
