@@ -56,11 +56,7 @@ class GraphFunction:
         optimised = self._is_final and len(graph.get_operations()) > _SMALL
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
-<<<<<<< HEAD
-            _optimised(graph) if self._is_optimised else graph,
-=======
             _optimised(graph) if optimised else graph,
->>>>>>> perf
             _ATTRIBUTES[way],
         )
         config = _config()

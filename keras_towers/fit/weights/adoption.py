@@ -79,10 +79,11 @@ class Adoption:
 
     def makes_once(self, variable: keras.Variable) -> bool:
         """Whether a variable that is created in the block exists once."""
-        # In a scope() it is as TensorFlow has it. Also in a custom loop: only optimizers write weights, on the sums of
-        # gradients, and what replicas add to one variable is the sum of what
-        # they would add to several. TensorFlow could take no gradient of
-        # its own copies outside of replicas, and rounds what it divides.
+        # In a scope() it is as TensorFlow has it. Once is enough in a custom
+        # loop, too: only optimizers write weights, on the sums of gradients,
+        # and what replicas add to one variable is the sum of what they would
+        # add to several. TensorFlow could take no gradient of its own copies
+        # outside of replicas, and rounds what it divides.
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
         return self._tracks and (variable.trainable or adds)
 
