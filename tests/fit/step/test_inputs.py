@@ -61,7 +61,9 @@ def test_what_a_program_is_given(first):
         tf.TensorSpec([]),
     ]
     pieces = batches.split(batch, 6, first=0 if first else 3, towers=3)
-    divided = DividedBatch(pieces, tuple(specs), layouts_of(tuple(specs)))
+    divided = DividedBatch(
+        pieces, tuple(specs), layouts_of(tuple(specs)), pieces
+    )
     graph = compat.func_graph_from_py_func(
         "step", lambda x, y, z: tf.reduce_sum(y, 0) * z, specs, {}
     )

@@ -9,6 +9,7 @@ from keras_towers.fit.data import batches
 from keras_towers.fit.step import program as program_lib
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
+from keras_towers.fit.update.order import StepOrder
 from keras_towers.partition import Updating, partitioned
 from keras_towers.transport import SingleProcess
 
@@ -26,10 +27,19 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
 
     @tf.function
     def run(x):
-        divided = DividedBatch(batches.split(x, towers), SPEC, layouts)
+        batch = batches.split(x, towers)
+        divided = DividedBatch(batch, SPEC, layouts, batch)
         common, own = divided.given(laid_out.inputs, True)
         ready = TowerProgram(laid_out, way, devices[0])
-        return ready.run(common, own, devices[:towers], SingleProcess(), update)
+        alone = SingleProcess()
+        return ready.run(
+            common,
+            [[part] for part in own],
+            devices[:towers],
+            alone,
+            StepOrder(alone),
+            update,
+        )
 
     concrete = run.get_concrete_function(SPEC)
     return concrete(X), concrete.graph
