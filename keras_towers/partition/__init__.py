@@ -123,13 +123,7 @@ def _laid_out(
         )
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
-    divided = [
-        (own, layout)
-        for own, layout in zip(given, layouts, strict=True)
-        if isinstance(layout, Sharded) and layout.unit is None
-    ]
-    # Of data without rows all is done once.
-    count = _count(builder, *divided[0]) if divided else total
+    count = _examples_of_tower(builder, given, layouts, total)
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
     partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
@@ -221,8 +215,35 @@ def _value(
     return Value(layout, local=own, shape=shape)
 
 
+def _examples_of_tower(
+    builder: Builder,
+    given: Sequence[Tensor],
+    layouts: Sequence[InputLayout],
+    total: Tensor,
+) -> Tensor:
+    """The number of examples of a tower."""
+    for own, layout in zip(given, layouts, strict=True):
+        if isinstance(layout, Sharded) and layout.unit is None:
+            return _count(builder, own, layout)
+        if isinstance(layout, RowSplits):
+            ends = _count(builder, own, Sharded(0))
+            one = builder.constant(1, SIZE)
+            return builder.op("Sub", [ends, one], (), is_repeated=True)
+        if isinstance(layout, SparseShape):
+            ends = [builder.constant([end], tf.int32) for end in (0, 1, 1)]
+            return builder.op(
+                "StridedSlice",
+                [own, *ends],
+                (),
+                is_repeated=True,
+                shrink_axis_mask=1,
+            )
+    # Of data without rows all is done once.
+    return total
+
+
 def _count(builder: Builder, own: Tensor, layout: Sharded) -> Tensor:
-    """The number of examples of a tower, from its rows."""
+    """The number of units of a tower, from its rows."""
     shape = builder.op("Shape", [own], is_repeated=True, out_type=SIZE)
     ends = [layout.axis, layout.axis + 1, 1]
     count = builder.op(

@@ -80,9 +80,16 @@ def static_size(structure: Any) -> int | None:
 
 def of_any_size(spec: Any) -> Any:
     """Return the spec of a tensor that may have any number of rows."""
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+    if not spec.shape.rank:
         return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(shape, spec.dtype)
+    return tf.TensorSpec(shape, spec.dtype)
 
 
 def _static_rows(leaf: Any) -> int | None:

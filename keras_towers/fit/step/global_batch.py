@@ -114,8 +114,10 @@ class GlobalStep:
     @property
     def _is_global(self) -> bool:
         """Whether what Keras passes to a step is the batch of one device."""
-        apart = self.config.others is not None or self.update.rounds is not None
-        return self.config.batches == "split" and not apart
+        config = self.config
+        own = config.batches == "each" and config.transport.size > 1
+        apart = config.others is not None or self.update.rounds is not None
+        return not own and not apart
 
     def _on_one_device(
         self,

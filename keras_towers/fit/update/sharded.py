@@ -71,6 +71,10 @@ class UpdateSharded(UpdateOnce):
         self.sums_at_weights = reduction is None
         self._slot_bytes_before: list[int] = []
 
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
+        return True
+
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer with its slots where they belong."""
         self._shares.add(variables)
