@@ -65,8 +65,7 @@ class DividedBatch:
                 own[tensor] = piece[index]
         for name, tensor in inputs.sizes.items():
             index, axis = map(int, name.split("."))
-            shape = tf.shape(pieces[0][index], out_type=tf.int64)
-            common[tensor] = shape[axis]
+            common[tensor] = _same_size([p[index] for p in pieces], axis)
         common[inputs.total] = tf.cast(self.batch.total, tf.int64)
         start = tf.cast(self.batch.start, tf.int64)
         counts = counts_of(self.batch)
@@ -99,6 +98,20 @@ class DividedBatch:
         for k, values in enumerate(towers):
             values[own.start] = values[inputs.start] + before
             values[own.is_first] = tf.constant(first and k == 0)
+
+
+def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    """Return the size that an axis has in all parts of a batch."""
+    sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
+    check = tf.debugging.assert_equal(
+        sizes,
+        sizes[0],
+        "the batches of towers have different sizes along an axis other than "
+        "the first, so that they are no parts of one batch: pad all to the "
+        'same size, or use batches="split"',
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(sizes[0])
 
 
 def share_of(here: Any, total: Any) -> tf.Tensor:

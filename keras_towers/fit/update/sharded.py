@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
@@ -197,13 +198,20 @@ class Shares:
         new = [
             v
             for v in variables
-            if isinstance(v, keras.Variable) and v._value not in self._owners
+            if isinstance(v, keras.Variable)
+            and self._is_placed(v._value)
+            and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):
             place = self._placement(v.path, v.shape, v.dtype)
             self._owners[v._value] = self._places.index(place)
             mine = component(v._value, self.tower_of)
             self._owners[mine] = self._owners[v._value]
+
+    def _is_placed(self, value: Any) -> bool:
+        """Whether a weight has its copies on the towers already."""
+        copied = isinstance(value, compat.DistributedVariable)
+        return copied or self._towers == 1
 
     def __contains__(self, value: Any) -> bool:
         return value in self._owners
