@@ -165,9 +165,12 @@ def _outside(
     """Apply gradients outside of any step, as one device does."""
     given = trainable_variables
     variables = list(optimizer._trainable_variables if given is None else given)
-    with _updating.filled(True), as_one_device(optimizer, variables):
-        original(grads, [component(variable) for variable in variables])
-    variables_lib.copy_to_towers(_known_to(optimizer, variables))
+    strategy = contract.in_force()
+    assert strategy is not None
+    index = strategy._components.update.updater
+    with _updating.filled(True), as_one_device(optimizer, variables, index):
+        original(grads, [component(v, index) for v in variables])
+    variables_lib.copy_to_towers(_known_to(optimizer, variables), index)
 
 
 def _outside_by_pairs(

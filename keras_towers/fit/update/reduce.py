@@ -64,7 +64,7 @@ class UpdateOnce:
     name = "once"
     builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
-    _updater: TowerOf = 0
+    updater: TowerOf = 0
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
@@ -197,7 +197,7 @@ class UpdateOnce:
         with tf.init_scope():
             if not optimizer.built:
                 with as_one_device(
-                    optimizer, variables, self._updater, only=self._only
+                    optimizer, variables, self.updater, only=self._only
                 ):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
@@ -207,8 +207,8 @@ class UpdateOnce:
         sums = self._sums(call, rows)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._update_tower(call, sums, self._updater)
-            variables_lib.copy_to_towers(_written(call), self._updater)
+            self._update_tower(call, sums, self.updater)
+            variables_lib.copy_to_towers(_written(call), self.updater)
 
     def _update_tower(
         self, call: UpdateCall, sums: list[Any], index: TowerOf

@@ -68,7 +68,7 @@ class UpdateSharded(UpdateOnce):
         self._of_ranks = SlotsOverRanks(config.transport)
         if config.transport.size > 1:
             self._only = self._shares
-        self._updater = self._shares.tower_of
+        self.updater = self._shares.tower_of
         self.sums_at_weights = reduction is None
         self._slot_bytes_before: list[int] = []
 
@@ -110,7 +110,7 @@ class UpdateSharded(UpdateOnce):
                 self._of_ranks.add(slot, rank, home)
                 if rank != self.config.transport.rank:
                     continue
-            here = component(value, self._updater).device
+            here = component(value, self.updater).device
             self._slots.place(slot, here, home)
 
     @property
@@ -170,7 +170,7 @@ class UpdateSharded(UpdateOnce):
             sums = self._reduction(rows, self.config.devices)
             towers = map(self._shares.tower_of, values)
             return [[sums[tower][i] for i, tower in enumerate(towers)]]
-        places = [component(v, self._updater).device for v in values]
+        places = [component(v, self.updater).device for v in values]
         sums = sum_at_variables(rows, self.config.devices, places)
         return [self._over_ranks(sums)]
 
