@@ -126,7 +126,7 @@ def _scale_loss(
     optimizer: Any, original: Callable[..., Any], loss: tf.Tensor
 ) -> tf.Tensor:
     update = update_in_force()
-    if optimizer.built and update is not None:
+    if optimizer.built and update is not None and traced.current() is None:
         # A trace made before the first apply() would keep reading the copy of
         # the scale that was created in the strategy's scope.
         with tf.init_scope():
