@@ -1,8 +1,8 @@
 """What is advised where a phase stands out, and what a ``fit`` prints."""
 
+import collections
 import dataclasses
 import inspect
-import collections
 import re
 import time
 
