@@ -230,10 +230,10 @@ def _examples_of_tower(
             one = builder.constant(1, SIZE)
             return builder.op("Sub", [ends, one], (), is_repeated=True)
         if isinstance(layout, SparseShape):
-            ends = [builder.constant([end], tf.int32) for end in (0, 1, 1)]
+            first = [builder.constant([end], tf.int32) for end in (0, 1, 1)]
             return builder.op(
                 "StridedSlice",
-                [own, *ends],
+                [own, *first],
                 (),
                 is_repeated=True,
                 shrink_axis_mask=1,

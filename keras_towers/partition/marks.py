@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +14,7 @@ _MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @tf.custom_gradient
-def own_mean(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+def own_mean(x: tf.Tensor) -> Any:
     """Return for each row the mean of all that the same tower has.
 
     On one device it is the mean of all rows. It is its own gradient, as the

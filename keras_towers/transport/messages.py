@@ -7,6 +7,7 @@ equal size, sums in a wider one, and small tensors of a dtype together.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -71,7 +72,8 @@ def gathered(
     whole = tf.strings.reduce_join(tf.reshape(tensor, [-1]))
     numbers = all_gather(tf.io.decode_raw(whole, tf.uint8), f"{key}.bytes")
     characters = tf.gather(_BYTES, tf.cast(numbers, tf.int32))
-    every = tf.RaggedTensor.from_row_lengths(
+    ragged: Any = tf.RaggedTensor
+    every = ragged.from_row_lengths(
         characters, tf.reshape(lengths, [-1]), validate=False
     )
     texts = tf.strings.reduce_join(every, axis=-1)

@@ -84,8 +84,9 @@ def of_any_size(spec: Any) -> Any:
         return spec
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
+        of_rows: Any = spec
         return tf.RaggedTensorSpec(
-            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+            shape, spec.dtype, of_rows.ragged_rank, of_rows.row_splits_dtype
         )
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(shape, spec.dtype)

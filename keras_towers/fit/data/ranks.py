@@ -234,7 +234,8 @@ def joined(batch: Any, transport: Transport) -> Any:
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
-            return tf.RaggedTensor.from_nested_row_lengths(
+            ragged: Any = tf.RaggedTensor
+            return ragged.from_nested_row_lengths(
                 all_ranks(leaf.flat_values), lengths
             )
         if isinstance(leaf, tf.SparseTensor):

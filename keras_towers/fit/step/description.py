@@ -121,13 +121,16 @@ def costs_of(program: Program, towers: int) -> StepCosts:
     for _, own, axis, size in given:
         shape = own.shape if own.shape.rank is not None else [None]
         sizes = [s for a, s in enumerate(shape) if a != axis]
-        grows = isinstance(size, Size) and size.powers == EXAMPLES.powers
-        if None in sizes or not (grows or isinstance(size, int)):
+        known = [s for s in sizes if s is not None]
+        entry = math.prod(known) * own.dtype.size
+        if len(known) < len(sizes):
             fixed = None
-        elif grows:
-            per_example += math.prod(sizes) * own.dtype.size * size.number
+        elif isinstance(size, Size) and size.powers == EXAMPLES.powers:
+            per_example += entry * size.number
+        elif not isinstance(size, int):
+            fixed = None
         elif fixed is not None:
-            fixed += math.prod(sizes) * own.dtype.size * size
+            fixed += entry * size
     rounds = len({level for level, _, _, _ in given})
     return StepCosts(
         exchanges=len(given),

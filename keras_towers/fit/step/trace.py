@@ -191,7 +191,8 @@ def with_components(call: UpdateCall, components: Sequence[Any]) -> list[Any]:
             if values is None:
                 grads.append(None)
                 continue
-            shape = tf.constant(gradient.shape.as_list(), tf.int64)
+            sizes: Any = gradient.shape.as_list()
+            shape = tf.constant(sizes, tf.int64)
             grads.append(tf.IndexedSlices(values, indices, shape))
         else:
             grads.append(next(left))

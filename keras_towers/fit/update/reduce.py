@@ -62,6 +62,7 @@ class UpdateOnce:
     """
 
     name = "once"
+    description: str = "weights are updated on tower 0"
     builds_optimizers = False
     # The tower that updates a weight, and on which its slots are created.
     updater: TowerOf = 0
@@ -84,12 +85,8 @@ class UpdateOnce:
         self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @property
-    def description(self) -> str:
-        """Who updates the weights, in words."""
-        copied = " and copied to the others" if self.copies.mirrors else ""
-        return f"weights are updated on tower 0{copied}"
+        if self.name == UpdateOnce.name and self.copies.mirrors:
+            self.description += " and copied to the others"
 
     @staticmethod
     def _mirrors(config: TowerConfig) -> bool:
