@@ -39,6 +39,13 @@ _OTHERS = (
     "StatelessRandomPoisson",
     "StatelessParameterizedTruncatedNormal",
 )
+# They are drawn once, as they have a state of TensorFlow's own.
+_STATEFUL = (
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+)
 # TensorFlow's numbers of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
 # How many numbers a count gives: 128 bits, but no more than four.
@@ -114,7 +121,7 @@ def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     return build.op("AddV2", [own, more], own.shape)
 
 
-@shape_of(*_DRAWS, *_OTHERS)
+@shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
 def _of_drawn(node: Node, target: Value, *rest: Value) -> Any:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)
