@@ -37,7 +37,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.lasting.resuming import Kept, Resuming
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
