@@ -35,7 +35,7 @@ Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
 Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
 Host.on_train_end KerasState LearningRateScheduleCallback
 LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
-OfRank.of ReductionCrossDeviceOps Report Resuming State summarise
+OfRank.of ReductionCrossDeviceOps Report ResumingCallback State summarise
 TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
 TowerTrainer UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
 """
