@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from keras_towers.rendezvous import check, store, watch
+from keras_towers.rendezvous import check, meet, store, watch
 
 STEPS = 5
 """Steps between two lines of output of a rank that trains."""
