@@ -94,8 +94,9 @@ def run(
         bool,
         typer.Option(
             "--no-strategy",
-            help="Let each process train a model of its own. Without it, fit is "
-            "an error where neither --strategy nor the script has a strategy.",
+            help="Let each process train a model of its own. Without it, fit "
+            "is an error where neither --strategy nor the script has a "
+            "strategy.",
         ),
     ] = False,
     towers: Annotated[
