@@ -195,12 +195,11 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
+        collective = engines.find("runtime").advice
         return supervise(
             run,
             what="task",
-            how_to_connect=_SERVED
-            if "ps" in tasks
-            else engines.find("runtime").advice,
+            how_to_connect=_SERVED if "ps" in tasks else collective,
         )
 
 
