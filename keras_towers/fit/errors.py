@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.meeting import watch
+from keras_towers.rendezvous import watch
 
 # TensorFlow's own mark of a status that only follows from another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
