@@ -16,6 +16,7 @@ from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
+    from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     )
     from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
-    from keras_towers.lasting import Backup
     from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
@@ -89,7 +89,7 @@ _NAMES_IN = {
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callbacks": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
-    "lasting": "Backup",
+    "backup": "Backup",
     "launching.function": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",

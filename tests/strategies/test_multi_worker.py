@@ -12,8 +12,8 @@ from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_start
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.meeting import environments
-from keras_towers.meeting.environments import tf_config
+from keras_towers.rendezvous import environments
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.ranks import share_machine

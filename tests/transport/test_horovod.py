@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.meeting import environments
+from keras_towers.rendezvous import environments
 
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.launching.ranks import Rank
-from keras_towers.meeting.addresses import is_local, resolve
-from keras_towers.meeting.hosts import Slot
+from keras_towers.rendezvous.addresses import is_local, resolve
+from keras_towers.rendezvous.hosts import Slot
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.byteps import byteps_recipe, byteps_start, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check, store, watch
+from keras_towers.rendezvous import check, store, watch
 from keras_towers.transport.messages import MESSAGE_BYTES
 from keras_towers.transport.sums import DIFFERENT, Sums
 

@@ -12,9 +12,9 @@ from keras_towers import settings
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collectives import CollectiveTransport
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store
-from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,
