@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from keras_towers import settings
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic import elastic_options, run_elastic
 from keras_towers.launching.job import (
@@ -103,8 +103,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Towers per process, with --strategy or --ps. Without GPUs the "
-            "CPU is split into as many.",
+            help="Towers per process, with --strategy or --ps. Without GPUs "
+            "the CPU is split into as many.",
         ),
     ] = None,
     servers: Annotated[
@@ -203,31 +203,32 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Elastic jobs: slots of hosts that are printed without a number.",
+            help="Elastic jobs: slots of hosts that are printed without a "
+            "number.",
         ),
     ] = 1,
     elastic_timeout: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Elastic jobs: seconds to wait for --min-np slots before giving "
-            "up.",
+            help="Elastic jobs: seconds to wait for --min-np slots before "
+            "giving up.",
         ),
     ] = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: Annotated[
         tuple[int, int],
         typer.Option(
             metavar="SECONDS SECONDS",
-            help="Elastic jobs: shortest and longest time to avoid a host after a "
-            "worker failed on it; doubles with each failure.",
+            help="Elastic jobs: shortest and longest time to avoid a host "
+            "after a worker failed on it; doubles with each failure.",
         ),
     ] = (5, 600),
     reset_limit: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Elastic jobs: end the job after ranks have joined or left this "
-            "many times.",
+            help="Elastic jobs: end the job after ranks have joined or left "
+            "this many times.",
         ),
     ] = None,
 ) -> None:
@@ -368,8 +369,8 @@ class Plan:
         if self.has_servers:
             return "sync-replicas"
         if self.tasks or self.is_task:
-            return "multi-worker"
-        return "byteps" if servers else "horovod"
+            return engines.find("runtime").strategy
+        return engines.of_launcher(servers).strategy
 
 
 def _plan(
@@ -445,16 +446,18 @@ def _program(
 
 
 def _servers(given: int | None, strategy: str | None, plan: Plan) -> int | None:
-    """Return the number of BytePS's servers to start, None without BytePS."""
-    if given and strategy != "byteps" and strategy in STRATEGIES:
+    """Return the number of servers beside the ranks, None without them."""
+    with_servers = [e for e in engines.ENGINES.values() if e.servers]
+    names = [engine.strategy for engine in with_servers]
+    if given and strategy not in names and strategy in STRATEGIES:
         raise TowerError(
-            "--servers is for --strategy byteps: the strategy "
-            f"{strategy} has no use for BytePS's servers"
+            f"--servers is for --strategy {' or '.join(names)}: the strategy "
+            f"{strategy} has no use for servers"
         )
-    servers = given or (1 if strategy == "byteps" else None)
+    servers = given or (1 if strategy in names else None)
     if servers and (plan.elastic or plan.member or plan.tasks):
         raise TowerError(
-            "BytePS's servers are for jobs with a fixed number of processes "
+            "servers are for jobs with a fixed number of processes "
             "that this command starts: give -np, and -H for other machines"
         )
     return servers
