@@ -18,9 +18,9 @@ from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
-from keras_towers.meeting import check
-from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.system import handled
 from keras_towers.transport import Transport
 

@@ -25,7 +25,7 @@ PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 # What is only for this package itself; not looked into by completeness.
 INTERNAL = (
     *("bench", "building", "cli", "compat", "doctor", "fit", "launching"),
-    *("meeting", "partition", "replicas"),
+    *("rendezvous", "partition", "replicas"),
 )
 
 # They derive from classes of Keras, Horovod, Ray and TensorFlow without types;
