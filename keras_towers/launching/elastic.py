@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import settings
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import discovery
-from keras_towers.launching.job import Job, Running, check_horovod
+from keras_towers.launching.job import Job, Running
 from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.meeting.addresses import LOOPBACK, is_local
-from keras_towers.meeting.hosts import Slot, assign
-from keras_towers.meeting.server import LISTENERS_SCOPE
-from keras_towers.meeting.store import NEWS
+from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+from keras_towers.rendezvous.hosts import Slot, assign
+from keras_towers.rendezvous.server import LISTENERS_SCOPE
+from keras_towers.rendezvous.store import NEWS
 
 # As horovod.runner.elastic.worker.HostUpdateResult.
 _REMOVED, _ADDED = 1, 2
@@ -95,7 +95,7 @@ def elastic_options(
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
     """Run an elastic job to its end and return the exit code."""
-    check_horovod()
+    engines.of_launcher(None).check_installed()
     first = elastic.discover()
     with Running(job, first) as run:
         return Driver(run, elastic, first).drive()

@@ -1,0 +1,173 @@
+"""Backups of training on disk, from which an interrupted ``fit`` goes on."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_towers import compat
+from keras_towers.backup.resuming import ResumingCallback, SavedPosition
+from keras_towers.errors import TowerError
+from keras_towers.fit.weights import state as state_lib
+from keras_towers.system import writable
+
+_NAME = "backup{}.npz"
+# How many calls of fit have ended with a backup in a folder.
+_ended: collections.Counter[Path] = collections.Counter()
+
+
+class Backup(ResumingCallback):
+    """Backs up training, ends it cleanly on a signal, and resumes it.
+
+    For jobs that may be ended and started again: Slurm's ``--requeue``,
+    Kubernetes, spot machines. At every epoch's end, after every ``every``
+    batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
+    optimizer's state, random states, metrics and the position in the data.
+    After a signal the process ends after that batch, on all ranks, with exit
+    code 75. The same script, started again, goes on after that batch: weights
+    and ``History`` are those of an undisturbed run. When ``fit`` has ended, the
+    backup is deleted.
+
+    A script that calls ``fit`` several times can use one folder: each call has
+    a file of its own. Calls that had ended run again.
+
+    ``keras.callbacks.BackupAndRestore`` goes on from the beginning of an epoch,
+    and ignores signals.
+
+    Args:
+        folder: where to write; all ranks that can be rank 0 have to see it.
+        every: batches between two backups; None: one at every epoch's end.
+        delete: whether to delete the backup when ``fit`` has ended.
+
+    Raises:
+        TowerError: ``every`` is not positive; ``fit`` runs outside of a
+            strategy's block; ``folder`` cannot be written to when ``fit``
+            begins; or the backup is another model's.
+
+    Example:
+        >>> with kt.TowerStrategy():
+        ...     model.fit(x, y, epochs=90, callbacks=[kt.Backup("backup")])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int | None = None,
+        delete: bool = True,
+    ):
+        self._file = _File(Path(folder))
+        super().__init__(self._file, every)
+        self._delete = delete
+
+    def on_train_end(self, logs: Any = None) -> None:
+        super().on_train_end(logs)
+        _ended[self._file.folder] += 1
+        if self._delete and self._file.writes:
+            self._file.path.unlink(missing_ok=True)
+
+
+class _File(SavedPosition):
+    """Position of ``fit`` and state of a model, in a NumPy file."""
+
+    outlives_process = True
+    refusal = (
+        "Backup works inside a strategy's block only, because plain Keras "
+        "cannot go on in the middle of an epoch: use `with "
+        "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
+    )
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder: Path = folder.absolute()
+        self.path: Path = self.folder
+        self._variables: list[keras.Variable] = []
+        self._values: list[np.ndarray] | None = None
+        self._shapes: list[str] = []
+
+    def read(self) -> None:
+        if self.writes:
+            writable(self.folder, "give Backup another one.")
+        # A script may call fit several times, and does when it starts again.
+        number = _ended[self.folder]
+        self.path = self.folder / _NAME.format(f"-{number}" if number else "")
+        drawn = random.SystemRandom().getrandbits(31)
+        self.restart(compat.global_seed() or drawn)
+        self._values = None
+        if not self.path.exists():
+            return
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                facts = json.loads(str(file["facts"]))
+                self._values = _listed(file, "value")
+                self.metrics = _listed(file, "metric")
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise TowerError(
+                f"{self.path} is not a backup of keras_towers, or damaged "
+                f"({error}): delete it to train from the beginning."
+            ) from error
+        self._shapes = facts.pop("variables")
+        vars(self).update(facts)
+
+    def attach(self, model: keras.Model, epochs: int) -> None:
+        state = state_lib.collect(model)
+        self._variables = [
+            *state.seeds,
+            *state.weights,
+            *state.optimizer_variables,
+        ]
+        if self._values is None:
+            return
+        if self._shapes != _shapes(self._variables):
+            raise TowerError(
+                f"{self.path} is the backup of another model, or of one that "
+                f"was compiled differently from {model.name!r}: use another "
+                "folder, or delete it."
+            )
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        self._values = None
+
+    def commit(self) -> None:
+        # The old file is replaced only once the new one is complete.
+        if not self.writes:
+            return
+        values = [_numpy(v) for v in self._variables]
+        facts = {**self.facts, "variables": _shapes(self._variables)}
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                arrays = {"facts": np.array(json.dumps(facts, default=float))}
+                for kind, ones in (("value", values), ("metric", self.metrics)):
+                    arrays |= {f"{kind}-{i}": v for i, v in enumerate(ones)}
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _numpy(variable: keras.Variable) -> np.ndarray:
+    value = np.asarray(variable)
+    # NumPy's files know no bfloat16.
+    return value.astype("float32") if value.dtype.kind == "V" else value
+
+
+def _listed(file: Any, kind: str) -> list[np.ndarray]:
+    count = sum(name.startswith(f"{kind}-") for name in file.files)
+    return [file[f"{kind}-{index}"] for index in range(count)]
+
+
+def _shapes(variables: Sequence[keras.Variable]) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]

@@ -1,0 +1,167 @@
+"""The variables by which BytePS's processes find one another.
+
+Where one is missing or wrong, BytePS waits for ever or aborts without a
+traceback, so they are checked before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous.addresses import is_own
+
+ROLE = "DMLC_ROLE"
+WORKER_ID = "DMLC_WORKER_ID"
+NUM_WORKER = "DMLC_NUM_WORKER"
+NUM_SERVER = "DMLC_NUM_SERVER"
+ROOT_URI = "DMLC_PS_ROOT_URI"
+ROOT_PORT = "DMLC_PS_ROOT_PORT"
+NODE_HOST = "DMLC_NODE_HOST"
+LOCAL_RANK = "BYTEPS_LOCAL_RANK"
+LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
+
+_SERVING = ("scheduler", "server")
+_SOCKETS = "BYTEPS_SOCKET_PATH"
+_ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
+_SIGN = "DMLC_"
+_HOW = (
+    "`keras-towers run -np 2 --strategy byteps script.py` sets all of them; to "
+    "start processes by hand see the page on BytePS in the documentation."
+)
+
+
+def worker(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Check a worker's place and describe it; None if no variable names one."""
+    if not any(name.startswith(_SIGN) for name in environment):
+        return None
+    role = environment.get(ROLE)
+    if role != "worker":
+        raise _wrong(
+            f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
+        )
+    workers, servers, root, port = _job(environment, WORKER_ID)
+    number = _number(environment, WORKER_ID, 0, workers, NUM_WORKER)
+    local_size = _number(environment, LOCAL_SIZE, 1, default=1)
+    _number(environment, LOCAL_RANK, 0, local_size, LOCAL_SIZE, default=0)
+    if environment.get(_ASYNCHRONOUS, "0") != "0":
+        raise _wrong(
+            f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
+            "of, which no strategy here can use: unset it on all processes"
+        )
+    return (
+        f"worker {number} of {workers}, with {servers} server(s) and the "
+        f"scheduler at {root}:{port}"
+    )
+
+
+def check_server(environment: Mapping[str, str] = os.environ) -> None:
+    """Check what the scheduler or a server is told."""
+    role = environment.get(ROLE)
+    if role not in _SERVING:
+        raise _wrong(
+            f"{ROLE} is {role!r}, but a process that serves has to be "
+            f"{' or '.join(map(repr, _SERVING))}"
+        )
+    _, _, root, port = _job(environment)
+    if role == "scheduler":
+        try:
+            with socket.socket() as probe:
+                # As where it was in use a moment ago.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((root, port))
+        except OSError as error:
+            raise _wrong(
+                f"{ROOT_URI}={root} and {ROOT_PORT}={port} have to be an "
+                "address of the scheduler's machine, which this is, and a "
+                f"free port ({error.strerror})"
+            ) from None
+
+
+def prepare(place: str | None) -> None:
+    """Set what BytePS reads besides, where the user has not."""
+    if place is None:
+        # Alone: BytePS wants to be told even that.
+        os.environ.update({ROLE: "worker", NUM_WORKER: "1", WORKER_ID: "0"})
+        os.environ.setdefault(NUM_SERVER, "0")
+    else:
+        # Also one worker goes by the servers, as several do.
+        os.environ.setdefault("BYTEPS_FORCE_DISTRIBUTED", "1")
+    os.environ.setdefault(LOCAL_RANK, "0")
+    os.environ.setdefault(LOCAL_SIZE, "1")
+    # Its other ways to choose a tensor's server read memory that is freed.
+    os.environ.setdefault("BYTEPS_KEY_HASH_FN", "naive")
+    if os.environ[LOCAL_SIZE] == "1" and _SOCKETS not in os.environ:
+        # Those between the processes of a machine, of which it is alone.
+        path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
+        atexit.register(shutil.rmtree, path, ignore_errors=True)
+        os.environ[_SOCKETS] = path
+
+
+def _job(
+    environment: Mapping[str, str], *others: str
+) -> tuple[int, int, str, int]:
+    """The workers, the servers, and the scheduler's host and port."""
+    needed = *others, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
+    missing = [name for name in needed if not environment.get(name)]
+    if missing:
+        raise _wrong(f"not set: {', '.join(missing)}")
+    workers = _number(environment, NUM_WORKER, 1)
+    servers = _number(environment, NUM_SERVER, 1)
+    port = _number(environment, ROOT_PORT, 1, 1 << 16)
+    root = environment[ROOT_URI]
+    _check_addresses(root, environment.get(NODE_HOST))
+    return workers, servers, root, port
+
+
+def _check_addresses(host: str, own: str | None) -> None:
+    """Check that this machine and the scheduler's can be reached."""
+    try:
+        root = socket.gethostbyname(host)
+    except OSError as error:
+        raise _wrong(
+            f"{ROOT_URI}={host} is no host that this machine knows ({error})"
+        ) from None
+    if own is None:
+        return
+    try:
+        address = socket.gethostbyname(own)
+    except OSError:
+        address = ""
+    if not address or not is_own(address):
+        raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
+    if address.startswith("127.") != root.startswith("127."):
+        raise _wrong(
+            f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "
+            "addresses of loopback, or none is"
+        )
+
+
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    end: int | None = None,
+    end_in: str = "",
+    *,
+    default: int | None = None,
+) -> int:
+    """A whole number below an end, which may be in another variable."""
+    told = environment.get(name, "" if default is None else str(default))
+    if not told.isdecimal() or int(told) < least:
+        raise _wrong(
+            f"{name}={told!r} has to be a whole number, at least {least}"
+        )
+    if end is not None and int(told) >= end:
+        other = f"{end_in}=" if end_in else ""
+        raise _wrong(f"{name}={told} has to be less than {other}{end}")
+    return int(told)
+
+
+def _wrong(what: str) -> TowerError:
+    return TowerError(f"BytePS cannot start: {what}. {_HOW}")

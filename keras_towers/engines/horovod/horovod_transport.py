@@ -1,0 +1,240 @@
+"""Horovod as a transport.
+
+Horovod matches tensors by name: an all-reduce starts as soon as all ranks have
+submitted a tensor of that name, whatever else is running, and small tensors
+that are ready at the same time are fused (Sergeev and Del Balso, "Horovod: fast
+and easy distributed deep learning in TensorFlow", 2018). Names must therefore
+be the same on all ranks, and no name may be in flight twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import (
+    check,
+    environments,
+    meet,
+    store,
+    watch,
+)
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.transport import engine, messages
+
+
+def load() -> ModuleType:
+    """Import ``horovod.tensorflow``, or raise an error with instructions."""
+    return engine.load("horovod", "Horovod")
+
+
+def was_launched() -> bool:
+    """Whether a launcher started this process, maybe as the only one."""
+    return environments.detect() is not None
+
+
+_connected = False
+
+
+def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
+    """Call Horovod's ``init``, however this process was started."""
+    global _connected
+    member = environments.detect()
+    if not hvd.is_initialized():
+        # With MPI in it, Horovod finds by itself those that mpirun started.
+        if member and not (member.speaks_mpi and hvd.mpi_built()):
+            meet.join()
+        if not _connected:
+            check.introduce("Horovod")
+            meet.take_place()
+        # Without a place to meet, Horovod's C++ code would wait and abort.
+        nowhere = not (hvd.mpi_built() or store.from_environment())
+        if nowhere and member and not member.alone:
+            raise _not_met(member)
+        with _seen_waiting():
+            hvd.init(*args, **kwargs)
+    _connected = True
+    if member is None and hvd.size() == 1:
+        tf_config.refuse_apart("Horovod")
+    # Of an elastic job one may be left, and a list of ranks may name one.
+    some = args or kwargs.get("comm") or _is_elastic()
+    if member and not member.alone and hvd.size() == 1 and not some:
+        raise _not_met(member)
+
+
+def _is_elastic() -> bool:
+    """Whether ranks come and go."""
+    return "HOROVOD_ELASTIC" in os.environ
+
+
+@contextlib.contextmanager
+def _seen_waiting() -> Iterator[None]:
+    """Let the stall watch know of a rank that waits for others to start."""
+    place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
+    if not all(map(str.isdecimal, place)):
+        yield
+        return
+    rank, size = map(int, place)
+    watch.watch_over(rank, size)
+    try:
+        watch.mark("the start of the job")
+        yield
+    finally:
+        watch.mark("")
+
+
+def _not_met(member: environments.ClusterEnvironment) -> TowerError:
+    advice = (
+        "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
+        if member.placed
+        else environments.HOW_TO_BE_ALONE
+    )
+    return TowerError(
+        f"this process is {member}, but Horovod knows of no other, so that "
+        "each would train a model of its own: start the script with "
+        "`keras-towers run`, and let nothing call Horovod's own init() before. "
+        f"{advice}"
+    )
+
+
+class HorovodTransport(engine.EngineTransport):
+    """Horovod as a ``keras_towers.transport.Transport``."""
+
+    name = "Horovod"
+    carries: Collection[tf.DType] | None = (
+        *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
+        *(tf.float16, tf.float32, tf.float64),
+    )
+
+    _tries = 0
+
+    def __init__(self):
+        super().__init__()
+        self._hvd = load()
+        connect(self._hvd)
+        watch.watch_over(self.rank, self.size)
+        server = store.from_environment()
+        if not (server and server.signed) and not _is_elastic():
+            # Under MPI, and Horovod's own launcher.
+            self.compare_once("Horovod")
+
+    def disconnect(self) -> None:
+        """Leave the job; creating another ``HorovodTransport`` rejoins."""
+        watch.unwatch()
+        HorovodTransport._tries = 0
+        self._hvd.shutdown()
+
+    def is_intact(self) -> bool:
+        """Whether the ranks still reach one another: found out by trying."""
+        # Where a rank is lost Horovod stops on all others, and whatever is sent
+        # then fails at once. Else either all ranks ask this, after an error
+        # that all had, and the try succeeds; or the others train, and it waits
+        # for them in vain: longer than Horovod takes to notice a loss.
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # An earlier one may still wait for the others.
+        HorovodTransport._tries += 1
+        key = f"kt.intact.{HorovodTransport._tries}"
+
+        def attempt() -> None:
+            try:
+                self.all_reduce([tf.zeros(())], key)
+            except tf.errors.OpError:
+                answers.put(False)
+            else:
+                answers.put(True)
+
+        threading.Thread(target=attempt, daemon=True).start()
+        # A collective and the talk about the next one each wait so long.
+        wait_s = float(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", 30))
+        try:
+            return answers.get(timeout=2 * wait_s + settings.INTACT_MARGIN_S)
+        except queue.Empty:
+            return True
+
+    @property
+    def rank(self) -> int:
+        return self._hvd.rank()
+
+    @property
+    def size(self) -> int:
+        return self._hvd.size()
+
+    @property
+    def local_rank(self) -> int:
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self) -> int:
+        return self._hvd.local_size()
+
+    @property
+    def sums_float16(self) -> bool:
+        # Gloo and MPI add float16 on the processor, number by number. The build
+        # is the same on all ranks, which have to choose alike; GPUs may not be.
+        return bool(self._hvd.nccl_built())
+
+    def mpi_enabled(self) -> bool:
+        """Whether Horovod runs over MPI rather than Gloo."""
+        return bool(self._hvd.mpi_enabled())
+
+    def _traced(
+        self,
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        tensors: Sequence[tf.Tensor],
+        rows: int | None = -1,
+    ) -> list[tf.Tensor]:
+        # Eager operations run one by one, each taking a cycle of Horovod.
+        if len(tensors) < 2:
+            return collective([tf.convert_to_tensor(t) for t in tensors])
+        return super()._traced(what, collective, tensors, rows)
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return [
+            self._hvd.mpi_ops._allreduce(
+                tensor,
+                name=f"{key}.{index}",
+                op=self._hvd.Sum,
+                ignore_name_scope=True,
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return self._bits(
+            tensor,
+            lambda t: self._hvd.allgather(t, name=key, ignore_name_scope=True),
+        )
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return self._bits(
+            tensor,
+            lambda t: self._hvd.alltoall(t, name=key, ignore_name_scope=True),
+        )
+
+    def _send(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        return [
+            self._hvd.broadcast(
+                tensor, root, name=f"{key}.{index}", ignore_name_scope=True
+            )
+            for index, tensor in enumerate(tensors)
+        ]
+
+    def _bits(
+        self, tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """Send a tensor bit by bit, even if Horovod lacks its dtype."""
+        tensor = tf.convert_to_tensor(tensor)
+        sent = messages.carried(tensor, self.carries)
+        return messages.received(send(sent), tensor.dtype)

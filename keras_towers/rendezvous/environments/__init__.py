@@ -1,0 +1,217 @@
+"""Launchers that make a process one of several, by the variables they set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import psutil
+
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous.hosts import expand_nodes
+from keras_towers.settings import JOB, RANK, RENDEZVOUS, SECRET, SIZE
+
+HOW_TO_BE_ALONE: str = (
+    f"If that is what you want, set {RANK}=0 and {SIZE}=1 for every process."
+)
+
+
+class ClusterEnvironment:
+    """A process that a launcher has started as one of several."""
+
+    # The size is None where the launcher does not tell how many there are.
+
+    name: ClassVar[str]
+    """The launcher, for messages."""
+    rank_in: ClassVar[str] = ""
+    size_in: ClassVar[str] = ""
+    local_size_in: ClassVar[str] = ""
+    address_in: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Variables without which another launcher has set the others."""
+    job_in: ClassVar[tuple[str, ...]] = ()
+    """Variables that together tell this job from others."""
+    mpi_in: ClassVar[tuple[str, ...]] = ()
+    """Variables of which each says that an MPI library finds the others."""
+    placed: ClassVar[bool] = False
+    """Whether Horovod reads the launcher's variables."""
+
+    def __init__(self, variables: Mapping[str, str]):
+        self.rank: int = number(variables, self.rank_in) or 0
+        self.size: int | None = number(variables, self.size_in)
+        here = number(variables, self.local_size_in)
+        self.one_machine: bool = here is not None and here == self.size
+        self.address: str = variables.get(self.address_in, "")
+        self.speaks_mpi: bool = any(name in variables for name in self.mpi_in)
+        names = (JOB,) if JOB in variables else self.job_in
+        self.job: str = " ".join(
+            variables[name] for name in names if name in variables
+        )
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str]) -> Self | None:
+        """The environment, None if another launcher started the process."""
+        if number(variables, cls.rank_in) is None:
+            return None
+        if any(name not in variables for name in cls.needs):
+            return None
+        return cls(variables)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others, as far as the launcher tells."""
+        return self.size == 1
+
+    def identity(self) -> str:
+        """A text common to the ranks of this job, and to no others."""
+        known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
+        if self.one_machine and not known:
+            known = starter()
+        if known:
+            return known
+        raise TowerError(
+            f"{self.name} does not tell the ranks which job they belong to: "
+            f"set {JOB} to the same word for all ranks of this job and no "
+            f"other, or {RENDEZVOUS} and {SECRET}."
+        )
+
+    def __str__(self) -> str:
+        of = f" of {self.size}" if self.size else ""
+        return f"rank {self.rank}{of} that {self.name} started"
+
+
+class Horovodrun(ClusterEnvironment):
+    """A rank of ``keras-towers run``, or of Horovod's own launcher."""
+
+    name = "keras-towers run or horovodrun"
+    rank_in, size_in = "HOROVOD_RANK", "HOROVOD_SIZE"
+    placed = True
+
+
+class ByHand(ClusterEnvironment):
+    """A rank whose place the user sets, whatever launcher started it."""
+
+    name = rank_in = RANK
+    size_in = SIZE
+
+
+class EnvironmentVariables(ClusterEnvironment):
+    """A launcher that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``."""
+
+    name = "a launcher that sets RANK and WORLD_SIZE"
+    rank_in, size_in, local_size_in = "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+    needs = ("WORLD_SIZE",)
+    job_in: ClassVar[tuple[str, ...]] = ("MASTER_ADDR", "MASTER_PORT")
+    address_in = "MASTER_ADDR"
+
+
+class Torchrun(EnvironmentVariables):
+    """``torchrun``, whose restarts are jobs of their own."""
+
+    name = "torchrun"
+    needs = ("TORCHELASTIC_RUN_ID",)
+    job_in = (
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        *EnvironmentVariables.job_in,
+    )
+
+
+class OpenMPI(ClusterEnvironment):
+    """Open MPI's ``mpirun``."""
+
+    name = "mpirun"
+    rank_in, size_in = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    local_size_in = "OMPI_COMM_WORLD_LOCAL_SIZE"
+    job_in = (
+        *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        "OMPI_MCA_orte_hnp_uri",
+    )
+    mpi_in = (rank_in,)
+
+
+class Hydra(ClusterEnvironment):
+    """``mpiexec`` of MPICH and Intel MPI."""
+
+    name = "mpiexec"
+    rank_in, size_in, local_size_in = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
+    needs = ("MPI_LOCALRANKID",)
+    job_in = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    mpi_in = (rank_in,)
+
+    def identity(self) -> str:
+        # An allocation may run several jobs, of which mpiexec says nothing;
+        # but it starts every rank as the leader of a session.
+        if self.one_machine:
+            return f"{self.job} {starter()}"
+        return super().identity()
+
+
+class PMI(ClusterEnvironment):
+    """Another launcher that speaks PMI, such as Cray's or Flux."""
+
+    name = "a launcher with PMI"
+    rank_in, size_in, local_size_in = "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE"
+    job_in = ("PMI_JOBID", "PALS_APID", "FLUX_JOB_ID")
+    mpi_in = (rank_in,)
+
+
+class PMIx(ClusterEnvironment):
+    """Another launcher that speaks PMIx, which tells no number of ranks."""
+
+    name = "a launcher with PMIx"
+    rank_in, size_in = "PMIX_RANK", SIZE
+    job_in = ("PMIX_NAMESPACE",)
+    mpi_in = (rank_in,)
+
+
+class IndexedJob(ClusterEnvironment):
+    """A pod of an indexed Job."""
+
+    name = "Kubernetes (an indexed Job)"
+    rank_in, size_in = "JOB_COMPLETION_INDEX", SIZE
+
+
+class Slurm(ClusterEnvironment):
+    """A task of ``srun``."""
+
+    name = "srun"
+    rank_in, size_in = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
+    # A batch script has the rest of them, too.
+    needs = ("SLURM_STEP_NUM_TASKS",)
+    job_in = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    mpi_in = ("PMI_RANK", "PMIX_RANK")
+
+    def __init__(self, variables: Mapping[str, str]):
+        super().__init__(variables)
+        self.one_machine = number(variables, "SLURM_STEP_NUM_NODES") == 1
+        nodes = expand_nodes(variables.get("SLURM_STEP_NODELIST", ""))
+        self.address = nodes[0] if nodes else ""
+
+
+# The one that has started the process itself comes first: mpirun, for example,
+# starts its daemons by srun, whose variables the ranks inherit.
+LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
+    *(Horovodrun, ByHand, Torchrun, OpenMPI, Hydra, Slurm),
+    *(PMI, PMIx, IndexedJob, EnvironmentVariables),
+)
+
+
+def detect(
+    variables: Mapping[str, str] = os.environ,
+) -> ClusterEnvironment | None:
+    """This process as one of several, None if nothing says so."""
+    found = (launcher.detect(variables) for launcher in LAUNCHERS)
+    return next(filter(None, found), None)
+
+
+def number(variables: Mapping[str, str], name: str) -> int | None:
+    """The whole number in a variable, None if there is none."""
+    text = variables.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def starter() -> str:
+    """The process that started the session of this one; may be empty."""
+    parent = psutil.Process(os.getsid(0)).parent()
+    return f"{parent.pid} {parent.create_time()}" if parent else ""

@@ -1,0 +1,151 @@
+"""Servers of TensorFlow that take connections to their own address only.
+
+TensorFlow's server listens on every interface, and asks nobody who they are. A
+filter in the kernel drops what comes to another address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import psutil
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous.addresses import is_own
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# From linux/filter.h; Python's socket module has none of these.
+_SO_ATTACH_FILTER = 26
+_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = (
+    *(0x30, 0x20, 0x74, 0x15, 0x06),
+)
+_IP_HEADER = 0xFFF00000
+_DESTINATION = {4: 16, 6: 24}
+_ALL_BYTES = 0xFFFFFFFF
+
+
+@contextlib.contextmanager
+def only_at(address: str) -> Iterator[None]:
+    """Let the server that starts inside be reached at one address only."""
+    # If this machine has no such address, as behind a load balancer, or knows
+    # its own name as one of its loopback, the server can be reached at all of
+    # them; with 0.0.0.0, too.
+    check(address)
+    yield
+    host, _, port = address.rpartition(":")
+    listeners = [*_listeners(int(port))]
+    for listener in listeners:
+        # The connections that it accepts inherit this. By gRPC's own limit, of
+        # 20 s, those of a link that heals would be gone.
+        listener.setsockopt(
+            *(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            round(1000 * settings.LOST_S),
+        )
+    own = _own_addresses(host.strip("[]"))
+    program = b"".join(_accept(one) for one in own) + _code(_RETURN)
+    try:
+        for listener in listeners if own else ():
+            _attach(listener, program)
+    except OSError as error:
+        logger.warning(
+            "the server at %s can be reached at all addresses of this machine, "
+            "since the kernel takes no socket filter (%s): have a firewall "
+            "close port %s to others.",
+            address,
+            error.strerror,
+            port,
+        )
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def check(address: str) -> None:
+    """Check that a server can listen at an address."""
+    host, _, port = address.rpartition(":")
+    own = _own_addresses(host.strip("[]"))
+    for one in own or [ipaddress.IPv4Address(0)]:
+        _check_free(one, int(port), address)
+
+
+def _own_addresses(host: str) -> list[_Address]:
+    """The addresses of a host; none if others may know it by another one."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    names = {str(entry[4][0]).partition("%")[0] for entry in found}
+    addresses = [ipaddress.ip_address(name) for name in sorted(names)]
+    by_name = host not in {"localhost", *names}
+    if by_name and any(address.is_loopback for address in addresses):
+        return []
+    if any(address.is_unspecified for address in addresses):
+        return []
+    return [address for address in addresses if is_own(str(address))]
+
+
+def _check_free(address: _Address, port: int, name: str) -> None:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family) as probe:
+        # As TensorFlow's server does, so that connections of one that has ended
+        # are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((str(address), port))
+        except OSError as error:
+            why = (
+                "is in use by another process: end that one"
+                if error.errno == errno.EADDRINUSE
+                else f"cannot be listened at ({error.strerror}): be allowed to"
+            )
+            raise TowerError(
+                f"{name} is to be the address of this process, but {why}, or "
+                "give this task another port"
+            ) from None
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """This process's sockets that listen at a port."""
+    for found in psutil.Process().net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
+            yield socket.socket(fileno=os.dup(found.fd))
+
+
+def _attach(listener: socket.socket, program: bytes) -> None:
+    """Let a socket, and all that it accepts, drop what a filter drops."""
+    memory = ctypes.create_string_buffer(program, len(program))
+    count = len(program) // len(_code(_RETURN))
+    description = struct.pack("HP", count, ctypes.addressof(memory))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, description)
+
+
+def _accept(address: _Address) -> bytes:
+    """Instructions that accept packets to an address, and go on with others."""
+    words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
+    tests = [(_LOAD_BYTE, 0, address.version)]
+    first = _DESTINATION[address.version]
+    tests += [(_LOAD_WORD, first + 4 * i, word) for i, word in enumerate(words)]
+    done = _code(_RETURN, _ALL_BYTES)
+    for load, offset, expected in reversed(tests):
+        skipped = len(done) // len(_code(_RETURN))
+        jump = _code(_JUMP_IF_EQUAL, expected, otherwise=skipped)
+        # The version is the upper half of its byte.
+        shift = _code(_SHIFT_RIGHT, 4) if load == _LOAD_BYTE else b""
+        done = _code(load, _IP_HEADER + offset) + shift + jump + done
+    return done
+
+
+def _code(operation: int, operand: int = 0, otherwise: int = 0) -> bytes:
+    return struct.pack("HBBI", operation, 0, otherwise, operand)

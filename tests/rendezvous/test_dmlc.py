@@ -1,0 +1,103 @@
+"""Variables of BytePS that somebody has set by hand."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from keras_towers.engines.byteps import dmlc
+from keras_towers.errors import TowerError
+
+RIGHT = {
+    **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"},
+    **{"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"},
+    **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "12345"},
+    **{"DMLC_NODE_HOST": "127.0.0.1"},
+}
+
+
+def test_a_worker():
+    assert dmlc.worker(RIGHT) == (
+        "worker 1 of 2, with 1 server(s) and the scheduler at 127.0.0.1:12345"
+    )
+    assert dmlc.worker({"PATH": "/bin"}) is None
+
+
+@pytest.fixture
+def ports():
+    """A port in use, and a free one."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            free = probe.getsockname()[1]
+        yield {"taken": other.getsockname()[1], "free": free}
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler", "server"])
+def test_each_has_to_be_there(role, ports):
+    check = dmlc.worker if role == "worker" else dmlc.check_server
+    port = str(ports["free"])
+    right = {**RIGHT, "DMLC_ROLE": role, "DMLC_PS_ROOT_PORT": port}
+    if role != "worker":
+        del right["DMLC_WORKER_ID"]
+    check(right)
+    # BytePS finds an address itself.
+    check({n: v for n, v in right.items() if n != "DMLC_NODE_HOST"})
+    for name in right.keys() - {"DMLC_NODE_HOST"}:
+        left = {n: value for n, value in right.items() if n != name}
+        with pytest.raises(TowerError, match=name):
+            check(left)
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "value", "said"),
+    [
+        ("worker", "DMLC_ROLE", "server", "has to be 'worker'"),
+        ("worker", "DMLC_WORKER_ID", "2", "less than DMLC_NUM_WORKER=2"),
+        ("worker", "DMLC_WORKER_ID", "one", "a whole number, at least 0"),
+        ("worker", "DMLC_NUM_SERVER", "0", "at least 1"),
+        ("worker", "DMLC_PS_ROOT_PORT", "70000", "less than 65536"),
+        ("worker", "DMLC_PS_ROOT_URI", "no.such.host.invalid", "no host"),
+        ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both are"),
+        ("worker", "DMLC_NODE_HOST", "192.0.2.1", "an address of this machine"),
+        ("worker", "BYTEPS_LOCAL_RANK", "1", "than BYTEPS_LOCAL_SIZE=1"),
+        ("worker", "BYTEPS_ENABLE_ASYNC", "1", "unset it"),
+        ("server", "DMLC_ROLE", "worker", "'scheduler' or 'server'"),
+        ("server", "DMLC_NUM_WORKER", "x", "a whole number, at least 1"),
+        ("scheduler", "DMLC_PS_ROOT_PORT", "taken", "a free port"),
+    ],
+)
+def test_what_is_wrong_is_said(role, name, value, said, ports):
+    told = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
+    check = dmlc.worker if role == "worker" else dmlc.check_server
+    with pytest.raises(TowerError, match="BytePS cannot start") as error:
+        check(told)
+    assert name in str(error.value) and said in str(error.value)
+
+
+SERVES = "-m", "keras_towers.engines.byteps.byteps_servers"
+# Nothing is left of its sockets.
+ALONE = (
+    "-c",
+    "from keras_towers.engines.byteps.dmlc import prepare; prepare(None)",
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "role", "error"),
+    [(SERVES, "boss", "DMLC_ROLE is 'boss'"), (ALONE, "worker", "")],
+)
+def test_a_process_of_its_own(arguments, role, error, tmp_path):
+    unset = {n: v for n, v in os.environ.items() if "BYTEPS" not in n}
+    own = {"TMPDIR": str(tmp_path), "DMLC_ROLE": role}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=unset | own,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    said = done.stderr.decode()
+    assert done.returncode == bool(error), said
+    assert error in said and len(said.splitlines()) == bool(error)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,116 @@
+"""Servers that take connections to their own address only."""
+
+import logging
+import os
+import socket
+
+import pytest
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import listening
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
+
+
+def server(address, family=V4):
+    """Listens on all interfaces, as TensorFlow's server does."""
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("", int(address.rpartition(":")[2])))
+    made.listen()
+    return made
+
+
+def raises(error):
+    raise error
+
+
+def free(host):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def answering(address, *hosts):
+    """Those of some hosts at which a server at the port of an address is."""
+    port, found = int(address.rpartition(":")[2]), []
+    for host in hosts:
+        try:
+            # What a filter drops gets no answer at all.
+            socket.create_connection((host, port), 0.3).close()
+            found.append(host)
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "yes", "no"),
+    [
+        ("127.0.0.2", V4, ["127.0.0.2"], ["127.0.0.1", "127.0.0.3", "::1"]),
+        ("127.0.0.2", V6, ["127.0.0.2"], ["127.0.0.1", "127.0.0.3", "::1"]),
+        ("[::1]", V6, ["::1"], ["127.0.0.1"]),
+        ("localhost", V6, ["127.0.0.1"], ["127.0.0.2"]),
+        ("0.0.0.0", V4, ["127.0.0.1"], []),
+    ],
+)
+def test_only_the_named_address_answers(host, family, yes, no):
+    address, other_address = free(host), free("127.0.0.1")
+    before = sorted(os.listdir("/proc/self/fd"))
+    with listening.only_at(address):
+        other, made = server(other_address), server(address, family)
+    with made, other:
+        assert answering(address, *yes, *no) == yes
+        # Other sockets of the process are left alone.
+        assert answering(other_address, "127.0.0.3")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_connections_outlive_a_link_that_heals():
+    address = free("127.0.0.1")
+    with listening.only_at(address):
+        made = server(address)
+    port = int(address.rpartition(":")[2])
+    with made, socket.create_connection(("127.0.0.1", port)):
+        accepted, _ = made.accept()
+        with accepted:
+            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+            assert accepted.getsockopt(*option) == 1000 * settings.LOST_S
+
+
+@pytest.mark.parametrize("found", ["192.0.2.7", "127.0.1.1", None], ids=str)
+def test_a_name_that_others_resolve_otherwise_is_not_restricted(
+    found, monkeypatch
+):
+    """A service's name is no address of this machine; Debian's own is one."""
+
+    def resolve(host, *arguments, **options):
+        known = [(V4, 1, 6, "", (found, 0))]
+        return known if found else raises(socket.gaierror("unknown"))
+
+    address = free("a-name")
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", resolve)
+        with listening.only_at(address):
+            made = server(address)
+    with made:
+        assert answering(address, "127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_port_in_use(host):
+    address = free(host)
+    said = f"{address} .* in use by another"
+    refused = pytest.raises(TowerError, match=said)
+    with server(address), refused, listening.only_at(address):
+        pytest.fail("was entered")
+
+
+def test_a_kernel_without_filters_is_told_of(monkeypatch, caplog):
+    address, permission = free("127.0.0.2"), OSError(1, "Not permitted")
+    monkeypatch.setattr(listening, "_attach", lambda *_: raises(permission))
+    with caplog.at_level(logging.WARNING), listening.only_at(address):
+        made = server(address)
+    made.close()
+    assert f"{address} can be reached at all addresses" in caplog.text

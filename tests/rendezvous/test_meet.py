@@ -1,0 +1,138 @@
+"""Ranks find one another, and nobody else; without Horovod's engine."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from subprocess import PIPE
+
+import pytest
+
+from keras_towers import TowerError, settings
+from keras_towers.rendezvous import environments, meet
+from keras_towers.rendezvous.meet import RendezvousFile
+from keras_towers.rendezvous.store import Endpoint
+from tests.launching.jobs import variables, wait_until
+
+LIMIT_S = 60
+MEMBER = environments.detect(
+    variables(
+        "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
+    )
+)
+ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
+
+JOIN = """
+import json, os, sys
+from keras_towers.rendezvous import meet
+meet.join()
+kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
+print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
+    return tmp_path / f"keras_towers-{os.getuid()}"
+
+
+@pytest.fixture
+def start(folder):
+    """Start a process that Slurm would have made a rank."""
+    running = []
+
+    def start(rank, size=2, **more):
+        slurm = (
+            f"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
+            f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
+        )
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-c", JOIN],
+                env={**os.environ, **variables(slurm), **more},
+                **dict.fromkeys(("stdin", "stdout", "stderr"), PIPE),
+                text=True,
+            )
+        )
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_the_file_is_private(folder):
+    file = RendezvousFile(MEMBER)
+    assert file.read() is None
+    file.write(ENDPOINT)
+    assert RendezvousFile(MEMBER).read() == ENDPOINT
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    file.path.chmod(0o644)
+    with pytest.raises(TowerError, match="chmod go="):
+        file.read()
+    file.path.chmod(0o600)
+    another = RendezvousFile(MEMBER)
+    another.write(Endpoint("127.0.0.1", 10, "another"))
+    file.remove()
+    assert another.path.exists()
+    another.remove()
+    assert list(folder.iterdir()) == []
+    file.path.symlink_to("elsewhere")
+    with pytest.raises(TowerError, match="cannot be used"):
+        file.read()
+    folder.chmod(0o755)
+    with pytest.raises(TowerError, match="chmod go="):
+        RendezvousFile(MEMBER)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("MEETING_FOLDER=/proc/none", "MEETING_FOLDER to a folder that all"),
+        ("RENDEZVOUS=host", "give host:port"),
+        ("RENDEZVOUS=host:0", "give host:port"),
+        ("RENDEZVOUS=host:9", "KERAS_TOWERS_SECRET"),
+    ],
+)
+def test_what_the_user_has_set(monkeypatch, told, said):
+    monkeypatch.setenv("KERAS_TOWERS_SECRET", "short")
+    for name, value in variables(told).items():
+        monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
+    with pytest.raises(TowerError, match=said):
+        meet.given()
+        RendezvousFile(MEMBER)
+
+
+def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
+    """It was killed, so that its file is still there."""
+    killed = start(0)
+    assert wait_until(lambda: list(folder.glob("srun*")))
+    killed.kill()
+    killed.wait()
+    early = start(1)
+    time.sleep(1)
+    both = [early, start(0)]  # The other one needs rank 0 until it has met.
+    said = [process.communicate(timeout=LIMIT_S) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    (second, first) = (json.loads(out) for out, _ in said)
+    assert first[:4] == ["0", "2", "0", "2"]
+    assert second[:4] == ["1", "2", "1", "2"]
+    assert first[4] == second[4]
+    assert first[4].startswith("127.0.0.1:")
+    assert list(folder.iterdir()) == []
+
+
+def test_who_has_not_come_is_named(start):
+    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "10"}
+    of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
+    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 10 s for rank 0"}
+    for process, said in (of_three | alone).items():
+        _, error = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 1
+        assert said in error

@@ -1,0 +1,111 @@
+"""What the store of a job is asked, as ranks become more."""
+
+import collections
+import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from keras_towers import settings
+from keras_towers.rendezvous import environments, pulse, rendezvous, watch
+from keras_towers.rendezvous.server import Handler, StoreServer
+from keras_towers.rendezvous.watch import StallWatch
+from tests.launching.jobs import variables, wait_until
+
+
+class Here(pulse.Pulse):
+    """What is beside each rank, in this process."""
+
+    def __init__(self):
+        self.beside = pulse._Beside()
+
+    def _ask(self, *order):
+        name, *arguments = json.loads(json.dumps(order))
+        answer = getattr(self.beside, name)(*arguments)
+        return json.loads(json.dumps(answer))
+
+    _tell = _ask
+
+    def stop(self):
+        self.beside.end()
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """What the store has been asked so far, by method and key."""
+    found = collections.Counter()
+
+    def note(handler, *args):
+        key = handler.path.rpartition("/")[2]
+        found[f"{handler.command} {key.rpartition('-')[0] or key}"] += 1
+
+    monkeypatch.setattr(Handler, "log_message", note)
+    monkeypatch.setattr(watch, "first", [])
+    monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
+    return found
+
+
+def met(size, monkeypatch):
+    """Let ranks meet; the client of their store."""
+    here = Here()
+    monkeypatch.setattr(rendezvous, "_beside", lambda: here)
+
+    def join(rank):
+        it = environments.Torchrun(
+            variables(
+                f"RANK={rank} WORLD_SIZE={size} LOCAL_WORLD_SIZE={size} "
+                f"MASTER_ADDR=localhost TORCHELASTIC_RUN_ID={size}"
+            )
+        )
+        meet = rendezvous._come if rank else rendezvous._receive
+        file = rendezvous.RendezvousFile(it)
+        return meet(it, None, file, 60)
+
+    with ThreadPoolExecutor(size) as pool:
+        # Rank 0 is the last one.
+        told = list(pool.map(join, reversed(range(size))))
+    ranks = [int(environment["HOROVOD_RANK"]) for environment in told]
+    assert ranks == list(reversed(range(size)))
+    return here, here.beside._server.endpoint.client()
+
+
+def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog):
+    size = 16
+    for name in ("BEAT_S", "HOLD_S"):
+        monkeypatch.setattr(settings, name, 60)
+    monkeypatch.setattr(settings, "LOOKED_AT", 5)
+    told, by_rank = [], StoreServer.by_rank
+
+    def note(server, key, ranks):
+        found = by_rank(server, key, ranks)
+        told.append(len(found))
+        return found
+
+    monkeypatch.setattr(StoreServer, "by_rank", note)
+    here, client = met(size, monkeypatch)
+    # A sign of life, too; nobody asks again while it waits for others.
+    assert sum(asked.values()) <= 3 * size + 2, asked
+    asked.clear()
+    told.clear()
+    watches = [StallWatch(rank, size, client, 2.4) for rank in range(size)]
+    for one in watches:
+        one.mark("step 1" if one.place[0] < size - 1 else "")
+        one.start()
+    late = f"rank {size - 1} is outside of training."
+    with caplog.at_level(logging.WARNING, "keras_towers"):
+        # Those before it tell who is missed; on a busy machine others may miss
+        # a sign of life.
+        assert wait_until(lambda: caplog.text.count(late) >= 5)
+    beats = asked["PUT stall"] / size
+    for one in watches:
+        one.stop()
+    for one in watches:
+        one.join(60)
+    here.stop()
+    assert caplog.text.count(late) == 5
+    # At each beat a rank leaves word, asks who is lost, and for words.
+    assert sum(asked.values()) <= 3 * size * (beats + 1), (beats, asked)
+    assert told and max(told) <= 5
+    assert threading.active_count() < 100

@@ -1,0 +1,205 @@
+"""Who may ask the rendezvous server what."""
+
+import base64
+import importlib
+import os
+import pickle
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+
+from keras_towers import settings
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.server import LISTENERS_SCOPE, StoreServer
+from keras_towers.rendezvous.store import SIGNATURE, sign, token
+
+SECRET = "ab" * 32
+
+
+class Payload:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    come = []
+    monkeypatch.setattr(settings, "HOLD_S", 0.5)
+    started = StoreServer("127.0.0.1", secret=SECRET)
+    started.on_connected = lambda rank, connection: come.append(rank)
+    port = started.endpoint.port
+    started.begin(slots(["h", "h"]))
+    yield SimpleNamespace(
+        url=f"http://127.0.0.1:{port}",
+        path=f"/{token(SECRET)}:{port}",
+        at=(f"127.0.0.1:{port}/{token(SECRET)}", str(port)),
+        client=started.endpoint.client(),
+        come=come,
+        values=started.values,
+    )
+    started.stop()
+
+
+def ask(server, method, path, body=None, headers=None):
+    """The status of the answer."""
+    request = urllib.request.Request(
+        server.url + path, body, headers or {}, method=method
+    )
+    try:
+        return urllib.request.urlopen(request, timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_forged_worker_address_is_not_taken(server, tmp_path):
+    body = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
+    wrong = token("cd" * 32)
+    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
+        path = urllib.request.quote(f"{prefix}/{LISTENERS_SCOPE}/h:0")
+        assert ask(server, "PUT", path, body) == 403
+    assert not server.values[LISTENERS_SCOPE]
+    assert (
+        ask(server, "PUT", f"{server.path}/{LISTENERS_SCOPE}/h:0", body) == 200
+    )
+    assert server.values[LISTENERS_SCOPE] == {"h:0": body}
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_values_are_served_and_only_for_the_token(
+    server, tmp_path, monkeypatch
+):
+    for method in ("GET", "PUT", "DELETE", "HEAD"):
+        body = b"x" * 100_000 if method == "PUT" else None
+        for path in ("/", "/global/0", "/rank_and_size/h:0", "/a/b/c"):
+            assert ask(server, method, path, body) == 403
+    # Files are not.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("")
+    assert ask(server, "HEAD", f"{server.path}/private/key") == 403
+    assert ask(server, "GET", f"{server.path}/private/key") == 404
+    assert ask(server, "GET", f"{server.path}/private") == 403
+
+
+def test_a_scope_that_all_ranks_give_up_is_empty(server):
+    """Else who connects again would find the addresses of before."""
+    path = f"{server.path}/global"
+    for begun in range(2):
+        for rank in range(2):
+            assert ask(server, "PUT", f"{path}/{rank}", b"here") == 200
+        for rank in range(2):
+            assert ask(server, "GET", f"{path}/0") == 200, begun
+            assert ask(server, "DELETE", f"{path}/{rank}") == 200
+        assert ask(server, "GET", f"{path}/0") == 404
+    # Others belong to one alone.
+    own = f"{server.path}/own/0"
+    asked = [ask(server, method, own) for method in ("PUT", "DELETE", "GET")]
+    assert asked == [200, 200, 404]
+
+
+def test_who_waits_for_a_value_is_answered_when_it_comes(server, monkeypatch):
+    monkeypatch.setattr(settings, "HOLD_S", 60)
+    with ThreadPoolExecutor(3) as pool:
+        client, path = server.client, f"{server.path}/global/1"
+        waits = [
+            pool.submit(client.get, "mine", 60),
+            # As Horovod's own clients ask, which do not say that they wait.
+            pool.submit(ask, server, "GET", path),
+        ]
+        # Whoever does not wait is answered at once.
+        assert client.get("mine") is None
+        assert client.get("another", 0.1) is None
+        assert not any(wait.done() for wait in waits)
+        client.put("another", 1)
+        client.put("mine", 3)
+        assert waits[0].result(60) == 3
+        assert ask(server, "PUT", path, b"here") == 200
+        assert waits[1].result(60) == 200
+
+
+def test_a_forged_stall_key_is_not_believed(server):
+    server.client.put("stall-1", "right")
+    path, body = "/keras_towers/stall-1", b'"forged"'
+    right = sign(SECRET, "PUT", path, body)
+    for signed in (
+        *(None, "0" * 64, sign("another", "PUT", path, body)),
+        *(sign(SECRET, "GET", path, body), sign(SECRET, "PUT", path, b"")),
+        sign(SECRET, "PUT", "/keras_towers/stall-2", body),
+    ):
+        headers = {SIGNATURE: signed} if signed else {}
+        assert ask(server, "PUT", server.path + path, body, headers) == 403
+    assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
+    assert server.client.get("stall-1") == "right"
+    # Nor is a value left where there is none yet.
+    other = server.path + "/keras_towers/facts"
+    assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
+    assert [server.client.first("facts", n) for n in (1, 2)] == [1, 1]
+    accepted = {SIGNATURE: right}
+    assert ask(server, "PUT", server.path + path, body, accepted) == 200
+    assert server.client.get("stall-1") == "forged"
+
+
+def test_no_proxy_is_asked(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    server.client.put("mine", 3)
+    assert server.client.get("mine") == 3
+
+
+def test_horovods_own_client_sends_the_token(server):
+    client = importlib.import_module("horovod.runner.http.http_client")
+    client.put_data_into_kvstore(*server.at, "global", "1", {"a": 1})
+    read = client.read_data_from_kvstore(*server.at, "global", "1")
+    assert read == {"a": 1}
+    # So the launcher knows that a rank connects; other engines say it.
+    server.client.put("rank_0", True)
+    assert server.come == [1, 0]
+
+
+def test_a_secret_of_another_job_is_not_used(monkeypatch):
+    assert SECRET not in token(SECRET)
+    monkeypatch.setenv(store.SECRET, SECRET)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
+    address = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+    for told, signed in (("", False), (f":1/{token(SECRET)}", True)):
+        monkeypatch.setenv(address, f"127.0.0.1{told}")
+        assert store.from_environment().signed == signed
+
+
+def test_values_by_rank(server, monkeypatch):
+    for rank in (0, 2):
+        server.client.put(f"word-{rank}", rank)
+    assert server.client.by_rank("word", range(3)) == {0: 0, 2: 2}
+    # Horovod's own server knows single keys only.
+    others = store.StoreClient("http://127.0.0.1:9")
+    monkeypatch.setattr(others, "get", {"word-1": 3}.get)
+    assert others.by_rank("word", range(3)) == {1: 3}
+
+
+def test_a_forged_answer_is_not_believed():
+    class Forger(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'"forged"')
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Forger) as forger:
+        Thread(target=forger.handle_request, daemon=True).start()
+        client = store.Endpoint(*forger.server_address, SECRET).client()
+        with pytest.raises(OSError, match="signature is wrong"):
+            client.get("plan")

@@ -1,0 +1,75 @@
+"""Reading the cluster from TF_CONFIG."""
+
+import json
+
+import pytest
+
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous.environments import tf_config
+
+TASK = {"type": "worker", "index": 0}
+TWO = {"worker": ["a:1", "b:2"]}
+
+
+def read(text):
+    return tf_config.from_environment({"TF_CONFIG": text})
+
+
+def described(cluster, task=TASK):
+    return read(json.dumps({"cluster": cluster, "task": task}))
+
+
+def test_what_is_read():
+    given = {**TWO, "chief": ["c:3"], "ps": {"0": "d:4", "1": "e:5"}}
+    cluster = described(given, {"type": "worker", "index": "1"})
+    # The chief is the first of the workers.
+    assert cluster.workers == ("c:3", "a:1", "b:2")
+    assert (cluster.rank, cluster.size) == (2, 3)
+    assert (cluster.local_rank, cluster.local_size) == (0, 1)
+    assert str(cluster) == "worker 1 at b:2"
+    server = described(given, {"type": "ps", "index": 1})
+    assert server.ps == ("d:4", "e:5")
+    assert not server.trains
+    assert server.address == "e:5"
+    given = {"worker": ["x:1", "y:1", "x:2"]}
+    cluster = described(given, {"type": "worker", "index": 2})
+    assert (cluster.local_rank, cluster.local_size) == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "{}", '{"task": {}}'])
+def test_without_a_cluster_a_process_is_alone(text):
+    assert read(text) is None
+    with pytest.raises(TowerError, match="is not set, or names no cluster"):
+        tf_config.required({"TF_CONFIG": text})
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", r"is \[1\] instead of an object"),
+        # The cluster.
+        ((["a:1"],), 'has .* as "cluster"'),
+        (({"ps": ["a:1"]},), "no task that trains"),
+        (({"master": ["a:1"]},), "role 'master'"),
+        (({"chief": ["a:1", "b:1"]},), 'more than one "chief"'),
+        (({**TWO, "ps": ["a:1"]},), "worker 0 and ps 0 the same address, a:1"),
+        (({"worker": "a:1"},), 'has "a:1" as "worker" instead of a list'),
+        (({"worker": {"1": "a:1"}},), "the indices have to be"),
+        (({"worker": ["a"]},), "each is host:port"),
+        (({"worker": [":1"]},), "each is host:port"),
+        (({"worker": ["a:0"]},), "each is host:port"),
+        (({"worker": [7]},), "each is host:port"),
+        # The task.
+        ((TWO, None), '"task" is missing'),
+        ((TWO, "worker"), '"task" is "worker"'),
+        ((TWO, {"type": "ps", "index": 0}), "names 'worker'"),
+        ((TWO, {"type": ["x"]}), 'as the "type"'),
+        ((TWO, {"type": "worker", "index": 2}), "names 2 'worker': 0 to 1"),
+        ((TWO, {"type": "worker"}), "give a number"),
+        ((TWO, {"type": "worker", "index": True}), "give a number"),
+    ],
+)
+def test_what_is_wrong_is_said_where(config, what):
+    with pytest.raises(TowerError, match=f"^TF_CONFIG .*{what}"):
+        read(config) if isinstance(config, str) else described(*config)
