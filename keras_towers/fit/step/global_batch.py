@@ -167,8 +167,9 @@ class GlobalStep:
         if self.micro_batches > 1:
             # Each part of a tower would change them.
             for index in traced.written:
-                changed += [mirrors[index]] if mirrors[index] else []
-                mirrors[index] = None
+                copied, mirrors[index] = mirrors[index], None
+                if copied is not None:
+                    changed.append(copied)
         first = len(divided.layouts)
         program = partitioned(
             traced.graph,
@@ -216,8 +217,8 @@ class GlobalStep:
             self.order,
             functools.partial(self._update, traced, mine, divided),
         )
-        for copied in changed:
-            _copy_first(copied, config.devices)
+        for handles_of_towers in changed:
+            _copy_first(handles_of_towers, config.devices)
         return traced.filled(results)
 
     @property
