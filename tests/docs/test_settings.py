@@ -12,8 +12,8 @@ pytestmark = pytest.mark.core
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """## Environment variables
 
-A test makes this section of `keras_towers/settings.py`, which also has all time
-limits that are no options. The options of a strategy are [elsewhere](strategies.md).
+A test makes this list from `keras_towers/settings.py`, which also has the time
+limits that are no [options of a strategy](strategies.md).
 
 | variable | meaning |
 |---|---|
