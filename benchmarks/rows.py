@@ -165,7 +165,7 @@ def _averaging(optimizer: Any) -> Any:
 
 def _drop_in(optimizer: Any) -> Any:
     """Return the optimizer of a script written for Horovod."""
-    import keras_towers.horovod as hvd
+    from keras_towers import horovod as hvd
 
     hvd.init()
     return hvd.DistributedOptimizer(optimizer)

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import settings
+from keras_towers.engines.runtime import tensorflow_task
+from keras_towers.engines.runtime.collectives import CollectiveTransport
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.environments import tf_config
@@ -21,8 +23,7 @@ from keras_towers.strategies.options import (
     takes_options,
 )
 from keras_towers.strategies.ranks import share_machine
-from keras_towers.transport import SingleProcess, Transport, runtime
-from keras_towers.transport.collectives import CollectiveTransport
+from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -123,7 +124,7 @@ def _connected(
         )
         return SingleProcess()
     store.tell_connected(cluster.number)
-    task = runtime.join(cluster, timeout_s, start_timeout_s)
+    task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])
     transport = CollectiveTransport(task, None if on_host else first)

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin import variable_key
+from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.dropin import variable_key
+from keras_towers.engines.dropin import variable_key
+from keras_towers.engines.horovod.hvd.functions import prepare_process
+from keras_towers.engines.horovod.hvd.optimizer import (
+    Options,
+    checked,
+    layers_in,
+)
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer
 from keras_towers.errors import TowerError
-from keras_towers.horovod.functions import prepare_process
-from keras_towers.horovod.optimizer import Options, checked, layers_in
-from keras_towers.horovod.reducer import GradientReducer
 from keras_towers.transport import next_key
 
 if TYPE_CHECKING:

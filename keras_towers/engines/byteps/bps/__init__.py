@@ -2,7 +2,7 @@
 
 In a script written for BytePS, change only the import:
 
->>> import keras_towers.byteps as bps
+>>> from keras_towers import byteps as bps
 >>> bps.init()
 >>> optimizer = bps.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 
@@ -13,7 +13,7 @@ semantics, with the code of ``keras_towers.horovod``. Launch: ``keras-towers run
 
 from __future__ import annotations
 
-from keras_towers.transport import byteps_start as _start
+from keras_towers.engines.byteps import byteps_start as _start
 
 # If BytePS is missing, says what to do before the import below fails.
 _start.load()
@@ -27,8 +27,8 @@ from byteps.tensorflow import (
     size as size,
 )
 
-from keras_towers.byteps import callbacks as callbacks
-from keras_towers.byteps.functions import (
+from keras_towers.engines.byteps.bps import callbacks as callbacks
+from keras_towers.engines.byteps.bps.functions import (
     DistributedOptimizer as DistributedOptimizer,
     broadcast as broadcast,
     broadcast_global_variables as broadcast_global_variables,

@@ -2,7 +2,7 @@
 
 In a script written for Horovod, change only the import:
 
->>> import keras_towers.horovod as hvd
+>>> from keras_towers import horovod as hvd
 >>> hvd.init()
 >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 # What is done on the import of Keras needs the whole of transport.
 import keras as _keras  # noqa: F401
 
-from keras_towers.transport import horovod as _transport
+from keras_towers.engines.horovod import horovod_transport as _transport
 
 # If Horovod is missing, says what to do before the imports below fail.
 _transport.load()
@@ -63,10 +63,10 @@ from horovod.tensorflow import (
     stop_timeline as stop_timeline,
 )
 
-from keras_towers.horovod import callbacks as callbacks
-from keras_towers.horovod import elastic as elastic
-from keras_towers.horovod import other_names
-from keras_towers.horovod.functions import (
+from keras_towers.engines.horovod.hvd import callbacks as callbacks
+from keras_towers.engines.horovod.hvd import elastic as elastic
+from keras_towers.engines.horovod.hvd import other_names
+from keras_towers.engines.horovod.hvd.functions import (
     allgather as allgather,
     allgather_object as allgather_object,
     allreduce as allreduce,
@@ -84,15 +84,15 @@ from keras_towers.horovod.functions import (
     reducescatter as reducescatter,
     shutdown as shutdown,
 )
-from keras_towers.horovod.optimizer import (
+from keras_towers.engines.horovod.hvd.optimizer import (
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedOptimizer as PartialDistributedOptimizer,
     load_model as load_model,
 )
-from keras_towers.horovod.sync_batch_norm import (
+from keras_towers.engines.horovod.hvd.sync_batch_norm import (
     SyncBatchNormalization as SyncBatchNormalization,
 )
-from keras_towers.horovod.tape import (
+from keras_towers.engines.horovod.hvd.tape import (
     DistributedGradientTape as DistributedGradientTape,
     PartialDistributedGradientTape as PartialDistributedGradientTape,
 )

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_towers.dropin import callbacks, rates
-from keras_towers.dropin.rates import LearningRateScheduleCallback
-from keras_towers.transport.horovod import HorovodTransport
+from keras_towers.engines.dropin import callbacks, rates
+from keras_towers.engines.dropin.rates import LearningRateScheduleCallback
+from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 
 __all__ = [
     "BestModelCheckpoint",

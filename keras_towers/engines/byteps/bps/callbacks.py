@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from keras_towers.byteps.functions import transport
-from keras_towers.dropin import callbacks, rates
-from keras_towers.dropin.rates import LearningRateScheduleCallback
+from keras_towers.engines.byteps.bps.functions import transport
+from keras_towers.engines.dropin import callbacks, rates
+from keras_towers.engines.dropin.rates import LearningRateScheduleCallback
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",

@@ -1,6 +1,8 @@
 """BytePS's scheduler and servers, beside the ranks of a job.
 
 Without one of them the ranks would wait for ever: the job ends when one does.
+Each runs this module, which needs neither TensorFlow nor a GPU, with the
+variables that ``dmlc`` describes.
 """
 
 from __future__ import annotations
@@ -12,19 +14,17 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keras_towers.building import byteps
+from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.launching import byteps_server
 from keras_towers.launching.ranks import Rank
 from keras_towers.rendezvous.addresses import is_local, resolve
-from keras_towers.rendezvous.environments import dmlc
 from keras_towers.rendezvous.hosts import Slot
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import Running
 
-_SERVE = [sys.executable, "-m", byteps_server.__name__]
+_SERVE = [sys.executable, "-m", __name__]
 
 
 class Servers:
@@ -33,7 +33,7 @@ class Servers:
     def __init__(self, run: Running, number: int, plan: Sequence[Slot]):
         # On a machine with GPUs its processes share memory and use NCCL; where
         # there are none each counts as a machine.
-        self._by_host = byteps.has_cuda()
+        self._by_host = byteps_recipe.has_cuda()
         sizes = {slot.local_size for slot in plan}
         if self._by_host and len(sizes) > 1:
             raise TowerError(
@@ -64,7 +64,9 @@ class Servers:
         roles |= {f"server {i}": "server" for i in range(number)}
         self.processes: list[Rank] = [
             Rank(
-                *(run, name, index),
+                run,
+                name,
+                index,
                 {**self._common, **own, dmlc.ROLE: role},
                 _SERVE,
             )
@@ -98,3 +100,17 @@ def _free_port(address: str) -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
+
+
+def _serve() -> None:
+    """Serve in this process until the job ends."""
+    try:
+        dmlc.check_server()
+    except TowerError as error:
+        sys.exit(f"keras_towers: {error}")
+    # It serves while it is imported.
+    import byteps.server  # noqa: F401
+
+
+if __name__ == "__main__":
+    _serve()

@@ -24,17 +24,22 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 from horovod.common.exceptions import HorovodInternalError
 
-from keras_towers.dropin.optimizer import restart_passes
-from keras_towers.elastic import ModelState, ObjectState, VariablesState, run
-from keras_towers.errors import TowerError
-from keras_towers.horovod import other_names
-from keras_towers.horovod.functions import (
+from keras_towers.engines.dropin.optimizer import restart_passes
+from keras_towers.engines.horovod.elastic_state import (
+    ModelState,
+    ObjectState,
+    VariablesState,
+    run,
+)
+from keras_towers.engines.horovod.horovod_transport import load
+from keras_towers.engines.horovod.hvd import other_names
+from keras_towers.engines.horovod.hvd.functions import (
     broadcast_object,
     broadcast_variables,
     init,
     shutdown,
 )
-from keras_towers.transport.horovod import load
+from keras_towers.errors import TowerError
 
 rank: Callable[[], int] = load().rank
 

@@ -14,14 +14,14 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin import plain
-from keras_towers.dropin.optimizer import Reducer
+from keras_towers.engines.dropin import plain
+from keras_towers.engines.dropin.optimizer import Reducer
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divided
 from keras_towers.rendezvous import check, watch
 
 if TYPE_CHECKING:
-    from keras_towers.horovod.optimizer import Options
+    from keras_towers.engines.horovod.hvd.optimizer import Options
 
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2

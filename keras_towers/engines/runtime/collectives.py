@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.engines.runtime.tensorflow_task import Task, lost
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
 from keras_towers.transport.engine import EngineTransport
@@ -25,7 +26,6 @@ from keras_towers.transport.messages import (
     packed,
     received,
 )
-from keras_towers.transport.runtime import Task, lost
 
 # The group of collectives whose size is part of their key; the same on GPUs,
 # since a group is of one kind of devices; and that of the first of ROOMS, which

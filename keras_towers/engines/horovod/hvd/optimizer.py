@@ -11,11 +11,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 
-from keras_towers.dropin import check_compression, models, plain
-from keras_towers.dropin.optimizer import distribute, reducer_of
+from keras_towers.engines.dropin import check_compression, models, plain
+from keras_towers.engines.dropin.optimizer import distribute, reducer_of
+from keras_towers.engines.horovod.hvd.functions import prepare_process
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer
 from keras_towers.errors import TowerError
-from keras_towers.horovod.functions import prepare_process
-from keras_towers.horovod.reducer import GradientReducer
 
 
 @dataclasses.dataclass(frozen=True)

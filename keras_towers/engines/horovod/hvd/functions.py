@@ -15,8 +15,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.dropin import models, plain, refuse_global_variables
-from keras_towers.transport.horovod import HorovodTransport, connect
+from keras_towers.engines.dropin import models, plain, refuse_global_variables
+from keras_towers.engines.horovod.horovod_transport import (
+    HorovodTransport,
+    connect,
+)
 
 _OfTensors = Callable[..., list[tf.Tensor]]
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.dropin import plain, variable_key
+from keras_towers.engines.dropin import plain, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callbacks import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks

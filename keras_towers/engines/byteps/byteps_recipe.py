@@ -1,6 +1,6 @@
 """The recipe that compiles an unpatched BytePS for a recent TensorFlow.
 
-BytePS 0.2.5 takes a GPU for granted. What is missing is in ``byteps_headers``:
+BytePS 0.2.5 takes a GPU for granted. What is missing is in ``headers/``:
 names that TensorFlow has dropped, and parts of CUDA and NCCL that it calls.
 """
 
@@ -16,13 +16,13 @@ from keras_towers.building import recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 from keras_towers.errors import TowerError
 
-_HEADERS = Path(__file__).with_name("byteps_headers")
+_HEADERS = Path(__file__).with_name("headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"
 _BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
 _PROBE = """
 import json
 import byteps.tensorflow
-from keras_towers.building.byteps import has_cuda
+from keras_towers.engines.byteps.byteps_recipe import has_cuda
 cuda = has_cuda()
 print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
 """
@@ -42,6 +42,9 @@ class BytePS(Recipe):
     prefix = "BYTEPS"
     name = "byteps"
     title = "BytePS"
+    purpose = "To sum gradients on servers"
+    without_nccl = "takes gradients from the host; to take them from GPUs"
+    for_one_cpu = True
     version = "0.2.5.post15"
     sha256 = "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"
     revision = 2

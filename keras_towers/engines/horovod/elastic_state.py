@@ -34,13 +34,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.backup.resuming import FitPosition, ResumingCallback
+from keras_towers.engines.horovod import horovod_transport
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.rendezvous import store
-from keras_towers.transport import horovod as horovod_lib
 
-_hvd = horovod_lib.load()
+_hvd = horovod_transport.load()
 
 from horovod.common import elastic as _elastic  # noqa: E402
 from horovod.common.exceptions import (  # noqa: E402
@@ -104,7 +104,7 @@ class VariablesState(ObjectState):
     _saved: list[tuple[Any, np.ndarray]]
 
     def __init__(self, **objects: Any):
-        self._transport = horovod_lib.HorovodTransport()
+        self._transport = horovod_transport.HorovodTransport()
         self._saved = []
         super().__init__(**objects)
 
@@ -252,7 +252,7 @@ def run(
 @contextlib.contextmanager
 def _losses() -> Iterator[None]:
     """Raise ``HorovodInternalError`` where a peer has gone."""
-    transport = horovod_lib.HorovodTransport()
+    transport = horovod_transport.HorovodTransport()
     try:
         yield
     except _IN_DOUBT as error:
@@ -281,8 +281,8 @@ def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
 
 
 def _connect_anew() -> None:
-    horovod_lib.HorovodTransport().disconnect()
-    horovod_lib.HorovodTransport()
+    horovod_transport.HorovodTransport().disconnect()
+    horovod_transport.HorovodTransport()
 
 
 class Commit(ResumingCallback):

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.dropin import callbacks
-from keras_towers.dropin.optimizer import (
+from keras_towers.engines.dropin import callbacks
+from keras_towers.engines.dropin.optimizer import (
     is_distributed,
     move_outward,
     reducer_of,

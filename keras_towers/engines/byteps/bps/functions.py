@@ -10,17 +10,17 @@ import byteps.tensorflow as bps
 import keras
 import tensorflow as tf
 
-from keras_towers.dropin import (
+from keras_towers.engines.byteps.byteps_transport import BytePSTransport
+from keras_towers.engines.dropin import (
     check_compression,
     models,
     plain,
     refuse_global_variables,
 )
-from keras_towers.dropin.optimizer import Reducer, distribute
+from keras_towers.engines.dropin.optimizer import Reducer, distribute
 from keras_towers.fit.weights import agreement
 from keras_towers.reduction import CommunicationHook, divided, sum_over_ranks
 from keras_towers.transport import Transport, next_key
-from keras_towers.transport.byteps import BytePSTransport
 
 
 @functools.cache

@@ -28,11 +28,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.building import byteps
+from keras_towers.engines.byteps import byteps_recipe, byteps_start, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import check, store, watch
-from keras_towers.rendezvous.environments import dmlc
-from keras_towers.transport import byteps_start
 from keras_towers.transport.messages import MESSAGE_BYTES
 from keras_towers.transport.sums import DIFFERENT, Sums
 
@@ -265,4 +263,4 @@ def _with_turn(name: str, turn: int) -> str:
 
 def _device() -> str:
     """The device of BytePS's tensors: a build with CUDA takes a GPU's."""
-    return "/device:GPU:0" if byteps.has_cuda() else "/device:CPU:0"
+    return "/device:GPU:0" if byteps_recipe.has_cuda() else "/device:CPU:0"
