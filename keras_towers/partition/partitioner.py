@@ -556,14 +556,14 @@ class Partitioner:
         ):
             return False
         own = [(v, t.shape) for v, t in given if self._has_local(v)]
-        small = all(_is_small(shape) for shape in node.shapes)
+        small = all(is_small(shape) for shape in node.shapes)
         if small and any(value.whole is None for value, _ in own):
             return True
         return any(
-            value.whole is not None or not _is_small(shape)
+            value.whole is not None or not is_small(shape)
             for value, shape in own
         ) and all(
-            self._has_local(v) or _is_small(t.shape) or self._is_repeated(v)
+            self._has_local(v) or is_small(t.shape) or self._is_repeated(v)
             for v, t in given
         )
 
@@ -935,8 +935,8 @@ class Partitioner:
         return self.vector(cast_, dtype)
 
 
-def _is_small(shape: tf.TensorShape) -> bool:
-    """Whether it is not worth an exchange."""
+def is_small(shape: tf.TensorShape) -> bool:
+    """Whether a tensor of a shape is not worth an exchange of its own."""
     size = shape.num_elements()
     return size is not None and size <= LARGEST
 
