@@ -8,14 +8,11 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers.partition.builder import AttrValue
+from keras_towers.partition.conversions import is_small, local_shape
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    Partitioner,
-    is_small,
-    local_shape,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import axes, rule
 
 Linear: TypeAlias = "Sequence[frozenset[int]]"
