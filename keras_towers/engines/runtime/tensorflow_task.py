@@ -1,0 +1,202 @@
+"""This process as a task of TensorFlow's runtime, among others.
+
+TensorFlow names its devices after the task, and fixes the names when it starts:
+what was made before a process became a task cannot be used any more. So that a
+model may be built anywhere, TensorFlow is told of the task when this package is
+imported. It listens for the others as soon as it starts itself: with the first
+tensor.
+
+TensorFlow's collectives wait for ever for a rank that has stopped, and for one
+that has died unless they were just talking to it. So a thread asks all others
+for a sign of life, and ends the collectives of this process if one gives none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+
+import tensorflow as tf
+
+from keras_towers import compat, settings, system
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import listening
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_told: Task | None = None
+
+
+class Task:
+    """This process in a cluster."""
+
+    # It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
+    # only then the devices are known, and whether the port is free.
+
+    def __init__(self, cluster: Cluster):
+        self.cluster: Cluster = cluster
+        self._starting = contextlib.ExitStack()
+
+    @property
+    def host(self) -> str:
+        """The device of this process that sends and receives."""
+        return f"{self.name_of(self.cluster.rank)}/device:CPU:0"
+
+    def name_of(self, rank: int) -> str:
+        """TensorFlow's name of a rank."""
+        role, index = self.cluster.tasks[rank]
+        return f"/job:{role}/replica:0/task:{index}"
+
+    def SerializeToString(self) -> bytes:
+        """Describe the server that TensorFlow is about to start."""
+        self._starting.enter_context(listening.only_at(self.cluster.address))
+        training = {
+            role: list(self.cluster.jobs[role])
+            for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
+        }
+        return tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec(training).as_cluster_def(),
+            job_name=self.cluster.role,
+            task_index=self.cluster.index,
+            default_session_config=compat.eager_context().config,
+            protocol="grpc",
+        ).SerializeToString()
+
+    @property
+    def job_name(self) -> str:
+        """The role; TensorFlow asks for it when the server has started."""
+        self._starting.close()
+        return self.cluster.role
+
+    @property
+    def task_index(self) -> int:
+        """The index."""
+        return self.cluster.index
+
+
+def prepare() -> None:
+    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us."""
+    # It is where there are several tasks that train, and no parameter servers.
+    # Nothing starts, and nothing is said of what is wrong: strategies do that.
+    # Processes that read data inherit the variable.
+    if multiprocessing.parent_process() is not None:
+        return
+    with contextlib.suppress(TowerError):
+        cluster = tf_config.from_environment()
+        if cluster and cluster.trains and cluster.size > 1 and not cluster.ps:
+            listening.check(cluster.address)
+            _tell(Task(cluster))
+
+
+def start(cluster: Cluster) -> Task:
+    """Start TensorFlow as a task, unless it has been started as this one."""
+    if _told is None or _told.cluster != cluster:
+        listening.check(cluster.address)
+        _tell(Task(cluster))
+    if _told is None or _told.cluster != cluster:
+        raise TowerError(
+            f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
+            "started without knowing that, and what was made since would be "
+            "lost. Set TF_CONFIG before, and import keras_towers before the "
+            "first tensor, variable or model is made."
+        )
+    compat.eager_context().ensure_initialized()
+    return _told
+
+
+def _tell(task: Task) -> None:
+    """Tell TensorFlow of the task, if it has not started."""
+    global _told
+    context = compat.eager_context()
+    if compat.has_started() or compat.has_collective_leader():
+        return
+    # The same as TensorFlow's own strategy asks for, which may come later.
+    context.configure_collective_ops(
+        collective_leader=task.name_of(0),
+        scoped_allocator_enabled_ops=("CollectiveReduce",),
+        device_filters=(f"/job:{task.cluster.role}/task:{task.cluster.index}",),
+    )
+    context.enable_collective_ops(task)
+    _told = task
+
+
+def wait_for(task: Task, timeout_s: float) -> None:
+    """Wait until all ranks have started."""
+    missing = _others(task)
+    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
+        missing = [rank for rank in missing if not _answers(task, rank)]
+        if not missing:
+            return
+        if waited_s:
+            named = _named(task, missing)
+            logger.warning("%s waits for %s to start.", task.cluster, named)
+    raise TowerError(
+        f"{_named(task, missing)} did not start within {timeout_s:g} seconds. "
+        "Every task that TF_CONFIG names has to run the script, and to be "
+        "reached at its address; `start_timeout_s` waits for longer."
+    )
+
+
+def lost(task: Task) -> str:
+    """The ranks that do not answer, in words; empty if all do."""
+    silent = [rank for rank in _others(task) if not _answers(task, rank)]
+    return _named(task, silent)
+
+
+def _others(task: Task) -> list[int]:
+    return [r for r in range(task.cluster.size) if r != task.cluster.rank]
+
+
+def _named(task: Task, ranks: list[int]) -> str:
+    return ", ".join(
+        f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks
+    )
+
+
+def _answers(
+    task: Task, rank: int, limit_s: float = settings.TASK_ANSWER_S
+) -> bool:
+    """Whether a rank runs, and is the same process as before."""
+    try:
+        compat.eager_context().check_collective_ops_peer_health(
+            task.name_of(rank), int(limit_s * 1000)
+        )
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+_watch: AnswerWatch | None = None
+
+
+def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
+    """Start this process's task, wait for the others, and watch them."""
+    global _watch
+    task = start(cluster)
+    wait_for(task, start_timeout_s)
+    if _watch is None:
+        beat_s = min(timeout_s / 4, settings.BEAT_S)
+        _watch = AnswerWatch(
+            _others(task),
+            lambda rank: _answers(task, rank, beat_s),
+            timeout_s,
+            lambda lost: _abort(_named(task, lost)),
+        )
+        _watch.start()
+        # TensorFlow must not be asked while Python takes it down.
+        atexit.register(_watch.stop)
+    _watch.liveness.limit_s = timeout_s
+    return task
+
+
+def _abort(lost: str) -> None:
+    """End the collectives of this process."""
+    system.end_in_time()
+    compat.eager_context().abort_collective_ops(
+        tf.errors.UNAVAILABLE, f"{lost} {State.LOST}"
+    )
