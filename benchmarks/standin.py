@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from keras_towers.meeting import check, rendezvous, store, watch
+from keras_towers.rendezvous import check, meet, store, watch
 
 STEPS = 5
 """Steps between two lines of output of a rank that trains."""
@@ -41,7 +41,7 @@ def train(strategy: str) -> None:
 
 def main() -> None:
     """Take part in a job until stdin is closed, or for some seconds."""
-    rendezvous.join()
+    meet.join()
     check.introduce("")
     rank, size = (int(os.environ[f"HOROVOD_{n}"]) for n in ("RANK", "SIZE"))
     store.tell_connected(rank)

@@ -17,10 +17,10 @@ from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
     from keras_towers import elastic
+    from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
-    from keras_towers.lasting import Backup
     from keras_towers.launching.function import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
@@ -81,7 +81,7 @@ _NAMES_IN = {
     "devices": "virtual_towers",
     "fit.calls.callbacks": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
-    "lasting": "Backup",
+    "backup": "Backup",
     "launching.function": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",

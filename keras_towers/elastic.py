@@ -33,11 +33,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_towers.backup.resuming import FitPosition, ResumingCallback
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.lasting.resuming import Kept, Resuming
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 from keras_towers.transport import horovod as horovod_lib
 
 _hvd = horovod_lib.load()
@@ -180,7 +180,7 @@ class ModelState(VariablesState):
         return [v for v in self._variables() if all(v is not o for o in own)]
 
 
-class State(ModelState, Kept):
+class State(ModelState, FitPosition):
     """A model, its optimizer and its place, which survive a loss of workers.
 
     Args:
@@ -285,7 +285,7 @@ def _connect_anew() -> None:
     horovod_lib.HorovodTransport()
 
 
-class Commit(Resuming):
+class Commit(ResumingCallback):
     """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
 
     ``fit`` starts in the state's epoch, after the batches that were done.

@@ -19,9 +19,9 @@ from typing import Any
 import keras
 
 from keras_towers import compat
+from keras_towers.backup.resuming import ResumingCallback, SavedPosition
 from keras_towers.errors import CompatibilityError, TowerError
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.lasting.resuming import Resuming, Stored
 
 try:
     import ray.train
@@ -82,7 +82,7 @@ class TowerTrainer(DataParallelTrainer):
         )
 
 
-class Report(Resuming):
+class Report(ResumingCallback):
     """Reports each epoch to Ray, and resumes ``fit`` where Ray's run was.
 
     Rank 0 saves the weights and the optimizer's state in a checkpoint. Where
@@ -111,8 +111,8 @@ class Report(Resuming):
         super().__init__(_Run(every), None)
 
 
-class _Run(Stored):
-    """Place of ``fit`` and state of a model, in checkpoints of Ray Train."""
+class _Run(SavedPosition):
+    """Position of ``fit`` and state of a model, in checkpoints of Ray Train."""
 
     refusal = (
         "keras_towers.ray.Report works inside a strategy's block only: put "

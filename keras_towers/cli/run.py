@@ -22,8 +22,8 @@ from keras_towers.launching.job import (
     run_cluster,
     run_job,
 )
-from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.hosts import parse_hostfile, parse_hosts
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
 from keras_towers.strategies import STRATEGIES, find
 
 

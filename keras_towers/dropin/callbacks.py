@@ -17,7 +17,7 @@ from keras_towers.fit.calls.callbacks import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.meeting import check
+from keras_towers.rendezvous import check
 from keras_towers.transport import Transport
 
 

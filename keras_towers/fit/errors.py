@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.meeting import watch
+from keras_towers.rendezvous import watch
 
 # TensorFlow's own mark of a status that only follows from another one.
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
@@ -71,8 +72,10 @@ def explained(config: TowerConfig) -> Iterator[None]:
 
 
 def _in_short(error: Exception) -> str:
-    # Before the last empty line TensorFlow says where in Python it was traced.
-    words = str(error).rpartition("\n\n")[2].split()
+    # Before this TensorFlow says where in Python it was traced, or that it does
+    # not know.
+    message = re.split("\n\n|<stack traces unavailable>\n", str(error))[-1]
+    words = message.split()
     return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"
 
 

@@ -17,8 +17,8 @@ from keras_towers import compat
 from keras_towers.dropin import plain
 from keras_towers.dropin.optimizer import Reducer
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check, watch
 from keras_towers.reduction import divided
+from keras_towers.rendezvous import check, watch
 
 if TYPE_CHECKING:
     from keras_towers.horovod.optimizer import Options

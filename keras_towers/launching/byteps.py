@@ -16,9 +16,9 @@ from keras_towers.building import byteps
 from keras_towers.errors import TowerError
 from keras_towers.launching import byteps_server
 from keras_towers.launching.ranks import Rank
-from keras_towers.meeting.addresses import is_local, resolve
-from keras_towers.meeting.environments import dmlc
-from keras_towers.meeting.hosts import Slot
+from keras_towers.rendezvous.addresses import is_local, resolve
+from keras_towers.rendezvous.environments import dmlc
+from keras_towers.rendezvous.hosts import Slot
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:

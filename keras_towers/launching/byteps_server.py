@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments import dmlc
+from keras_towers.rendezvous.environments import dmlc
 
 
 def main() -> None:

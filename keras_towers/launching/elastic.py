@@ -21,10 +21,10 @@ from keras_towers.launching.job import Job, Running, check_horovod
 from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.meeting.addresses import LOOPBACK, is_local
-from keras_towers.meeting.hosts import Slot, assign
-from keras_towers.meeting.server import LISTENERS_SCOPE
-from keras_towers.meeting.store import NEWS
+from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+from keras_towers.rendezvous.hosts import Slot, assign
+from keras_towers.rendezvous.server import LISTENERS_SCOPE
+from keras_towers.rendezvous.store import NEWS
 
 # As horovod.runner.elastic.worker.HostUpdateResult.
 _REMOVED, _ADDED = 1, 2

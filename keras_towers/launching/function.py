@@ -18,7 +18,7 @@ from keras_towers.launching import call
 from keras_towers.launching.job import Job, run_job
 from keras_towers.launching.ranks import Rank
 from keras_towers.launching.supervision import Outcome
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 
 _T = TypeVar("_T")
 

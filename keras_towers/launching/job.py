@@ -30,13 +30,16 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.meeting import environments, store
-from keras_towers.meeting.addresses import LOOPBACK, is_local, meeting_point
-from keras_towers.meeting.environments import ClusterEnvironment, tf_config
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.hosts import allocation, assign
-from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.variables import job_environment, process_environment
+from keras_towers.rendezvous import environments, store
+from keras_towers.rendezvous.addresses import LOOPBACK, is_local, meeting_point
+from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.hosts import allocation, assign
+from keras_towers.rendezvous.server import StoreServer
+from keras_towers.rendezvous.variables import (
+    job_environment,
+    process_environment,
+)
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 

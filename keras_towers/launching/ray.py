@@ -16,11 +16,14 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 
 from keras_towers import settings
-from keras_towers.meeting.addresses import LOOPBACK
-from keras_towers.meeting.hosts import Slot, slots
-from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.store import Endpoint
-from keras_towers.meeting.variables import process_environment, rank_environment
+from keras_towers.rendezvous.addresses import LOOPBACK
+from keras_towers.rendezvous.hosts import Slot, slots
+from keras_towers.rendezvous.server import StoreServer
+from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.variables import (
+    process_environment,
+    rank_environment,
+)
 
 
 @dataclass

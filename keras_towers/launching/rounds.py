@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from keras_towers import settings
-from keras_towers.meeting.hosts import Slot
+from keras_towers.rendezvous.hosts import Slot
 
 
 def key_of(slot: Slot) -> str:

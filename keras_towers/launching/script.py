@@ -63,7 +63,7 @@ def _refuse_to_train_alone(fitting: str, served: bool) -> None:
     """Let Keras train in a strategy only, if it trains at all."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
-    from keras_towers.meeting.check import refuse_alone
+    from keras_towers.rendezvous.check import refuse_alone
     from keras_towers.strategies import STRATEGIES
 
     refuse_alone(
@@ -138,8 +138,8 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
-    from keras_towers.meeting import store
-    from keras_towers.meeting.environments import tf_config
+    from keras_towers.rendezvous import store
+    from keras_towers.rendezvous.environments import tf_config
 
     board, cluster = store.from_environment(), tf_config.from_environment()
     rank, size = 0, 1

@@ -15,12 +15,6 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting import watch
-from keras_towers.meeting.addresses import answers, is_reachable
-from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.liveness import AnswerWatch, waiting
-from keras_towers.meeting.store import tell_connected
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server import serve
 from keras_towers.parameter_servers.store import (
@@ -31,6 +25,12 @@ from keras_towers.parameter_servers.store import (
     store_on,
     task_name,
 )
+from keras_towers.rendezvous import watch
+from keras_towers.rendezvous.addresses import answers, is_reachable
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.liveness import AnswerWatch, waiting
+from keras_towers.rendezvous.store import tell_connected
 
 # A server that was started again knows nothing of its clients. What was
 # sent over a link that broke may be lost.

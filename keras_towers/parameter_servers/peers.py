@@ -9,10 +9,10 @@ from typing import Any
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.liveness import waiting
-from keras_towers.meeting.store import Store, wait
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.store import ServerStore, task_name
+from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.store import Store, wait
 from keras_towers.transport import plain
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting.listening import only_at
+from keras_towers.rendezvous.listening import only_at
 
 # Otherwise a call of a server that has died waits for it to come back.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")

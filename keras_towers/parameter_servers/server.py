@@ -18,10 +18,6 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.addresses import answers, refuses
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.liveness import Liveness
-from keras_towers.meeting.store import tell_connected
 from keras_towers.parameter_servers.remote import join
 from keras_towers.parameter_servers.store import (
     ServerStore,
@@ -32,6 +28,10 @@ from keras_towers.parameter_servers.store import (
     store_on,
     task_name,
 )
+from keras_towers.rendezvous.addresses import answers, refuses
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.store import tell_connected
 from keras_towers.system import end_in_time, keep_freed
 
 # Silence takes time: these are asked at once.

@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.store import wait
 from keras_towers.parameter_servers.remote import device_of, run, traced
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.store import wait
 
 _NAME = "keras_towers/store"
 # Found by tasks of whatever job, so that those of two jobs notice each other.

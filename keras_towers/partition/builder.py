@@ -32,12 +32,19 @@ class Builder:
 
     Args:
         meets: whether towers may exchange values: not inside of functions.
+
+    Attributes:
+        operations: the operations, in their order.
+        exchanges: the exchanges, in their order.
+        name: of the operation of the trace that is laid out: what is added
+            for it gets its name.
     """
 
     def __init__(self, meets: bool = True):
         self.operations: list[Operation] = []
         self.exchanges: list[Exchange] = []
         self.meets = meets
+        self.name = ""
         self._constants: dict[Any, Tensor] = {}
 
     def copy(
@@ -208,6 +215,7 @@ class Builder:
             functions or {},
             source,
             at_root,
+            self.name if source is None else source.name,
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(

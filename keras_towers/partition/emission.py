@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,8 @@ def emit(
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
-    Operations that are repeated are added where they are needed.
+    Operations have the names that they have in the trace, as far as these are
+    free. Those that are repeated are added where they are needed.
 
     Args:
         operations: the operations, in their order.
@@ -38,16 +40,26 @@ def emit(
     definition = tf.compat.v1.GraphDef()
     definition.versions.CopyFrom(here.graph_def_versions)
     names: dict[int, str] = {}
+    times: collections.Counter[str] = collections.Counter()
     acts = any(operation.has_effect for operation in operations)
-    gates = {f"^gate{k}": tensor for k, tensor in enumerate(after) if acts}
+    gates = {f"^_gate{k}": tensor for k, tensor in enumerate(after) if acts}
     inputs: dict[str, Any] = {**gates}
     known: dict[Tensor, str] = {}
+
+    def free_name(operation: Operation) -> str:
+        name = operation.name or operation.type
+        while True:
+            number = times[name]
+            times[name] += 1
+            if not number:
+                return name
+            name = f"{name}_{number}"
 
     def name_of(tensor: Tensor) -> str:
         operation = tensor.operation
         if tensor in given:
             if tensor not in known:
-                known[tensor] = f"given{len(known)}"
+                known[tensor] = f"_given{len(known)}"
                 inputs[known[tensor]] = given[tensor]
             return known[tensor]
         assert operation is not None, "a tensor that nobody makes"
@@ -60,7 +72,7 @@ def emit(
         # What is repeated may need others that are.
         sources = [name_of(tensor) for tensor in operation.inputs]
         node = definition.node.add()
-        node.name = names[id(operation)] = f"node{len(names)}"
+        node.name = names[id(operation)] = free_name(operation)
         node.op = operation.type
         node.input.extend(sources)
         if operation.has_effect:
@@ -92,7 +104,7 @@ def emit(
             definition,
             input_map=inputs,
             return_elements=[end for end in ends if end is not None],
-            name="towers",
+            name="",
         )
     left = iter(made or ())
     return [

@@ -160,6 +160,7 @@ class Partitioner:
             inputs = [values[tensor.name] for tensor in operation.inputs]
             ranks = [None if v.shape is None else len(v.shape) for v in inputs]
             node = Node(operation, ranks)
+            self.builder.name = operation.name
             outputs = self._outputs(node, inputs)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value

@@ -56,6 +56,8 @@ class Operation:
             one or several.
         source: the operation of the trace that it stands for, if for one.
         at_root: whether of several processes only the first does it.
+        name: that of the operation of the trace because of which it is done:
+            TensorFlow's errors show it. It may be that of others, too.
     """
 
     type: str
@@ -71,6 +73,7 @@ class Operation:
     )
     source: Any = None
     at_root: bool = False
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

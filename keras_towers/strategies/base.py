@@ -33,8 +33,8 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.meeting.check import Peers, permit_alone
-from keras_towers.meeting.environments import tf_config
+from keras_towers.rendezvous.check import Peers, permit_alone
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -370,7 +370,7 @@ def _factor_of(
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Say that each process trains for itself, if there are several."""
-    from keras_towers.meeting.environments import (
+    from keras_towers.rendezvous.environments import (
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
         detect,

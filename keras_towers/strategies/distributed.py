@@ -11,10 +11,10 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import traced
-from keras_towers.meeting.environments import tf_config
 from keras_towers.parameter_servers.connection import Connection, take_role
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.direct import DirectSession
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers

@@ -22,7 +22,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
-from keras_towers.meeting.check import check_alone
+from keras_towers.rendezvous.check import check_alone
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
-    from keras_towers.meeting import environments
+    from keras_towers.rendezvous import environments
 
     member = environments.detect()
     # One of an unknown number may be meant to train by itself.

@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store
-from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     RankKeywords,

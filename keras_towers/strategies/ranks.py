@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.settings import OWN_GPUS
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport

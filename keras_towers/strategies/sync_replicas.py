@@ -13,7 +13,7 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
-from keras_towers.meeting.environments import tf_config
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.update import HogwildUpdate

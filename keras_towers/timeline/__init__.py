@@ -17,7 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ObservesFit
 from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.meeting import check
+from keras_towers.rendezvous import check
 from keras_towers.system import writable, writable_file
 from keras_towers.timeline import report, trace
 from keras_towers.timeline.measured import summarise

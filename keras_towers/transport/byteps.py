@@ -30,8 +30,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.building import byteps
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check, store, watch
-from keras_towers.meeting.environments import dmlc
+from keras_towers.rendezvous import check, store, watch
+from keras_towers.rendezvous.environments import dmlc
 from keras_towers.transport import byteps_start
 from keras_towers.transport.messages import MESSAGE_BYTES
 from keras_towers.transport.sums import DIFFERENT, Sums

@@ -14,10 +14,10 @@ from types import ModuleType
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check, environments
-from keras_towers.meeting.environments import dmlc, tf_config
-from keras_towers.meeting.liveness import waiting
-from keras_towers.meeting.variables import seconds
+from keras_towers.rendezvous import check, environments
+from keras_towers.rendezvous.environments import dmlc, tf_config
+from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.variables import seconds
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine
 

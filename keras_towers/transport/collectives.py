@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import watch
+from keras_towers.rendezvous import watch
 from keras_towers.transport.engine import EngineTransport
 from keras_towers.transport.messages import (
     carried,

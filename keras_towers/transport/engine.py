@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check, watch
+from keras_towers.rendezvous import check, watch
 from keras_towers.transport import messages, plain
 from keras_towers.transport.base import Transport
 

@@ -21,14 +21,14 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import (
+from keras_towers.rendezvous import (
     check,
     environments,
-    rendezvous,
+    meet,
     store,
     watch,
 )
-from keras_towers.meeting.environments import tf_config
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.transport import engine, messages
 
 
@@ -52,10 +52,10 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     if not hvd.is_initialized():
         # With MPI in it, Horovod finds by itself those that mpirun started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
-            rendezvous.join()
+            meet.join()
         if not _connected:
             check.introduce("Horovod")
-            rendezvous.take_place()
+            meet.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
         nowhere = not (hvd.mpi_built() or store.from_environment())
         if nowhere and member and not member.alone:

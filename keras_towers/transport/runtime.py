@@ -22,11 +22,11 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.meeting import listening
-from keras_towers.meeting.environments import tf_config
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.liveness import AnswerWatch, waiting
-from keras_towers.meeting.watch import SILENT
+from keras_towers.rendezvous import listening
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.liveness import AnswerWatch, waiting
+from keras_towers.rendezvous.watch import SILENT
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -7,7 +7,7 @@ from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs, find
 from keras_towers.bench.runner import Cell, Setting, combine
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments
+from keras_towers.rendezvous import environments
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
 

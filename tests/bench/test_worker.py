@@ -14,7 +14,7 @@ from keras_towers.bench.models import Workload
 from keras_towers.bench.rows import Times, Trainer, fit
 from keras_towers.bench.runner import Setting
 from keras_towers.bench.worker import Growth, differences, last_weights
-from keras_towers.meeting.store import FileStore
+from keras_towers.rendezvous.store import FileStore
 
 
 def test_times_of_steps():

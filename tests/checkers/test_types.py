@@ -25,7 +25,7 @@ PYRIGHT = ("pyright", "--outputjson", "--pythonpath", sys.executable)
 # What is only for this package itself; not looked into by completeness.
 INTERNAL = (
     *("bench", "building", "cli", "compat", "doctor", "fit", "launching"),
-    *("meeting", "partition", "replicas"),
+    *("rendezvous", "partition", "replicas"),
 )
 
 # They derive from classes of Keras, Horovod, Ray and TensorFlow without types;
@@ -35,7 +35,7 @@ Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
 Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
 Host.on_train_end KerasState LearningRateScheduleCallback
 LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
-OfRank.of ReductionCrossDeviceOps Report Resuming State summarise
+OfRank.of ReductionCrossDeviceOps Report ResumingCallback State summarise
 TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
 TowerTrainer UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
 """

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import keras_towers as kt
-from keras_towers.meeting import rendezvous
+from keras_towers.rendezvous import meet
 
 SLOW_S = 55
 
@@ -26,7 +26,7 @@ def hold_the_lock():
 
 def die_at_the_start():
     """Behind the meeting, while the others connect."""
-    rendezvous.join()
+    meet.join()
     time.sleep(1)
     os._exit(3)
 

@@ -6,11 +6,11 @@ import socket
 import threading
 
 from keras_towers import settings
-from keras_towers.meeting.addresses import is_reachable
-from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers import server, store
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.store import ServerStore
+from keras_towers.rendezvous.addresses import is_reachable
+from keras_towers.rendezvous.environments.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 

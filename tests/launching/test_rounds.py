@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from keras_towers.launching.rounds import Rounds
-from keras_towers.meeting.hosts import slots
+from keras_towers.rendezvous.hosts import slots
 
 
 class Job:

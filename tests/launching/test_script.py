@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import devices
 from keras_towers.launching import script as launch_script
-from keras_towers.meeting import check
+from keras_towers.rendezvous import check
 from keras_towers.strategies import STRATEGIES, Registered
 from tests.kit.training import X, Y, linear
 from tests.launching.jobs import Launched

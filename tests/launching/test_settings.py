@@ -5,8 +5,11 @@ import pytest
 from keras_towers.agent import share_cores
 from keras_towers.launching.elastic import elastic_options
 from keras_towers.launching.ranks import exported
-from keras_towers.meeting.store import Endpoint, token
-from keras_towers.meeting.variables import job_environment, process_environment
+from keras_towers.rendezvous.store import Endpoint, token
+from keras_towers.rendezvous.variables import (
+    job_environment,
+    process_environment,
+)
 
 pytestmark = pytest.mark.core
 

@@ -7,7 +7,7 @@ import pytest
 
 from keras_towers.launching.elastic import Driver, Elastic
 from keras_towers.launching.supervision import blame, describe
-from keras_towers.meeting.hosts import slots
+from keras_towers.rendezvous.hosts import slots
 
 pytestmark = pytest.mark.core
 

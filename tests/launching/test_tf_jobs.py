@@ -94,7 +94,7 @@ def test_tasks_that_never_connect_are_told_how_to(run):
 
 def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 if task == ("worker", 0):
     store.tell_connected(0)
     time.sleep(600)

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments.tf_config import Cluster
 from keras_towers.parameter_servers.connection import (
     Dropped,
     naming_lost_servers,
     take_role,
 )
+from keras_towers.rendezvous.environments.tf_config import Cluster
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check
-from keras_towers.meeting.environments.tf_config import Cluster
-from keras_towers.meeting.store import wait
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers import store as lib
 from keras_towers.parameter_servers.remote import run, traced
 from keras_towers.parameter_servers.store import ServerStore, value_of
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.store import wait
 from keras_towers.replicas.resources import Queue
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"

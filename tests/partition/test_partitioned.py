@@ -72,6 +72,16 @@ def test_two_views_of_each_example(interleaved):
     assert interleaved or not once(program)
 
 
+def test_operations_have_the_names_of_the_trace():
+    def function(x, w):
+        with tf.name_scope("layer"):
+            return tf.reduce_sum(x @ w)
+
+    program = check(function, rows(-1, 4), same(4, 3))
+    names = {o.type: o.name for o in program.operations}
+    assert names["MatMul"] == "layer/MatMul"
+
+
 def test_what_has_no_rule_is_computed_once():
     def function(x):
         return tf.unique(x[:, 1])[0], tf.sort(x[:, 0])

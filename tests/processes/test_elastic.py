@@ -11,7 +11,7 @@ import urllib.request
 import psutil
 import pytest
 
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.meeting import check as check_lib
+from keras_towers.rendezvous import check as check_lib
 from tests.exactness import transformers
 from tests.kit.ranks import check
 from tests.processes import small as s

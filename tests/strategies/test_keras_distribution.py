@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit import contract
-from keras_towers.meeting import environments
+from keras_towers.rendezvous import environments
 from keras_towers.strategies import distribution as distribution_lib
 from tests.exactness import models as m
 from tests.kit.compare import (

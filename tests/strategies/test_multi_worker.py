@@ -10,8 +10,8 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers.launching.job import local_cluster
-from keras_towers.meeting import environments
-from keras_towers.meeting.environments import tf_config
+from keras_towers.rendezvous import environments
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.ranks import share_machine

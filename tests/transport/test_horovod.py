@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.meeting import environments
+from keras_towers.rendezvous import environments
 from keras_towers.transport import horovod
 
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"

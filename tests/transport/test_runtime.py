@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError, compat
-from keras_towers.meeting.environments.tf_config import Cluster
+from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.transport import runtime
 
 pytestmark = pytest.mark.core

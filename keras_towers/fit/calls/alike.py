@@ -15,7 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.contract import KerasCall, TowerConfig
-from keras_towers.meeting import check as check_lib
+from keras_towers.rendezvous import check as check_lib
 
 logger = logging.getLogger("keras_towers")
 

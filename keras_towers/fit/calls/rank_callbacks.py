@@ -31,9 +31,9 @@ from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights import agreement
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, held_in_common
-from keras_towers.meeting import check
-from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 
 logger = logging.getLogger("keras_towers")

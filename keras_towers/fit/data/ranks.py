@@ -17,8 +17,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.rows import first_rows_of, is_divided
-from keras_towers.meeting import check
-from keras_towers.meeting.check import Peers
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport, next_key
 from keras_towers.transport.messages import gathered
 

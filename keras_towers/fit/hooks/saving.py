@@ -26,7 +26,7 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting.store import Store
+from keras_towers.rendezvous.store import Store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -32,12 +32,12 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import trainers
-from keras_towers.meeting import watch
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
 from keras_towers.partition.program import Update
 from keras_towers.reduction.gradients import on_values
+from keras_towers.rendezvous import watch
 from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")

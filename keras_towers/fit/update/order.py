@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.meeting import check as check_lib
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check as check_lib
 from keras_towers.transport import Transport, next_key
 
 _HOST = "CPU:0"

@@ -23,8 +23,8 @@ from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.meeting import check
 from keras_towers.reduction import Gradient
+from keras_towers.rendezvous import check
 from keras_towers.transport import SingleProcess
 
 logger: logging.Logger = logging.getLogger("keras_towers")

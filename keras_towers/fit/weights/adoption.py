@@ -15,7 +15,7 @@ from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, another, home_of
 from keras_towers.fit.weights import agreement, trainers
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.meeting.check import Peers
+from keras_towers.rendezvous.check import Peers
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.reduce import UpdateOnce

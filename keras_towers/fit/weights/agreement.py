@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import check
-from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport, next_key
 
 _SHOWN = 5

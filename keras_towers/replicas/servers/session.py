@@ -12,11 +12,11 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.meeting import check
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.parameter_servers.store import value_of
+from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
 from keras_towers.replicas.servers.barrier import Notes
 from keras_towers.replicas.servers.variables import ServerVariables

@@ -13,14 +13,14 @@ import tensorflow as tf
 from keras_towers import settings, system
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
-from keras_towers.meeting.liveness import Liveness
-from keras_towers.meeting.store import wait
-from keras_towers.meeting.watch import SILENT
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.parameter_servers.server import Missed, missed
 from keras_towers.parameter_servers.store import task_name
+from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.watch import SILENT
 
 
 class FitEnded(Exception):

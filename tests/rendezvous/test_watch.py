@@ -9,8 +9,8 @@ import urllib.error
 import pytest
 
 from keras_towers import settings
-from keras_towers.meeting import watch as watch_lib
-from keras_towers.meeting.liveness import Liveness, Progress, waited_for
+from keras_towers.rendezvous import watch as watch_lib
+from keras_towers.rendezvous.liveness import Liveness, Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)

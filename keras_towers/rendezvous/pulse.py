@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.meeting.hosts import slots
-from keras_towers.meeting.liveness import Liveness
-from keras_towers.meeting.server import StoreServer
-from keras_towers.meeting.store import Endpoint, StoreClient
-from keras_towers.meeting.watch import ENDED, LOST, SILENT
+from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.server import StoreServer
+from keras_towers.rendezvous.store import Endpoint, StoreClient
+from keras_towers.rendezvous.watch import ENDED, LOST, SILENT
 
 # As this process finds the package.
 _CALL = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from keras_towers.meeting import pulse; pulse.main()"
+    "from keras_towers.rendezvous import pulse; pulse.main()"
 )
 _PULSE, _ENDED = "pulse", -1
 

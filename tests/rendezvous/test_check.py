@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.meeting import check, store
-from keras_towers.meeting.hosts import slots
-from keras_towers.meeting.server import StoreServer
+from keras_towers.rendezvous import check, store
+from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.server import StoreServer
 
 MINE = {
     "TensorFlow": "2.21.0",

@@ -17,9 +17,9 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.meeting import check
-from keras_towers.meeting.check import Peers
 from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.system import handled
 from keras_towers.transport import Transport
 
@@ -28,8 +28,14 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Kept:
-    """Place of ``fit`` in its epochs, kept with the weights of that moment."""
+class FitPosition:
+    """Position of ``fit`` in its epochs, with the weights of that moment.
+
+    Attributes:
+        outlives_process: whether it is still there when the process has ended.
+            SIGTERM and SIGUSR1 then end ``fit`` after the next batch, with
+            exit code 75.
+    """
 
     epoch: int
     batch: int
@@ -37,15 +43,15 @@ class Kept:
     epochs: list[int]
     history: dict[str, list[Any]]
     metrics: list[np.ndarray]
-    lasts: bool = False
+    outlives_process: bool = False
 
     def commit(self) -> None:
-        """Keep the place, and the state of the model."""
+        """Save the position, and the state of the model."""
         raise NotImplementedError
 
 
-class Stored(Kept):
-    """Place of ``fit`` in a file that rank 0 writes."""
+class SavedPosition(FitPosition):
+    """Position of ``fit`` in a file that rank 0 writes."""
 
     writes: bool = False
     refusal: str
@@ -70,57 +76,56 @@ class Stored(Kept):
         raise NotImplementedError
 
     @property
-    def place(self) -> dict[str, Any]:
-        """The place of ``fit``, without weights and metrics."""
+    def facts(self) -> dict[str, Any]:
+        """The position, without weights and metrics."""
         names = ("epoch", "batch", "seed", "epochs", "history")
         return {name: getattr(self, name) for name in names}
 
 
-class Resuming(ResumesFit):
-    """Keeps the place of ``fit``, and makes ``fit`` go on from there."""
+class ResumingCallback(ResumesFit):
+    """Saves the position of ``fit``, and makes ``fit`` go on from there."""
 
-    # If what is kept outlasts the process, SIGTERM and SIGUSR1 end it after the
-    # next batch, with exit code 75.
-
-    def __init__(self, kept: Kept, every: int | None):
+    def __init__(self, position: FitPosition, every: int | None):
         super().__init__()
         if every is not None and every < 1:
             raise TowerError(f"every={every} batches: give 1 or more.")
-        self.kept = kept
+        self.position = position
         self._every = every
         self._skipped = 0
         self._signals: list[int] = []
 
     def begin(self, peers: Peers) -> Start:
-        kept = self.kept
-        if isinstance(kept, Stored):
-            kept.writes = peers.rank == 0
-            kept.read()
+        position = self.position
+        if isinstance(position, SavedPosition):
+            position.writes = peers.rank == 0
+            position.read()
             if peers.size > 1:
-                mine = kept.place, kept.metrics
-                told = check.gather(peers, mine, "reads the backup")
-                place, kept.metrics = told[0]
-                vars(kept).update(place)
-        return Start(kept.epoch, kept.batch, kept.seed)
+                values = position.facts, position.metrics
+                of_rank_0 = check.gather(peers, values, "reads the backup")[0]
+                facts, position.metrics = of_rank_0
+                vars(position).update(facts)
+        return Start(position.epoch, position.batch, position.seed)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         self._signals.clear()
-        numbers = _SIGNALS if self.kept.lasts else ()
+        numbers = _SIGNALS if self.position.outlives_process else ()
         with handled(numbers, lambda number, _: self._signals.append(number)):
             yield
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if isinstance(self.kept, Stored):
+        if isinstance(self.position, SavedPosition):
             if contract.in_force() is None:
-                raise TowerError(self.kept.refusal)
-            self.kept.attach(self.model, self.params["epochs"])
+                raise TowerError(self.position.refusal)
+            self.position.attach(self.model, self.params["epochs"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._skipped = self.kept.batch
-        if self.kept.batch:
+        self._skipped = self.position.batch
+        if self.position.batch:
             metrics = state_lib.collect(self.model).metrics
-            for variable, value in zip(metrics, self.kept.metrics, strict=True):
+            for variable, value in zip(
+                metrics, self.position.metrics, strict=True
+            ):
                 variable.assign(value)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -128,49 +133,49 @@ class Resuming(ResumesFit):
         if done == self.params.get("steps"):
             return  # The epoch's end is next.
         ends = self._is_to_end()
-        due = self._every and done - self.kept.batch >= self._every
+        due = self._every and done - self.position.batch >= self._every
         if ends or due:
-            self.kept.batch = done
+            self.position.batch = done
             strategy = contract.in_force()
             if strategy is not None:
                 strategy._components.adoption.gather_slots()
             metrics = state_lib.collect(self.model).metrics
-            self.kept.metrics = [v.numpy() for v in metrics]
-            self.kept.commit()
+            self.position.metrics = [v.numpy() for v in metrics]
+            self.position.commit()
         if ends:
-            self._end(f"after batch {done} of epoch {self.kept.epoch + 1}")
+            self._end(f"after batch {done} of epoch {self.position.epoch + 1}")
 
     setattr(on_train_batch_end, NEVER_STOPS, True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        kept = self.kept
-        kept.epoch, kept.batch, kept.metrics = epoch + 1, 0, []
-        kept.epochs = [*kept.epochs, epoch]
-        kept.history = {
-            name: [*kept.history.get(name, []), value]
+        position = self.position
+        position.epoch, position.batch, position.metrics = epoch + 1, 0, []
+        position.epochs = [*position.epochs, epoch]
+        position.history = {
+            name: [*position.history.get(name, []), value]
             for name, value in (logs or {}).items()
         }
-        kept.commit()
+        position.commit()
         if self._is_to_end():
             self._end(f"after epoch {epoch + 1}")
 
     def on_train_end(self, logs: Any = None) -> None:
         history = self.model.history or keras.callbacks.History()
-        history.epoch = list(self.kept.epochs)
-        history.history = {k: list(v) for k, v in self.kept.history.items()}
+        history.epoch = list(self.position.epochs)
+        history.history = {k: list(v) for k, v in self.position.history.items()}
         self.model.history = history
 
     def _is_to_end(self) -> bool:
-        """Whether any rank has got a signal."""
-        if not self.kept.lasts:
+        """Whether any rank has received a signal."""
+        if not self.position.outlives_process:
             return False
-        asked = len(self._signals)
+        signals = len(self._signals)
         transport = _transport()
         if transport is not None:
             transport.mark("the end of a batch")
-            (total,) = sum_over_ranks(transport, [tf.constant(asked)])
-            asked = int(total)
-        return asked > 0
+            (total,) = sum_over_ranks(transport, [tf.constant(signals)])
+            signals = int(total)
+        return signals > 0
 
     def _end(self, where: str) -> None:
         transport = _transport()
@@ -178,8 +183,8 @@ class Resuming(ResumesFit):
             # When one has ended, its launcher ends the others.
             check.gather(transport, None, "waits for rank 0 to commit")
         logger.warning(
-            "fit of model %r was asked to end by a signal, and does so %s. "
-            "Start it again to go on from there; the exit code is %d.",
+            "fit of model %r ends %s, because of a signal. Start it again to "
+            "go on from there; the exit code is %d.",
             self.model.name,
             where,
             EXIT_AGAIN,

@@ -27,19 +27,19 @@ import platformdirs
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import environments, store, watch
-from keras_towers.meeting.addresses import (
+from keras_towers.rendezvous import environments, store, watch
+from keras_towers.rendezvous.addresses import (
     LOOPBACK,
     bound_to,
     own_address,
     own_address_towards,
 )
-from keras_towers.meeting.environments import ClusterEnvironment
-from keras_towers.meeting.hosts import NO_PLACE, Slot, slots
-from keras_towers.meeting.liveness import waiting
-from keras_towers.meeting.pulse import Pulse
-from keras_towers.meeting.store import Endpoint, FileStore
-from keras_towers.meeting.variables import (
+from keras_towers.rendezvous.environments import ClusterEnvironment
+from keras_towers.rendezvous.hosts import NO_PLACE, Slot, slots
+from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.pulse import Pulse
+from keras_towers.rendezvous.store import Endpoint, FileStore
+from keras_towers.rendezvous.variables import (
     process_environment,
     rank_environment,
     seconds,

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers import settings
-from keras_towers.meeting import store
-from keras_towers.meeting.hosts import slots
-from keras_towers.meeting.server import LISTENERS_SCOPE, StoreServer
-from keras_towers.meeting.store import SIGNATURE, sign, token
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.server import LISTENERS_SCOPE, StoreServer
+from keras_towers.rendezvous.store import SIGNATURE, sign, token
 
 SECRET = "ab" * 32
 

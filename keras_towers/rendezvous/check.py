@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from keras_towers._imports import packages
 from keras_towers.errors import TowerError
-from keras_towers.meeting import store
+from keras_towers.rendezvous import store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from keras_towers import settings
 from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
-from keras_towers.meeting.addresses import INTERFACE
-from keras_towers.meeting.hosts import Slot
-from keras_towers.meeting.store import (
+from keras_towers.rendezvous.addresses import INTERFACE
+from keras_towers.rendezvous.hosts import Slot
+from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
     Endpoint,

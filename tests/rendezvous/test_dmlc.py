@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments import dmlc
+from keras_towers.rendezvous.environments import dmlc
 
 RIGHT = {
     **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"},
@@ -80,7 +80,7 @@ SERVES = "-m", "keras_towers.launching.byteps_server"
 # Nothing is left of its sockets.
 ALONE = (
     "-c",
-    "from keras_towers.meeting.environments.dmlc import prepare; prepare(None)",
+    "from keras_towers.rendezvous.environments import dmlc; dmlc.prepare(None)",
 )
 
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
-from keras_towers.meeting import store as store_lib
-from keras_towers.meeting.liveness import Liveness, Progress, waited_for
-from keras_towers.meeting.store import StoreClient
+from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous.liveness import Liveness, Progress, waited_for
+from keras_towers.rendezvous.store import StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.meeting.hosts import NO_PLACE, Slot
-from keras_towers.meeting.store import (
+from keras_towers.rendezvous.hosts import NO_PLACE, Slot
+from keras_towers.rendezvous.store import (
     ALL,
     CONNECTED,
     FACTS,

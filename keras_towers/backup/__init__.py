@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from keras_towers import compat
+from keras_towers.backup.resuming import ResumingCallback, SavedPosition
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import state as state_lib
-from keras_towers.lasting.resuming import Resuming, Stored
 from keras_towers.system import writable
 
 _NAME = "backup{}.npz"
@@ -26,16 +26,16 @@ _NAME = "backup{}.npz"
 _ended: collections.Counter[Path] = collections.Counter()
 
 
-class Backup(Resuming):
+class Backup(ResumingCallback):
     """Backs up training, ends it cleanly on a signal, and resumes it.
 
     For jobs that may be ended and started again: Slurm's ``--requeue``,
     Kubernetes, spot machines. At every epoch's end, after every ``every``
     batches, and when SIGTERM or SIGUSR1 arrives, rank 0 writes the weights, the
-    optimizer's state, random states, metrics and the place in the data. After a
-    signal the process ends after that batch, on all ranks, with exit code 75.
-    The same script, started again, goes on after that batch: weights and
-    ``History`` are those of an undisturbed run. When ``fit`` has ended, the
+    optimizer's state, random states, metrics and the position in the data.
+    After a signal the process ends after that batch, on all ranks, with exit
+    code 75. The same script, started again, goes on after that batch: weights
+    and ``History`` are those of an undisturbed run. When ``fit`` has ended, the
     backup is deleted.
 
     A script that calls ``fit`` several times can use one folder: each call has
@@ -76,10 +76,10 @@ class Backup(Resuming):
             self._file.path.unlink(missing_ok=True)
 
 
-class _File(Stored):
-    """Place of ``fit`` and state of a model, in a file of NumPy's."""
+class _File(SavedPosition):
+    """Position of ``fit`` and state of a model, in a NumPy file."""
 
-    lasts = True
+    outlives_process = True
     refusal = (
         "Backup works inside a strategy's block only, because plain Keras "
         "cannot go on in the middle of an epoch: use `with "
@@ -107,7 +107,7 @@ class _File(Stored):
             return
         try:
             with np.load(self.path, allow_pickle=False) as file:
-                place = json.loads(str(file["facts"]))
+                facts = json.loads(str(file["facts"]))
                 self._values = _listed(file, "value")
                 self.metrics = _listed(file, "metric")
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -115,8 +115,8 @@ class _File(Stored):
                 f"{self.path} is not a backup of keras_towers, or damaged "
                 f"({error}): delete it to train from the beginning."
             ) from error
-        self._shapes = place.pop("variables")
-        vars(self).update(place)
+        self._shapes = facts.pop("variables")
+        vars(self).update(facts)
 
     def attach(self, model: keras.Model, epochs: int) -> None:
         state = state_lib.collect(model)
@@ -138,11 +138,11 @@ class _File(Stored):
         self._values = None
 
     def commit(self) -> None:
-        # What is there is replaced when all is written.
+        # The old file is replaced only once the new one is complete.
         if not self.writes:
             return
         values = [_numpy(v) for v in self._variables]
-        facts = {**self.place, "variables": _shapes(self._variables)}
+        facts = {**self.facts, "variables": _shapes(self._variables)}
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers import settings
-from keras_towers.meeting import environments, pulse, rendezvous, watch
-from keras_towers.meeting.server import Handler, StoreServer
-from keras_towers.meeting.watch import StallWatch
+from keras_towers.rendezvous import environments, pulse, rendezvous, watch
+from keras_towers.rendezvous.server import Handler, StoreServer
+from keras_towers.rendezvous.watch import StallWatch
 from tests.launching.jobs import variables, wait_until
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import psutil
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting.hosts import expand_nodes
+from keras_towers.rendezvous.hosts import expand_nodes
 from keras_towers.settings import JOB, RANK, RENDEZVOUS, SECRET, SIZE
 
 HOW_TO_BE_ALONE: str = (

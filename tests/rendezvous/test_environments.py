@@ -3,8 +3,8 @@
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.meeting.environments import detect
-from keras_towers.meeting.hosts import allocation, assign, slots
+from keras_towers.rendezvous.environments import detect
+from keras_towers.rendezvous.hosts import allocation, assign, slots
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from keras_towers import settings
-from keras_towers.meeting import watch
-from keras_towers.meeting.pulse import Pulse
-from keras_towers.meeting.store import Endpoint
+from keras_towers.rendezvous import watch
+from keras_towers.rendezvous.pulse import Pulse
+from keras_towers.rendezvous.store import Endpoint
 from tests.launching.jobs import wait_until
 
 RANKS = 3

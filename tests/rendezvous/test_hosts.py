@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.meeting import addresses, hosts
+from keras_towers.rendezvous import addresses, hosts
 
 pytestmark = pytest.mark.core
 

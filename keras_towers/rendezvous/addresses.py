@@ -12,7 +12,7 @@ import psutil
 from keras_towers import settings
 from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
-from keras_towers.meeting.environments import ClusterEnvironment
+from keras_towers.rendezvous.environments import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "HOROVOD_GLOO_IFACE"

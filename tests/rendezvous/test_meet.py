@@ -11,9 +11,9 @@ from subprocess import PIPE
 import pytest
 
 from keras_towers import TowerError, settings
-from keras_towers.meeting import environments, rendezvous
-from keras_towers.meeting.rendezvous import RendezvousFile
-from keras_towers.meeting.store import Endpoint
+from keras_towers.rendezvous import environments, meet
+from keras_towers.rendezvous.meet import RendezvousFile
+from keras_towers.rendezvous.store import Endpoint
 from tests.launching.jobs import variables, wait_until
 
 LIMIT_S = 60
@@ -26,8 +26,8 @@ ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
 
 JOIN = """
 import json, os, sys
-from keras_towers.meeting import rendezvous
-rendezvous.join()
+from keras_towers.rendezvous import meet
+meet.join()
 kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
 print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
 sys.stdin.read()
@@ -105,7 +105,7 @@ def test_what_the_user_has_set(monkeypatch, told, said):
     for name, value in variables(told).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
-        rendezvous.given()
+        meet.given()
         RendezvousFile(MEMBER)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.meeting import listening
+from keras_towers.rendezvous import listening
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
