@@ -127,13 +127,13 @@ def _connect() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     try:
-        from keras_towers.strategies import distribution
+        from keras_towers.strategies import keras_distribution
 
         if "TF_CONFIG" in os.environ:
             from keras_towers.transport import runtime
 
             runtime.prepare()
-        distribution.connect()
+        keras_distribution.connect()
     except (ImportError, AttributeError) as error:
         # Keras itself has to be importable with any version.
         logging.getLogger("keras_towers").warning(

@@ -19,7 +19,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import blocks
 from keras_towers.fit.data.iterator import Undistributed
-from keras_towers.fit.weights import state, trainers
+from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
 
@@ -65,9 +65,10 @@ class Verification:
     description: str
 
     def __str__(self) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         return (
-            f"After {self.steps} step{'s' * (self.steps > 1)} the largest "
-            "relative difference from one device is\n"
+            f"After {steps} the largest relative difference from one device "
+            "is\n"
             f"{self.difference:.1e}, in {self.where} ({self.rounding:.1e} by "
             f"rounding alone).\n{self.description}"
         )
@@ -105,7 +106,7 @@ def verify(
         TowerError: the model is not compiled, or is on towers; there are no
             data, or ``steps`` is invalid. What ``fit`` raises is raised.
     """
-    if (devices.whole(steps) or 0) < 1:
+    if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
     _check(model)
     strategy = TowerStrategy() if strategy is None else strategy
@@ -127,7 +128,7 @@ def _check(model: Any) -> None:
         raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
     inside = tf.distribute.has_strategy()
     if not inside:
-        trainers.leave_home(model)
+        model_binding.release_from_home(model)
     if inside or contract.home_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"verify {what}: call it before the `with` block.")
@@ -172,7 +173,7 @@ def _results(
             options: Any = {"verbose": 0, "shuffle": False}
             type(model).fit(model, data, callbacks=[noting], **options)
         # State of metrics and of draws is not compared: what it results in is.
-        all_of = state.collect(model)
+        all_of = model_state.collect(model)
         skipped = {id(v) for v in (*all_of.seeds, *all_of.metrics)}
         for variable in _variables(model):
             name = getattr(variable, "path", variable.name)
@@ -210,7 +211,7 @@ def _change_last_bits(model: keras.Model) -> None:
 def _variables(model: keras.Model) -> list[Any]:
     """Return all variables of a model and its training."""
     plain = [v for v in _reachable([model]) if isinstance(v, tf.Variable)]
-    return [*state.collect(model).everything(), *plain]
+    return [*model_state.collect(model).everything(), *plain]
 
 
 @contextlib.contextmanager

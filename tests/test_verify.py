@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from tests.exactness import models as m
 from tests.kit.long import some_of
 

@@ -16,7 +16,7 @@ from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers

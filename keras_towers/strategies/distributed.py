@@ -19,13 +19,13 @@ from keras_towers.replicas.servers.calls import ServedCalls
 from keras_towers.replicas.servers.direct import DirectSession
 from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
     check,
     options_of,
 )
-from keras_towers.strategies.ranks import share_machine
 
 _numbers = itertools.count()
 
@@ -62,7 +62,7 @@ class Servers:
                 "each": "every worker reads its own data",
             }[self.options.batches],
             f"worker {me.rank} of {me.size}, {servers} parameter "
-            f"server{'s' * (servers > 1)}",
+            f"server{'s' if servers > 1 else ''}",
         ]
 
 

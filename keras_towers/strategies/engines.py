@@ -7,8 +7,8 @@ from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import RankKeywords, options_of
-from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport import horovod as horovod_lib
 from keras_towers.transport.engine import Engine
 

@@ -14,12 +14,12 @@ from keras_towers.rendezvous import store
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     RankKeywords,
     check_seconds,
     options_of,
 )
-from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport import SingleProcess, Transport, runtime
 from keras_towers.transport.collectives import CollectiveTransport
 

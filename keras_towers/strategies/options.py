@@ -78,9 +78,9 @@ class Options(StepOptions):
             ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
             ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
             another rank than 4), or a function of a transport, tensors and a
-            key: see ``keras_towers.reduction.ranks``. These change results.
-            Sparse gradients, metrics and statistics
-            are never compressed.
+            key: see ``keras_towers.reduction.communication_hooks``. These
+            change results. Sparse gradients, metrics and statistics are never
+            compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates weights of its own, from its part of each batch,
             and after k updates, at the end of an epoch and before ``evaluate``
@@ -125,7 +125,7 @@ class Options(StepOptions):
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more."
             )
-        modes.check_between_ranks(self)
+        modes.check_rank_options(self)
 
 
 class StepKeywords(TypedDict, total=False):

@@ -237,18 +237,17 @@ class SyncReplicasStrategy(BaseStrategy):
         spare = there - wanted
         extra = "each computes one"
         if spare > 0:
-            extra = f"{spare} backup replica{'s' * (spare > 1)}"
+            extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
             extra = f"{there} compute {wanted}"
+        data = ["every replica takes the next whole batch"]
+        if self._servers is not None:
+            data = self._servers.described()
         return [
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",
             f"tokens are {self.tokens.replace('_', ' ')}",
-            *(
-                ["every replica takes the next whole batch"]
-                if self._servers is None
-                else self._servers.described()
-            ),
+            *data,
         ]
 
 
