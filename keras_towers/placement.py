@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.devices import canonical, whole
+from keras_towers.devices import as_whole_number, canonical
 from keras_towers.errors import TowerError
 
 logger: logging.Logger = logging.getLogger("keras_towers")
