@@ -36,7 +36,7 @@ _interceptors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def intercept(optimizer: Any, interceptor: str) -> None:
-    """Make an optimizer reduce over the towers; ``interceptor`` is for messages."""
+    """Make an optimizer reduce over the towers of the named strategy."""
     for part in optimizers_in(optimizer):
         _interceptors[part] = interceptor
 
