@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import keras_towers.horovod as hvd  # was: import horovod.keras as hvd
+from keras_towers import horovod as hvd  # was: import horovod.keras as hvd
 
 EPOCHS, BATCH_SIZE, RATE = 5, 32, 0.01
 

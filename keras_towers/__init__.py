@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_towers import _imports
+from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
-    from keras_towers import elastic
     from keras_towers.backup import Backup
     from keras_towers.devices import virtual_towers
+    from keras_towers.engines.byteps import bps as byteps  # noqa: F401
+    from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
+    from keras_towers.engines.horovod import elastic_state as elastic
+    from keras_towers.engines.horovod import hvd as horovod  # noqa: F401
+    from keras_towers.engines.horovod.horovod_strategy import HorovodStrategy
+    from keras_towers.engines.runtime.multi_worker import (
+        MultiWorkerTowerStrategy,
+    )
     from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
     from keras_towers.launching.function import launch
@@ -29,8 +36,6 @@ if TYPE_CHECKING:
         DistributedParameterServerStrategy,
         DistributedReplicatedStrategy,
     )
-    from keras_towers.strategies.engines import BytePSStrategy, HorovodStrategy
-    from keras_towers.strategies.multi_worker import MultiWorkerTowerStrategy
     from keras_towers.strategies.noop import NoOpStrategy
     from keras_towers.strategies.parameter_server import (
         ParameterServerTowerStrategy,
@@ -79,6 +84,9 @@ __all__ = [
 # Lazy: importing TensorFlow takes seconds, which `keras-towers --help` saves.
 _NAMES_IN = {
     "devices": "virtual_towers",
+    "engines.byteps.byteps_strategy": "BytePSStrategy",
+    "engines.horovod.horovod_strategy": "HorovodStrategy",
+    "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callbacks": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
     "backup": "Backup",
@@ -88,8 +96,6 @@ _NAMES_IN = {
     "strategies.asynchronous": "AsyncTowerStrategy",
     "strategies.distributed": "DistributedParameterServerStrategy "
     "DistributedReplicatedStrategy",
-    "strategies.engines": "BytePSStrategy HorovodStrategy",
-    "strategies.multi_worker": "MultiWorkerTowerStrategy",
     "strategies.noop": "NoOpStrategy",
     "strategies.parameter_server": "ParameterServerTowerStrategy",
     "strategies.sync_replicas": "SyncReplicasStrategy",
@@ -98,22 +104,41 @@ _NAMES_IN = {
     "towers": "CurrentTower current_tower run_on_each_tower",
     "verification": "verify",
 }
+# Modules, which ``import keras_towers.horovod as hvd`` finds, too.
+_MODULES = {
+    "byteps": "engines.byteps.bps",
+    "elastic": "engines.horovod.elastic_state",
+    "horovod": "engines.horovod.hvd",
+}
 
 
 if not TYPE_CHECKING:  # Checkers know the names from the imports above.
 
     def __getattr__(name: str) -> Any:
-        if name == "elastic":  # A module, which the import puts here.
-            return importlib.import_module(f"{__name__}.{name}")
         for home, names in _NAMES_IN.items():
             if name in names.split():
-                module = importlib.import_module(f"{__name__}.{home}")
-                globals()[name] = value = getattr(module, name)
+                globals()[name] = value = getattr(_import(home, name), name)
                 return value
+        if name in _MODULES:  # The import puts it here.
+            return _import(name, name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
             f"{did_you_mean(name, __all__)}"
         )
+
+
+def _import(module: str, name: str) -> ModuleType:
+    """Import the module of a public name, which may have been removed."""
+    try:
+        return importlib.import_module(f"{__name__}.{module}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").removeprefix(f"{__name__}.")
+        if not missing.startswith("engines.") and missing != module:
+            raise
+        raise TowerError(
+            f"keras_towers.{name} belongs to an engine that is not part of "
+            f"this keras_towers: there is no {error.name}."
+        ) from error
 
 
 def __dir__() -> list[str]:
@@ -121,7 +146,7 @@ def __dir__() -> list[str]:
 
 
 def _connect() -> None:
-    """Tell TensorFlow of its task, and connect ``keras.distribution``."""
+    """Prepare the engines, and connect ``keras.distribution``."""
     import keras
 
     if keras.backend.backend() != "tensorflow":
@@ -129,10 +154,9 @@ def _connect() -> None:
     try:
         from keras_towers.strategies import keras_distribution
 
-        if "TF_CONFIG" in os.environ:
-            from keras_towers.transport import runtime
-
-            runtime.prepare()
+        for engine in engines.ENGINES.values():
+            if engine.after_keras:
+                engine.load(engine.after_keras)()
         keras_distribution.connect()
     except (ImportError, AttributeError) as error:
         # Keras itself has to be importable with any version.
@@ -142,5 +166,5 @@ def _connect() -> None:
         )
 
 
-_imports.check_before_imports()
+_imports.find_modules(_MODULES)
 _imports.after_keras(_connect)

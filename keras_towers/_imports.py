@@ -1,4 +1,8 @@
-"""Checks before imports that need TensorFlow, and a hook after Keras's."""
+"""What this package adds to Python's imports.
+
+Modules that need TensorFlow are checked before, some modules have a second
+name, and functions are called after the import of Keras.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import wrapt
@@ -19,6 +24,7 @@ from keras_towers.errors import CompatibilityError
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
     r"(bench|building|cli|doctor|rendezvous)(\..+)?|launching(\.(?!ray).+)?"
+    r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|strategies|_imports|__main__|agent|errors|settings|subprocesses"
     r"|system|user_functions"
 )
@@ -54,26 +60,52 @@ def packages(module: str) -> dict[str, str]:
     }
 
 
-def check_before_imports() -> None:
-    """Check before every import of a module that needs TensorFlow."""
-    sys.meta_path.insert(0, _Check())
+def find_modules(second_names: Mapping[str, str]) -> None:
+    """Check every import of a module of this package that needs TensorFlow.
+
+    Args:
+        second_names: by a name in this package that users import, the module
+            that it stands for.
+    """
+    sys.meta_path.insert(0, _Finder(second_names))
 
 
-class _Check(MetaPathFinder):
-    """A finder that is asked for every module first, and finds none."""
+class _Finder(MetaPathFinder):
+    """A finder that is asked for every module first."""
+
+    def __init__(self, second_names: Mapping[str, str]):
+        self._second_names = second_names
 
     def find_spec(
         self,
         fullname: str,
         path: Sequence[str] | None,
         target: ModuleType | None = None,
-    ) -> None:
+    ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        if package == __package__ and not _INDEPENDENT.fullmatch(name):
-            check()
-            # What ``after_keras`` calls imports such modules. If one of them
-            # imported Keras first, it would be found half read.
-            importlib.import_module("keras")
+        if package != __package__ or _INDEPENDENT.fullmatch(name):
+            return None
+        check()
+        # What ``after_keras`` calls imports such modules. If one of them
+        # imported Keras first, it would be found half read.
+        importlib.import_module("keras")
+        first, *inner = name.split(".")
+        if first not in self._second_names:
+            return None
+        original = ".".join([package, self._second_names[first], *inner])
+        return ModuleSpec(fullname, _SecondName(original))
+
+
+class _SecondName(Loader):
+    """Loads a module that has another name, too: the same one."""
+
+    def __init__(self, original: str):
+        self._original = original
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the original where Python looks for the loaded module."""
+        original = importlib.import_module(self._original)
+        sys.modules[module.__name__] = original
 
 
 def after_keras(then: Callable[[], None]) -> None:

@@ -57,7 +57,9 @@ def weights_by(backend, path, imports=FIRST):
 
 def test_keras_towers_first(tmp_path):
     # Keras may also come with a module of the package.
-    inside = "import keras_towers.transport.runtime\nimport keras\n"
+    inside = (
+        "import keras_towers.engines.runtime.tensorflow_task\nimport keras\n"
+    )
     first = FIRST.replace("import keras\n", inside)
     towers, _ = weights_by("tensorflow", tmp_path / "weights.npz", first)
     assert towers == 4

@@ -15,10 +15,11 @@ from itertools import starmap
 from typing import Any
 
 from keras_towers.bench.models import Workload, Wrap
+from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
 from keras_towers.strategies import STRATEGIES, Registered
 
-_ENGINES = ("byteps", "horovod")
+_BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
 
 @dataclass
@@ -200,7 +201,7 @@ class Row:
         # Whether TensorFlow is there is asked for all rows.
         for module in {self.engine, self.backend} - {"", "tensorflow"}:
             if importlib.util.find_spec(module) is None:
-                how = "keras-towers" if module in _ENGINES else "pip"
+                how = "keras-towers" if module in _BUILT else "pip"
                 return (
                     f"{module} is not installed: run `{how} install {module}`"
                 )
@@ -225,8 +226,8 @@ class Row:
         if self.engine:
             # On this machine, also in an allocation of others.
             number = ["-np", str(processes), "-H", f"localhost:{processes}"]
-            byteps = self.engine == "byteps"
-            return [*number, *(["--servers", "1"] if byteps else [])]
+            needs_servers = ENGINES[self.engine].servers
+            return [*number, *(["--servers", "1"] if needs_servers else [])]
         servers = ["--ps", str(self.servers)] if self.servers else []
         alone = ["--no-strategy"] if self.alone else []
         return [*servers, *alone, "--workers", str(processes)]
@@ -247,7 +248,7 @@ def _registered(name: str, strategy: Registered) -> Row:
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
         ours=True,
         default=name not in ("noop", "distributed-replicated"),
-        engine=name if name in _ENGINES else "",
+        engine=name if name in _BUILT else "",
         servers=int("ps" in strategy.roles),
         # Every tower takes a whole batch.
         bursts=name == "async",

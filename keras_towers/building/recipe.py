@@ -59,6 +59,11 @@ class Recipe(ABC):
     prefix: ClassVar[str]
     name: ClassVar[str]
     title: ClassVar[str]
+    # When it is wanted, and what it does without NCCL, for the doctor.
+    purpose: ClassVar[str]
+    without_nccl: ClassVar[str]
+    # Whether its wheel may not run on another CPU.
+    for_one_cpu: ClassVar[bool] = False
     version: ClassVar[str]
     sha256: ClassVar[str]
     # The packages it imports, besides TensorFlow.

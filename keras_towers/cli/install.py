@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from keras_towers import engines
 from keras_towers.cli import Command, Commands
 from keras_towers.system import handled, writable
 
@@ -80,9 +81,9 @@ def horovod(
     Takes two minutes on two idle cores, or seconds if it has been built on
     this machine before. Needs a C++17 compiler and make.
     """
-    from keras_towers.building.horovod import Horovod
-
-    _install(Horovod(with_mpi, with_nccl), rebuild, wheel_only)
+    horovod = engines.find("horovod")
+    recipe = horovod.load(horovod.recipe)(with_mpi, with_nccl)
+    _install(recipe, rebuild, wheel_only)
 
 
 @install.command(cls=Command)
@@ -96,9 +97,8 @@ def byteps(
     Takes three minutes on two idle cores, or seconds if it has been built on a
     machine with this CPU before. Needs a C++17 compiler and make.
     """
-    from keras_towers.building.byteps import BytePS
-
-    _install(BytePS(with_nccl), rebuild, wheel_only)
+    byteps = engines.find("byteps")
+    _install(byteps.load(byteps.recipe)(with_nccl), rebuild, wheel_only)
 
 
 def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:

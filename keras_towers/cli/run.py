@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from keras_towers import settings
+from keras_towers import engines, settings
 from keras_towers.cli import run_options as options
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic import elastic_options, run_elastic
@@ -207,23 +207,25 @@ def _fitting(served: bool, on_runtime: bool, servers: int | None) -> str:
     if served:
         return "sync-replicas"
     if on_runtime:
-        return "multi-worker"
-    return "byteps" if servers else "horovod"
+        return engines.find("runtime").strategy
+    return engines.of_launcher(servers).strategy
 
 
 def _servers(
     given: int | None, strategy: str | None, fixed: bool
 ) -> int | None:
-    """Return the number of BytePS's servers to start, None without BytePS."""
-    if given and strategy != "byteps" and strategy in STRATEGIES:
+    """Return the number of servers beside the ranks, None without them."""
+    with_servers = [e for e in engines.ENGINES.values() if e.servers]
+    names = [engine.strategy for engine in with_servers]
+    if given and strategy not in names and strategy in STRATEGIES:
         raise TowerError(
-            "--servers is for --strategy byteps: the strategy "
-            f"{strategy} has no use for BytePS's servers"
+            f"--servers is for --strategy {' or '.join(names)}: the strategy "
+            f"{strategy} has no use for servers"
         )
-    servers = given or (1 if strategy == "byteps" else None)
+    servers = given or (1 if strategy in names else None)
     if servers and not fixed:
         raise TowerError(
-            "BytePS's servers are for jobs with a fixed number of processes "
+            "servers are for jobs with a fixed number of processes "
             "that this command starts: give -np, and -H for other machines"
         )
     return servers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,10 +14,9 @@ from typing import Any
 
 from keras_towers import __version__
 from keras_towers.building import toolchain
-from keras_towers.building.byteps import BytePS
-from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found, Recipe
 from keras_towers.doctor import probe
+from keras_towers.engines import ENGINES
 from keras_towers.system import usable_cores
 
 INSTALL_HOROVOD = "keras-towers install horovod"
@@ -25,20 +24,6 @@ _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
 )
-# Of each engine: when it is wanted, its installation for another machine, and
-# how it works without NCCL.
-_ENGINES = {
-    "Horovod": (
-        "For several processes or machines",
-        INSTALL_HOROVOD,
-        "sums on the host; to sum on the GPUs",
-    ),
-    "BytePS": (
-        "To sum gradients on servers",
-        "keras-towers install byteps --rebuild",
-        "takes gradients from the host; to take them from GPUs",
-    ),
-}
 
 
 class Status(StrEnum):
@@ -65,18 +50,22 @@ class Finding:
 
 def look() -> list[Finding]:
     """Run all checks that need no training."""
-    recipes: tuple[Recipe, ...] = (Horovod(), BytePS())
+    recipes: list[Recipe] = [
+        engine.load(engine.recipe)()
+        for engine in ENGINES.values()
+        if engine.recipe
+    ]
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
         engines_later = [pool.submit(recipe.look) for recipe in recipes]
         facts = facts_later.result()
-        horovod, byteps = (later.result() for later in engines_later)
+        found = [later.result() for later in engines_later]
     return [
         *versions(facts),
         *devices(facts),
-        *engines(facts, {"Horovod": horovod, "BytePS": byteps}),
-        *build_tools(needed=horovod is None or not horovod.loads),
+        *engines(facts, recipes, found),
+        *build_tools(needed=not any(each and each.loads for each in found)),
     ]
 
 
@@ -145,7 +134,9 @@ def devices(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def engines(
-    facts: dict[str, Any], found: dict[str, Found | None]
+    facts: dict[str, Any],
+    recipes: Iterable[Recipe],
+    found: Iterable[Found | None],
 ) -> Iterator[Finding]:
     """Check the engines that connect devices and processes."""
     finding = partial(Finding, "Engines")
@@ -163,18 +154,18 @@ def engines(
             "install a Keras that is known to work."
         )
         yield finding("keras.distribution", value, Status.WARNING, advice)
-    for name, engine in found.items():
-        yield finding(name, *_engine(name, engine, facts))
+    for recipe, engine in zip(recipes, found, strict=True):
+        yield finding(recipe.title, *_engine(recipe, engine, facts))
 
 
 def _engine(
-    name: str, found: Found | None, facts: dict[str, Any]
+    recipe: Recipe, found: Found | None, facts: dict[str, Any]
 ) -> tuple[str, Status, str]:
     """Return the value, the severity and the advice of an engine."""
-    wanted, again, without_nccl = _ENGINES[name]
-    install = f"keras-towers install {name.lower()}"
+    name, install = recipe.title, f"keras-towers install {recipe.name}"
+    again = f"{install} --rebuild" if recipe.for_one_cpu else install
     if found is None:
-        return "not installed", Status.NOTE, f"{wanted}: {install}."
+        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
     running, value = facts.get("tensorflow"), found.version
     if found.tensorflow:
         value += f" for TensorFlow {found.tensorflow}"
@@ -186,8 +177,11 @@ def _engine(
         advice = f"Build {name} for TensorFlow {running}: {again}."
         return value, Status.WARNING, advice
     if facts.get("gpus") and not found.parts.get("NCCL"):
-        advice = f"{name} was built without NCCL and {without_nccl}: {install}"
-        return value, Status.WARNING, f"{advice} --with-nccl."
+        advice = (
+            f"{name} was built without NCCL and {recipe.without_nccl}: "
+            f"{install} --with-nccl."
+        )
+        return value, Status.WARNING, advice
     return value, Status.OK, ""
 
 
@@ -201,13 +195,13 @@ def build_tools(needed: bool) -> Iterator[Finding]:
         state = Status.WARNING if needed else Status.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         yield finding(tool.name, "missing", state, advice)
-    cmake = toolchain.find_cmake(Horovod.prefix)
+    cmake = toolchain.find_cmake("HOROVOD")
     brought = "missing or too old; the build installs its own"
     yield finding("CMake", cmake.version if cmake.path else brought)
     for tool in (
         toolchain.find_mpi(),
-        toolchain.find_nvcc(Horovod.prefix),
-        toolchain.find_nccl(Horovod.prefix),
+        toolchain.find_nvcc("HOROVOD"),
+        toolchain.find_nccl("HOROVOD"),
     ):
         value = tool.version or tool.path or "none (optional)"
         yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)

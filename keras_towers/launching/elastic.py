@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import settings
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching import discovery
-from keras_towers.launching.job import Job, Running, check_horovod
+from keras_towers.launching.job import Job, Running
 from keras_towers.launching.ranks import Rank, signal_name
 from keras_towers.launching.rounds import Rounds, key_of
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
@@ -95,7 +95,7 @@ def elastic_options(
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
     """Run an elastic job to its end and return the exit code."""
-    check_horovod()
+    engines.of_launcher(None).check_installed()
     first = elastic.discover()
     with Running(job, first) as run:
         return Driver(run, elastic, first).drive()

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import os
 import queue
 import signal
@@ -18,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from keras_towers import settings
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.byteps import Servers
 from keras_towers.launching.output import Console
 from keras_towers.launching.ranks import Rank, check_reachable
 from keras_towers.launching.supervision import (
-    OVER_HOROVOD,
     Connected,
     Outcome,
     end_all,
@@ -43,9 +40,7 @@ from keras_towers.rendezvous.variables import (
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 
-_OVER_BYTEPS = "byteps, or use kt.BytePSStrategy()"
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
-_COLLECTIVE = "multi-worker, or use kt.MultiWorkerTowerStrategy()"
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Job:
     grace_s: int = settings.SCRIPT_GRACE_S
     verbose: bool = False
     launcher: str = "keras-towers run"
-    # Of BytePS; None: without it.
+    # Of an engine that sums on servers, such as BytePS; None: of another one.
     servers: int | None = None
     # Whether the processes may remain unconnected without a notice.
     alone: bool = False
@@ -138,8 +133,8 @@ class Running:
 
 def run_job(job: Job) -> Outcome:
     """Run a job until it ends."""
-    if not job.servers:
-        check_horovod()
+    engine = engines.of_launcher(job.servers)
+    engine.check_installed()
     plan = assign(job.hosts, job.ranks)
     if len(plan) < job.ranks:
         raise TowerError(
@@ -149,14 +144,16 @@ def run_job(job: Job) -> Outcome:
     with Running(job, {slot.hostname for slot in plan}) as run:
         environment = run.environment()
         run.server.begin(plan)
-        byteps = Servers(run, job.servers, plan) if job.servers else None
+        servers = None
+        if job.servers:
+            servers = engine.load(engine.servers)(run, job.servers, plan)
         # The first ones of all hosts log in at the same time.
         for slot in sorted(plan, key=lambda slot: slot.local_rank):
             if job.verbose:
                 run.console.say(f"rank {slot.rank} on {slot.hostname}")
             own = {**environment, **slot.environment}
-            if byteps:
-                own |= byteps.environment(slot)
+            if servers:
+                own |= servers.environment(slot)
             Rank(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
@@ -167,8 +164,8 @@ def run_job(job: Job) -> Outcome:
             )
         return supervise(
             run,
-            how_to_connect=_OVER_BYTEPS if byteps else OVER_HOROVOD,
-            helpers=byteps.processes if byteps else (),
+            how_to_connect=engine.advice,
+            helpers=servers.processes if servers else (),
         )
 
 
@@ -201,10 +198,11 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
+        collective = engines.find("runtime").advice
         return supervise(
             run,
             what="task",
-            how_to_connect=_SERVED if "ps" in tasks else _COLLECTIVE,
+            how_to_connect=_SERVED if "ps" in tasks else collective,
         )
 
 
@@ -282,16 +280,3 @@ def allocated(processes: int | None) -> dict[str, int] | None:
             file=sys.stderr,
         )
     return hosts
-
-
-def check_horovod() -> None:
-    """Check that Horovod loads, or every rank would say that it does not."""
-    try:
-        importlib.import_module("horovod.runner")
-    except ImportError as error:
-        if (error.name or "").startswith("horovod"):
-            reason = "Horovod is not installed in this environment"
-        else:
-            reason = f"Horovod does not load in this environment ({error})"
-        advice = "run `keras-towers install horovod`"
-        raise TowerError(f"{reason}: {advice}.") from error

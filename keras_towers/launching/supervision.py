@@ -29,9 +29,6 @@ _CONSEQUENCES = (
     "Broken pipe",
 )
 _SSH_FAILED = 255
-
-OVER_HOROVOD = "horovod, or use kt.HorovodStrategy()"
-"""How to connect ranks that the launcher has started."""
 _PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
 
@@ -53,8 +50,9 @@ class Outcome:
 
 def supervise(
     run: Running,
+    *,
+    how_to_connect: str,
     what: str = "rank",
-    how_to_connect: str = OVER_HOROVOD,
     helpers: Sequence[Rank] = (),
 ) -> Outcome:
     """Wait for the end of a job."""

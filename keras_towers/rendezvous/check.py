@@ -215,7 +215,10 @@ def check_alone(kind: str, model: str) -> None:
 
 def _engine_runs() -> bool:
     """Whether the script has connected this process by an engine itself."""
-    for name in ("horovod.tensorflow", "byteps.tensorflow"):
+    # They stand above this package.
+    from keras_towers import engines
+
+    for name in (engine.module for engine in engines.ENGINES.values()):
         engine = sys.modules.get(name)
         # It raises where it has not been started.
         with contextlib.suppress(AttributeError, ValueError):

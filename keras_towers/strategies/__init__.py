@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from keras_towers.engines import ENGINES
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 GROUP = "keras_towers.strategies"
@@ -27,16 +28,17 @@ class Registered(NamedTuple):
 
 
 STRATEGIES = {
+    **{
+        engine.strategy: Registered(engine.strategy_class, False, engine.roles)
+        for engine in ENGINES.values()
+    },
     "async": Registered("AsyncTowerStrategy"),
-    "byteps": Registered("BytePSStrategy", one_process=False),
     "distributed-parameter-server": Registered(
         "DistributedParameterServerStrategy", False, ("worker", "ps")
     ),
     "distributed-replicated": Registered(
         "DistributedReplicatedStrategy", False, ("worker", "ps")
     ),
-    "horovod": Registered("HorovodStrategy", one_process=False),
-    "multi-worker": Registered("MultiWorkerTowerStrategy", False, ("worker",)),
     "noop": Registered("NoOpStrategy"),
     "parameter-server": Registered("ParameterServerTowerStrategy"),
     "sync-replicas": Registered(

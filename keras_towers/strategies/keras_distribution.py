@@ -45,9 +45,9 @@ def _initialize(
 ) -> None:
     """Join the job that a launcher started; the numbers have to be its own."""
     global _job
-    from keras_towers.transport import horovod
+    from keras_towers.engines.horovod import horovod_transport
 
-    if not horovod.was_launched():
+    if not horovod_transport.was_launched():
         if num_processes not in (None, 1):
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
@@ -61,7 +61,7 @@ def _initialize(
         return
     from keras_towers.strategies.machine_share import share_machine
 
-    transport = horovod.HorovodTransport()
+    transport = horovod_transport.HorovodTransport()
     for name, given, actual in (
         ("num_processes", num_processes, transport.size),
         ("process_id", process_id, transport.rank),
@@ -109,7 +109,7 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
         from keras_towers.strategies.tower import TowerStrategy
 
         return TowerStrategy(names)
-    from keras_towers.strategies.engines import HorovodStrategy
+    from keras_towers.engines.horovod.horovod_strategy import HorovodStrategy
 
     own = _own(names, _job.rank, _job.size)
     if batches == "each" and len(own) > 1:

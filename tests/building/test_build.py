@@ -13,9 +13,9 @@ import pytest
 from keras_towers import subprocesses
 from keras_towers.building import recipe, toolchain
 from keras_towers.building.build import Shelf, build, environment, install
-from keras_towers.building.byteps import BytePS
-from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found, InstallError
+from keras_towers.engines.byteps.byteps_recipe import BytePS
+from keras_towers.engines.horovod.horovod_recipe import Horovod
 from tests.launching.jobs import wait_until
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"

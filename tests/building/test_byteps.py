@@ -7,7 +7,7 @@ import pytest
 
 from keras_towers.building import recipe
 from keras_towers.building.build import environment
-from keras_towers.building.byteps import BytePS
+from keras_towers.engines.byteps.byteps_recipe import BytePS
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers.building import toolchain
-from keras_towers.building.byteps import BytePS
-from keras_towers.building.horovod import Horovod
+from keras_towers.engines.byteps.byteps_recipe import BytePS
+from keras_towers.engines.horovod.horovod_recipe import Horovod
 
 
 @pytest.fixture

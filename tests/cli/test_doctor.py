@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 from keras_towers import compat, subprocesses
 from keras_towers.bench import self_test
 from keras_towers.bench.runner import Cell, Sample
-from keras_towers.building.byteps import BytePS
-from keras_towers.building.horovod import Horovod
 from keras_towers.building.recipe import Found
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe
 from keras_towers.doctor.checks import Finding, Status
+from keras_towers.engines.byteps.byteps_recipe import BytePS
+from keras_towers.engines.horovod.horovod_recipe import Horovod
 from keras_towers.subprocesses import Ended
 from tests.kit import warm
 

@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-import keras_towers.horovod as hvd
+from keras_towers import horovod as hvd
 
 FOLDER = pathlib.Path(sys.argv[1])
 EPOCHS, STEPS, EVERY = 3, 12, 5

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-import keras_towers.horovod as hvd
+from keras_towers import horovod as hvd
 from tests.exactness import models as m
 
 GLOBAL_BATCH = 16

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_towers.horovod as hvd
-from keras_towers.horovod import tape as tape_lib
+from keras_towers import horovod as hvd
+from keras_towers.engines.horovod.hvd import tape as tape_lib
 from tests.exactness import models as m
 from tests.horovod import small
 from tests.kit.ranks import check

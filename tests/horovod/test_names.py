@@ -7,8 +7,8 @@ import types
 import horovod.keras.elastic
 import pytest
 
-import keras_towers.horovod as hvd
-from keras_towers.horovod import other_names
+from keras_towers import horovod as hvd
+from keras_towers.engines.horovod.hvd import other_names
 
 # A module of Horovod, and what is ours in place of it.
 PAIRS = {

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-import keras_towers.horovod as hvd
 from keras_towers import TowerError
-from keras_towers.dropin.optimizer import reducer_of
+from keras_towers import horovod as hvd
+from keras_towers.engines.dropin.optimizer import reducer_of
 
 OF_KERAS_2 = {"experimental_run_tf_function": False}
 SGD = keras.optimizers.SGD

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-import keras_towers.horovod as hvd
+from keras_towers import horovod as hvd
 from tests.exactness import models as m
 from tests.horovod import small
 from tests.kit.ranks import check, main

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-import keras_towers.horovod as hvd
+from keras_towers import horovod as hvd
 from tests.kit.ranks import rank_here
 
 FAULT, HOW = sys.argv[1:3]

@@ -46,7 +46,7 @@ if __name__ == "__main__":
     strategy = getattr(kt, KIND)()
     weights = train(lambda: strategy)
     if KIND == "HorovodStrategy":
-        import keras_towers.horovod as hvd
+        from keras_towers import horovod as hvd
 
         hvd.init()
         assert hvd.size() == strategy.size and hvd.rank() == strategy.rank

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import dmlc
 
 RIGHT = {
     **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"},
@@ -76,11 +76,11 @@ def test_what_is_wrong_is_said(role, name, value, said, ports):
     assert name in str(error.value) and said in str(error.value)
 
 
-SERVES = "-m", "keras_towers.launching.byteps_server"
+SERVES = "-m", "keras_towers.engines.byteps.byteps_servers"
 # Nothing is left of its sockets.
 ALONE = (
     "-c",
-    "from keras_towers.rendezvous.environments import dmlc; dmlc.prepare(None)",
+    "from keras_towers.engines.byteps.dmlc import prepare; prepare(None)",
 )
 
 

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
+from keras_towers.engines.byteps import byteps_start
+from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 from keras_towers.strategies.machine_share import share_machine
-from keras_towers.transport import byteps_start, horovod
 
 pytestmark = pytest.mark.core
 
@@ -109,7 +110,7 @@ def test_engines_that_would_train_apart_are_refused(
     tasks = ", ".join(f"{name} 0" for name in jobs)
     said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
     with pytest.raises(TowerError, match=said):
-        horovod.connect(alone)
+        horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
         byteps_start.connect(alone)
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
+from keras_towers.engines.horovod import horovod_transport
 from keras_towers.rendezvous import environments
-from keras_towers.transport import horovod
 
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
 
@@ -38,7 +38,7 @@ def test_what_does_not_import(error, said, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", patched)
     with pytest.raises(TowerError if said else type(error)) as raised:
-        horovod.load()
+        horovod_transport.load()
     for part in (*said, "`keras-towers install horovod`") if said else ["yaml"]:
         assert part in str(raised.value)
 
@@ -47,9 +47,9 @@ def test_what_does_not_import(error, said, monkeypatch):
 def test_a_launcher_is_known_by_what_it_sets(monkeypatch, name):
     for other in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(other, raising=False)
-    assert not horovod.was_launched()
+    assert not horovod_transport.was_launched()
     monkeypatch.setenv(name, "0")
-    assert horovod.was_launched()
+    assert horovod_transport.was_launched()
 
 
 def test_a_file_that_hides_horovod_is_named(tmp_path, monkeypatch):
@@ -59,4 +59,4 @@ def test_a_file_that_hides_horovod_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
     with pytest.raises(TowerError, match=f"hidden by {path}, .*: rename"):
-        horovod.load()
+        horovod_transport.load()

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.transport import collectives, next_key
+from keras_towers.engines.runtime import collectives
+from keras_towers.transport import next_key
 
 pytestmark = pytest.mark.core
 

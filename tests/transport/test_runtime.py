@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError, compat
+from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.rendezvous.environments.tf_config import Cluster
-from keras_towers.transport import runtime
 
 pytestmark = pytest.mark.core
 
@@ -26,7 +26,7 @@ def context(monkeypatch):
     made.configure_collective_ops = configure
     made.enable_collective_ops = lambda task: setattr(made, "task", task)
     monkeypatch.setattr(compat, "eager_context", lambda: made)
-    monkeypatch.setattr(runtime, "_told", None)
+    monkeypatch.setattr(tensorflow_task, "_told", None)
     return made
 
 
@@ -48,7 +48,7 @@ def cluster(ports, role="worker", index=0, **more):
 
 def tell(monkeypatch, described):
     monkeypatch.setenv("TF_CONFIG", described.written())
-    runtime.prepare()
+    tensorflow_task.prepare()
 
 
 def test_a_task_is_described_when_tensorflow_starts(
@@ -70,10 +70,12 @@ def test_tasks_that_are_not_ours(context, ports, monkeypatch):
     alone = {"worker": (f"127.0.0.1:{ports[0]}",)}
     tell(monkeypatch, Cluster(alone, "worker", 0))
     monkeypatch.setenv("TF_CONFIG", "{")
-    runtime.prepare()
+    tensorflow_task.prepare()
     monkeypatch.delenv("TF_CONFIG")
-    runtime.prepare()
-    monkeypatch.setattr(runtime.multiprocessing, "parent_process", lambda: 1)
+    tensorflow_task.prepare()
+    monkeypatch.setattr(
+        tensorflow_task.multiprocessing, "parent_process", lambda: 1
+    )
     tell(monkeypatch, cluster(ports))
     assert context.task is None
 
@@ -89,8 +91,8 @@ def test_a_port_in_use(context, ports, monkeypatch):
         tell(monkeypatch, described)
         assert context.task is None
         with pytest.raises(TowerError, match="is in use by another process"):
-            runtime.start(described)
-    assert runtime.start(described) is context.task
-    assert runtime.start(described) is context.task
+            tensorflow_task.start(described)
+    assert tensorflow_task.start(described) is context.task
+    assert tensorflow_task.start(described) is context.task
     with pytest.raises(TowerError, match="started without knowing that"):
-        runtime.start(cluster(ports, "chief"))
+        tensorflow_task.start(cluster(ports, "chief"))

@@ -1,0 +1,109 @@
+"""The engines that connect the processes of a job, a folder for each.
+
+The rest of the package knows an engine by the protocol ``Transport``, which its
+strategy hands on, and by the record ``ENGINE`` of its folder. Nothing else
+imports these folders: to remove an engine, remove its folder, its name here
+and what ``keras_towers/__init__.py`` lists of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from typing import Any
+
+from keras_towers.errors import TowerError
+
+_NAMES = (
+    "byteps",
+    "horovod",
+    "runtime",
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the rest of the package has to know of an engine.
+
+    What is described as a reference is ``module:name`` in the engine's folder,
+    and imported when it is needed; an empty one: the engine has none.
+
+    Attributes:
+        name: the name of its folder; if it has to be built, of its package.
+        title: its name in messages.
+        strategy: the name of its strategy.
+        strategy_class: the class of that strategy in ``keras_towers``.
+        roles: the roles in TF_CONFIG of a job over it; empty: it reads none.
+        module: the module by which a script may use the engine itself.
+        recipe: a reference to the ``Recipe`` that builds it.
+        imported_by_launcher: a module that imports, without TensorFlow, where
+            the engine is installed.
+        servers: a reference to the processes that run beside the ranks.
+        after_keras: a reference to what is called when Keras is imported.
+    """
+
+    name: str
+    title: str
+    strategy: str
+    strategy_class: str
+    roles: tuple[str, ...] = ()
+    module: str = ""
+    recipe: str = ""
+    imported_by_launcher: str = ""
+    servers: str = ""
+    after_keras: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What connects processes over it, to go on after "--strategy"."""
+        return f"{self.strategy}, or use kt.{self.strategy_class}()"
+
+    def load(self, reference: str) -> Any:
+        """Import what a reference names."""
+        return pkgutil.resolve_name(f"{__name__}.{self.name}.{reference}")
+
+    def check_installed(self) -> None:
+        """Raise an error where every rank would, if its package is missing."""
+        try:
+            importlib.import_module(self.imported_by_launcher)
+        except ImportError as error:
+            if (error.name or "").startswith(self.name):
+                reason = f"{self.title} is not installed in this environment"
+            else:
+                reason = (
+                    f"{self.title} does not load in this environment ({error})"
+                )
+            raise TowerError(
+                f"{reason}: run `keras-towers install {self.name}`."
+            ) from error
+
+
+def find(name: str) -> Engine:
+    """Find an engine by name."""
+    if name not in ENGINES:
+        raise TowerError(
+            f"the engine {name!r} is not part of this keras_towers: its folder "
+            f"keras_towers/engines/{name} is missing. There are "
+            f"{', '.join(ENGINES)}."
+        )
+    return ENGINES[name]
+
+
+def of_launcher(servers: int | None) -> Engine:
+    """The engine of a job that is given as many servers, or none."""
+    if not servers:
+        return find("horovod")
+    for engine in ENGINES.values():
+        if engine.servers:
+            return engine
+    raise TowerError("no engine of this keras_towers has servers")
+
+
+ENGINES: dict[str, Engine] = {
+    name: importlib.import_module(f"{__name__}.{name}").ENGINE
+    for name in _NAMES
+    if importlib.util.find_spec(f"{__name__}.{name}")
+}
+"""The engines that are there, by name."""

@@ -1,0 +1,14 @@
+"""BytePS: its build, its transport, servers, strategy and drop-in."""
+
+from keras_towers.engines import Engine
+
+ENGINE = Engine(
+    name="byteps",
+    title="BytePS",
+    strategy="byteps",
+    strategy_class="BytePSStrategy",
+    module="byteps.tensorflow",
+    recipe="byteps_recipe:BytePS",
+    imported_by_launcher="byteps",
+    servers="byteps_servers:Servers",
+)

@@ -1,0 +1,165 @@
+"""The recipe that compiles an unpatched BytePS for a recent TensorFlow.
+
+BytePS 0.2.5 takes a GPU for granted. What is missing is in ``headers/``:
+names that TensorFlow has dropped, and parts of CUDA and NCCL that it calls.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_towers.building import recipe, toolchain
+from keras_towers.building.recipe import Recipe, put_first
+from keras_towers.errors import TowerError
+
+_HEADERS = Path(__file__).with_name("headers")
+_PATIENCE = _HEADERS / "always" / "patience.h"
+_BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
+_PROBE = """
+import json
+import byteps.tensorflow
+from keras_towers.engines.byteps.byteps_recipe import has_cuda
+cuda = has_cuda()
+print(json.dumps({"NCCL": cuda, "stand-ins for CUDA": not cuda}))
+"""
+# Its loops read numbers through pointers of other types, and it uses a header
+# that NVIDIA's included once.
+_FLAGS = "-fno-strict-aliasing -w -include memory"
+# Libraries that it is linked to, and that are headers only here.
+_EMPTY_ARCHIVE = b"!<arch>\n"
+
+
+@dataclass(frozen=True)
+class BytePS(Recipe):
+    """BytePS for TensorFlow only, maybe with CUDA and NCCL for GPUs."""
+
+    with_nccl: bool = False
+
+    prefix = "BYTEPS"
+    name = "byteps"
+    title = "BytePS"
+    purpose = "To sum gradients on servers"
+    without_nccl = "takes gradients from the host; to take them from GPUs"
+    for_one_cpu = True
+    version = "0.2.5.post15"
+    sha256 = "9d6a3c5be4c4b5a172739744bb32725c433f9a9f63794e1885e7376ff4eea99f"
+    revision = 2
+    build_variables = (
+        "CC",
+        "CXX",
+        "CFLAGS",
+        "CPPFLAGS",
+        "LDFLAGS",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+        "BYTEPS_CUDA_HOME",
+        "BYTEPS_NCCL_HOME",
+    )
+    overruled = (
+        "BYTEPS_WITH",
+        "BYTEPS_USE_MPI",
+        "BYTEPS_NCCL_LINK",
+    )
+    # It imports distutils, which Python 3.12 has no longer.
+    runtime = ("setuptools",)
+    probe = _PROBE
+
+    def libraries(self) -> list[toolchain.Tool]:
+        if not self.with_nccl:
+            return []
+        return [
+            toolchain.find_cuda(self.prefix),
+            toolchain.find_nccl(self.prefix),
+        ]
+
+    def tools(self) -> list[toolchain.Tool]:
+        machine = platform.machine()
+        known = machine if machine in ("x86_64", "AMD64") else None
+        problem = (
+            "BytePS is written for x86-64 processors, and this is "
+            f"{machine}: use Horovod (keras-towers install horovod)"
+        )
+        processor = toolchain.Tool("x86-64 processor", known, problem=problem)
+        return [processor, *super().tools()]
+
+    def build_tools(self) -> list[str]:
+        return list(_BUILD_TOOLS)
+
+    def processor(self) -> str:
+        # It is compiled for this one, and may not run on others.
+        return recipe.cpu_type()
+
+    def environment(
+        self, variables: dict[str, str], folder: Path, tools: Path
+    ) -> dict[str, str]:
+        stand_ins = folder / "stand-ins"
+        (stand_ins / "lib").mkdir(parents=True)
+        # "." is the root of the sources, which a header here refers to.
+        includes = [".", str(_HEADERS / "always")]
+        archives = ["numa"]
+        flags = [variables.pop("LDFLAGS", "")]
+        if self.with_nccl:
+            cuda = toolchain.find_cuda(self.prefix).path or ""
+            nccl = toolchain.find_nccl(self.prefix).path or ""
+            includes += toolchain.headers_of_parts(cuda)
+            cuda, of_cuda = toolchain.linkable(cuda, folder / "cuda")
+            nccl, of_nccl = toolchain.linkable(nccl, folder / "nccl")
+            places = [of_nccl, of_cuda or f"{cuda}/lib64"]
+            flags.append(toolchain.rpath(places))
+            variables["BYTEPS_NCCL_LINK"] = "SHARED"
+        else:
+            cuda = nccl = str(stand_ins)
+            includes.append(str(_HEADERS / "host"))
+            archives += ["cudart", "nccl_static"]
+        for name in archives:
+            archive = stand_ins / "lib" / f"lib{name}.a"
+            archive.write_bytes(_EMPTY_ARCHIVE)
+        put_first(variables, "CPLUS_INCLUDE_PATH", includes)
+        put_first(variables, "LIBRARY_PATH", [str(stand_ins / "lib")])
+        _add_to_linker(variables, " ".join(filter(None, flags)))
+        variables.update(
+            {
+                "BYTEPS_CUDA_HOME": cuda,
+                "BYTEPS_NCCL_HOME": nccl,
+                "BYTEPS_WITH_TENSORFLOW": "1",
+                "BYTEPS_WITHOUT_PYTORCH": "1",
+                "BYTEPS_WITHOUT_MXNET": "1",
+                # Else its setup.py starts as many compilers as there are files.
+                "CI": "1",
+                # Its Makefile would download ZeroMQ, which comes with it.
+                "WGET": "cp -t .",
+                "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
+                # No other flags reach all of its files.
+                "CXX": f"{variables['CXX']} {_FLAGS} -include {_PATIENCE}",
+            }
+        )
+        return variables
+
+
+def has_cuda() -> bool:
+    """Whether the installed BytePS was built for GPUs, without loading it."""
+    spec = importlib.util.find_spec("byteps")
+    if spec is None or not spec.submodule_search_locations:
+        raise TowerError(
+            "BytePS is not installed in this environment: run `keras-towers "
+            "install byteps`."
+        )
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    folder = Path(list(spec.submodule_search_locations)[0])
+    library = (folder / "tensorflow" / f"c_lib{suffix}").read_bytes()
+    return b"libcudart.so" in library
+
+
+def _add_to_linker(variables: dict[str, str], flags: str) -> None:
+    """Give flags to the linker of the extensions, but not as LDFLAGS."""
+    # Its Makefile has a variable of that name, with libraries that are not
+    # there yet when ZeroMQ is configured, and make would pass it on.
+    if not flags:
+        return
+    for name in ("LDSHARED", "LDCXXSHARED"):
+        linker = variables.get(name) or sysconfig.get_config_var(name)
+        variables[name] = f"{linker} {flags}"

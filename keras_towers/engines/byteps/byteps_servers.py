@@ -1,0 +1,116 @@
+"""BytePS's scheduler and servers, beside the ranks of a job.
+
+Without one of them the ranks would wait for ever: the job ends when one does.
+Each runs this module, which needs neither TensorFlow nor a GPU, with the
+variables that ``dmlc`` describes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keras_towers.engines.byteps import byteps_recipe, dmlc
+from keras_towers.errors import TowerError
+from keras_towers.launching.ranks import Rank
+from keras_towers.rendezvous.addresses import is_local, resolve
+from keras_towers.rendezvous.hosts import Slot
+from keras_towers.settings import BYTEPS_LAUNCHED
+
+if TYPE_CHECKING:
+    from keras_towers.launching.job import Running
+
+_SERVE = [sys.executable, "-m", __name__]
+
+
+class Servers:
+    """The scheduler and the servers of a job that runs, all on this machine."""
+
+    def __init__(self, run: Running, number: int, plan: Sequence[Slot]):
+        # On a machine with GPUs its processes share memory and use NCCL; where
+        # there are none each counts as a machine.
+        self._by_host = byteps_recipe.has_cuda()
+        sizes = {slot.local_size for slot in plan}
+        if self._by_host and len(sizes) > 1:
+            raise TowerError(
+                "with GPUs, BytePS needs the same number of processes on every "
+                f"host, not {' and '.join(map(str, sorted(sizes)))}: give the "
+                "hosts equal slots, and -np as their sum"
+            )
+        workers = plan[-1].cross_rank + 1 if self._by_host else len(plan)
+        self._address = run.address
+        self._folder = run.undo.enter_context(
+            tempfile.TemporaryDirectory(
+                prefix="keras-towers-byteps-", ignore_cleanup_errors=True
+            )
+        )
+        self._common = {
+            dmlc.NUM_WORKER: str(workers),
+            dmlc.NUM_SERVER: str(number),
+            dmlc.ROOT_URI: self._address,
+            dmlc.ROOT_PORT: str(_free_port(self._address)),
+            "PYTHONUNBUFFERED": "1",
+        }
+        own = {
+            dmlc.NODE_HOST: self._address,
+            # Threads that have nothing to sum are not to keep the cores busy.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        roles = {"scheduler": "scheduler"}
+        roles |= {f"server {i}": "server" for i in range(number)}
+        self.processes: list[Rank] = [
+            Rank(
+                run,
+                name,
+                index,
+                {**self._common, **own, dmlc.ROLE: role},
+                _SERVE,
+            )
+            for index, (name, role) in enumerate(roles.items())
+        ]
+
+    def environment(self, slot: Slot) -> dict[str, str]:
+        """The variables of a rank, given its place."""
+        worker, local_rank, local_size = slot.rank, 0, 1
+        own = f"{self._folder}/{slot.rank}"
+        if self._by_host:
+            worker = slot.cross_rank
+            local_rank, local_size = slot.local_rank, slot.local_size
+            own = self._folder
+        here = is_local(slot.hostname)
+        if here:
+            os.makedirs(own, exist_ok=True)
+        return {
+            **self._common,
+            BYTEPS_LAUNCHED: "1",
+            dmlc.ROLE: "worker",
+            dmlc.WORKER_ID: str(worker),
+            dmlc.NODE_HOST: self._address if here else resolve(slot.hostname),
+            dmlc.LOCAL_RANK: str(local_rank),
+            dmlc.LOCAL_SIZE: str(local_size),
+            **({"BYTEPS_SOCKET_PATH": own} if here else {}),
+        }
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve() -> None:
+    """Serve in this process until the job ends."""
+    try:
+        dmlc.check_server()
+    except TowerError as error:
+        sys.exit(f"keras_towers: {error}")
+    # It serves while it is imported.
+    import byteps.server  # noqa: F401
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,79 @@
+"""One process per device, connected by BytePS."""
+
+from __future__ import annotations
+
+import logging
+from typing import Unpack
+
+from keras_towers import devices as devices_lib
+from keras_towers.engines.byteps.byteps_transport import BytePSTransport
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
+from keras_towers.strategies.options import RankKeywords, options_of
+from keras_towers.transport.engine import Engine
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+
+class BytePSStrategy(BaseStrategy):
+    """Trains an existing Keras model in several processes, over BytePS.
+
+    Gradients are summed by servers, which run beside the processes that train,
+    or on machines without GPUs of their own. All processes run the same script,
+    started by ``keras-towers run -np 4 --strategy byteps script.py``, and each
+    takes its share of every global batch. Results are those of one process, as
+    with ``HorovodStrategy``. With ``compression=None`` servers sum gradients
+    without loss, as with ``compression="none"``.
+
+    Ports tensorpack's ``BytePSTrainer``; the engine is BytePS (Jiang et al., "A
+    Unified Architecture for Accelerating Distributed DNN Training in
+    Heterogeneous GPU/CPU Clusters", OSDI 2020).
+
+    Args:
+        towers: as for ``HorovodStrategy``.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
+
+    Attributes:
+        engine: BytePS's module, with the names that it shares with Horovod's:
+            ``engine.rank()``, ``engine.size()``.
+
+    Raises:
+        TowerError: BytePS is not installed or was built for another
+            TensorFlow; the variables that describe the job are missing or
+            contradict one another; devices or options that do not exist.
+
+    Example:
+        >>> with keras_towers.BytePSStrategy():
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    def __init__(
+        self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
+    ):
+        # Also where ranks share memory: servers are what was asked for.
+        options["compression"] = options.get("compression") or "none"
+        given = options_of(self, RankKeywords, options)
+        transport = BytePSTransport()
+        if transport.size == 1 and not transport.was_launched:
+            logger.warning(
+                "BytePSStrategy trains in a single process, because no "
+                "launcher started it: `keras-towers run -np 2 --strategy "
+                "byteps script.py` starts two."
+            )
+        self.engine: Engine = Engine(transport.module)
+        devices = share_machine(transport, towers)
+        super().__init__(
+            devices_lib.resolve(devices), given, transport=transport
+        )
+        self._compose()
+
+    def mpi_enabled(self) -> bool:
+        """Whether the engine runs over MPI: never."""
+        return False

@@ -1,0 +1,266 @@
+"""BytePS as a transport.
+
+BytePS sums tensors on servers, which may be spare CPU machines: each worker
+pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
+Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI
+2020). Everything else is built from sums. Three things that BytePS leaves to
+its caller are seen to here:
+
+- A server overwrites a tensor's sum with the first push of the next round, even
+  if a slower worker has not pulled it yet. Rounds therefore alternate between
+  two names: before a worker pushes to one again it has pulled the other, for
+  which every worker had to push, each after it had pulled the first.
+- Tensors are known by the order in which their names are declared. Ranks that
+  declare new names compare them first.
+- What is pushed under one name has one length. Names contain it, and a vector
+  whose length differs from round to round is padded to one of a few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.engines.byteps import byteps_recipe, byteps_start, dmlc
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import check, store, watch
+from keras_towers.transport.messages import MESSAGE_BYTES
+from keras_towers.transport.sums import DIFFERENT, Sums
+
+# To what vectors are padded whose lengths are not known before: to more, there
+# would be more branches to trace; to fewer, more zeros to send.
+_LEAST_BYTES = 2**10
+_GROWTH = 16
+_TURNS = 2
+_AGREEMENT = "kt.names"
+_SHOWN = 5
+
+
+class BytePSTransport(Sums):
+    """BytePS as a ``keras_towers.transport.Transport``."""
+
+    name = "BytePS"
+
+    # One per process, however many strategies there are.
+    _names: list[str] = []
+    _turns: dict[str, tf.Variable] = {}
+
+    def __init__(self):
+        super().__init__()
+        self.module: ModuleType = byteps_start.load()
+        byteps_start.connect(self.module)
+        self._library: Any = self.module.ops.TF_LIB_CTYPES
+        self._operation: Any = self.module.ops.C_LIB.byteps_push_pull
+        self._device: str = _device()
+        self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
+        if self.size > 1 and not self._names:
+            self._meet()
+            watch.watch_over(self.rank, self.size)
+            store.tell_connected(self.rank)
+
+    @property
+    def was_launched(self) -> bool:
+        """Whether something has described a job, maybe of one process."""
+        return byteps_start.was_launched()
+
+    @property
+    def sums_float16(self) -> bool:
+        # Its servers use the processor's instructions for it.
+        return True
+
+    @property
+    def rank(self) -> int:
+        return self.module.rank()
+
+    @property
+    def size(self) -> int:
+        return self.module.size()
+
+    @property
+    def local_rank(self) -> int:
+        # For BytePS every process without a GPU is a machine of its own.
+        told = os.environ.get("HOROVOD_LOCAL_RANK")
+        return int(told) if told else self.module.local_rank()
+
+    @property
+    def local_size(self) -> int:
+        told = os.environ.get("HOROVOD_LOCAL_SIZE")
+        return int(told) if told else self.module.local_size()
+
+    def _sum_known(
+        self, vectors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        names = [
+            self._name(f"{key}.{i}", v.dtype, v.shape.num_elements())
+            for i, v in enumerate(vectors)
+        ]
+        refusal = self._declare(names)
+        if refusal:
+            return [_refused(vector, refusal) for vector in vectors]
+        vectors = [self._opaque(vector) for vector in vectors]
+
+        def round_(turn: int) -> Callable[[], list[tf.Tensor]]:
+            return lambda: [
+                self._push_pull(vector, name, turn)
+                for vector, name in zip(vectors, names, strict=True)
+            ]
+
+        rounds = [round_(turn) for turn in range(_TURNS)]
+        sums = self._in_turn(
+            names[0], lambda turn: tf.switch_case(turn, rounds)
+        )
+        return [
+            tf.ensure_shape(total, vector.shape)
+            for total, vector in zip(
+                tf.nest.flatten(sums), vectors, strict=True
+            )
+        ]
+
+    def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
+        dtype = vector.dtype
+        most = MESSAGE_BYTES // dtype.size
+        lengths = [_LEAST_BYTES // dtype.size]
+        while lengths[-1] < most:
+            lengths.append(_GROWTH * lengths[-1])
+        names = [self._name(key, dtype, length) for length in lengths]
+        refusal = self._declare(names)
+        if refusal:
+            return _refused(vector, refusal)
+        vector = self._opaque(vector)
+
+        def padded(part: tf.Tensor, length: int, name: str, turn: int):
+            def round_() -> tf.Tensor:
+                missing = length - tf.size(part)
+                whole = tf.ensure_shape(tf.pad(part, [[0, missing]]), [length])
+                return self._push_pull(whole, name, turn)
+
+            return round_
+
+        def chunk(number: tf.Tensor, sums: tf.TensorArray):
+            part = vector[number * most : (number + 1) * most]
+            rounds = [
+                padded(part, length, name, turn)
+                for length, name in zip(lengths, names, strict=True)
+                for turn in range(_TURNS)
+            ]
+            shorter = tf.cast(tf.size(part) > lengths[:-1], tf.int32)
+            which = _TURNS * tf.reduce_sum(shorter)
+            total = self._in_turn(
+                names[0], lambda turn: tf.switch_case(which + turn, rounds)
+            )
+            return number + 1, sums.write(number, total[: tf.size(part)])
+
+        chunks = -(-tf.size(vector) // most)
+        sums = tf.TensorArray(
+            dtype, chunks, infer_shape=False, element_shape=[None]
+        )
+        _, sums = tf.while_loop(
+            lambda number, _: number < chunks,
+            chunk,
+            (tf.constant(0), sums),
+            parallel_iterations=1,
+        )
+        return sums.concat()
+
+    def _push_pull(self, vector: tf.Tensor, name: str, turn: int) -> tf.Tensor:
+        with tf.device(self._device):
+            return self._operation(vector, input_name=_with_turn(name, turn))
+
+    def _in_turn(self, name: str, push: Callable[[tf.Tensor], Any]) -> Any:
+        """Push in one of two turns, which rounds of this name alternate in."""
+        if name not in self._turns:
+            self._turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
+        turn = self._turns[name]
+        now = turn.read_value()
+        sums = push(now)
+        with tf.control_dependencies(tf.nest.flatten(sums)):
+            # Also in a loop the next round begins when this one has ended.
+            turn.assign((now + 1) % _TURNS, read_value=False)
+        return sums
+
+    def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
+        """A vector of which TensorFlow does not know that it is constant."""
+        # Its constant folding would run the operation, which has no side
+        # effects as far as it is told, once for all, on a rank that happens to
+        # trace.
+        flat = tf.reshape(vector, self._flat.read_value())
+        return tf.ensure_shape(flat, vector.shape)
+
+    def _name(self, key: str, dtype: tf.DType, length: int | None) -> str:
+        return f"{key}/{dtype.name}/{length}"
+
+    def _declare(self, names: Sequence[str]) -> str | None:
+        """Declare the new ones of these names, alike on all ranks."""
+        new = [name for name in names if name not in self._names]
+        if not new:
+            return None
+        if self._names:
+            with tf.init_scope():
+                differing = self._differing(new)
+            if differing:
+                return differing
+        self._add(new)
+        return None
+
+    def _add(self, names: Sequence[str]) -> None:
+        declare = self._library.byteps_tensorflow_declare_tensor
+        for name in names:
+            self._names.append(name)
+            for turn in range(_TURNS):
+                declare(_with_turn(name, turn).encode())
+
+    def _differing(self, new: Sequence[str]) -> str | None:
+        """The message if not all ranks are about to declare these names."""
+        known = "\n".join([str(len(self._names)), *new])
+        digest = hashlib.sha256(known.encode()).digest()[:8]
+        mine = np.frombuffer(digest, np.int32)
+        place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        vector = tf.reshape(place[:, tf.newaxis] * mine, [-1])
+        (every,) = self._sum_known([vector], _AGREEMENT)
+        if (every.numpy().reshape(-1, 2) == mine).all():
+            return None
+        lists = self.gather_objects(list(new))
+        return (
+            f"{DIFFERENT}. "
+            + check.each([", ".join(names[:_SHOWN]) for names in lists], "; ")
+            + ". Every rank has to run the same model on data of the same "
+            "kind, and to call the same methods in the same order."
+        )
+
+    def _meet(self) -> None:
+        """Declare what ranks agree by, and check that each is there once."""
+        self._add([self._name(f"{_AGREEMENT}.0", tf.int32, 2 * self.size)])
+        self._add([self._name("kt.ranks.0", tf.int32, self.size)])
+        place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        (times,) = self._sum_known([place], "kt.ranks")
+        if (times.numpy() != 1).any():
+            raise TowerError(
+                "the ranks of BytePS's workers are not all different; rank "
+                f"0, 1, ... is there {', '.join(map(str, times.numpy()))} "
+                f"times: give each worker another {dmlc.WORKER_ID}, from 0."
+            )
+        self.gather_objects(None)
+
+
+def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
+    """A vector that raises an error when it is asked for."""
+    # Not now: a step that compares the gradients of the ranks does not ask,
+    # and knows better what differs.
+    with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
+        return tf.identity(vector)
+
+
+def _with_turn(name: str, turn: int) -> str:
+    return f"{name}/{turn}"
+
+
+def _device() -> str:
+    """The device of BytePS's tensors: a build with CUDA takes a GPU's."""
+    return "/device:GPU:0" if byteps_recipe.has_cuda() else "/device:CPU:0"

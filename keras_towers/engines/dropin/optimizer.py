@@ -1,0 +1,284 @@
+"""Turns an existing optimizer into one that reduces its gradients first.
+
+It keeps its class, but gets an ``apply`` that reduces and calls the original
+one. Clipping, decay and averages thus see the reduced gradient, as in a single
+process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.engines.dropin import variable_key
+from keras_towers.errors import TowerError
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasStrategy
+from keras_towers.fit.update import optimizers
+from keras_towers.fit.weights.model_state import optimizers_in
+
+# Bypasses Keras's attribute tracking, which searches for variables.
+_REDUCER = "_keras_towers_reducer"
+
+
+class Reducer(ABC):
+    """Reduces the gradients of one optimizer over the ranks."""
+
+    called: str
+    # Whether it reduces over all ranks of the job.
+    of_all: bool = True
+
+    def __init__(self, sparse_as_dense: bool):
+        self.local_keys: set[int] = set()
+        self.local_layers: list[keras.Layer] = []
+        # Sums several backward passes; None: each one is applied.
+        self.passes: Passes | None = None
+        self._sparse_as_dense = sparse_as_dense
+
+    def reduce(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Reduce gradients over all ranks: tensors, slices or None."""
+        reduced = [self._as_tensor(grad) for grad in grads]
+        if not self.communicates():
+            return reduced
+        keys = self.local_keys | {
+            variable_key(variable)
+            for layer in self.local_layers
+            for variable in layer.trainable_weights
+        }
+        local = [variable_key(variable) in keys for variable in variables]
+        chosen = [
+            i for i, g in enumerate(reduced) if g is not None and not local[i]
+        ]
+        totals = self.reduce_shared(
+            [reduced[i] for i in chosen], [variables[i] for i in chosen], chosen
+        )
+        for i, total in zip(chosen, totals, strict=True):
+            reduced[i] = total
+        return [
+            self.scaled_local(grad) if own and grad is not None else grad
+            for grad, own in zip(reduced, local, strict=True)
+        ]
+
+    @abstractmethod
+    def communicates(self) -> bool:
+        """Whether there are other ranks to reduce with."""
+
+    @abstractmethod
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
+    ) -> list[Any]:
+        """Reduce the gradients that all ranks have; indices are among all."""
+
+    def scaled_local(self, grad: Any) -> Any:
+        """Return the gradient of a local variable as it is applied."""
+        return grad
+
+    def _as_tensor(self, grad: Any) -> Any:
+        sparse = isinstance(grad, tf.IndexedSlices)
+        if grad is None or (sparse and not self._sparse_as_dense):
+            return grad
+        return tf.convert_to_tensor(grad)
+
+
+def distribute(
+    optimizer: Any, reducer: Reducer, passes: Any, average: bool = False
+) -> None:
+    """Make an optimizer reduce its gradients from now on."""
+    if not isinstance(optimizer, compat.BaseOptimizer):
+        raise TowerError(
+            f"{reducer.called}.DistributedOptimizer takes an optimizer of "
+            "Keras 3, such as keras.optimizers.SGD(0.1), but got "
+            f"{optimizer!r}."
+        )
+    for inner in optimizers_in(optimizer):
+        if reducer_of(inner) is not None:
+            raise TowerError(
+                f"the optimizer {inner.name!r} is already distributed: call "
+                f"{reducer.called}.DistributedOptimizer only once per "
+                "optimizer."
+            )
+    if not isinstance(passes, int) or passes < 1:
+        raise TowerError(
+            f"backward_passes_per_step is {passes!r}: give 1 or more."
+        )
+    # A model that is made there would be the strategy's.
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        _refuse_strategies(optimizer)
+    if passes > 1:
+        reducer.passes = Passes(passes, average)
+    _give(optimizer, reducer)
+
+
+def reducer_of(optimizer: Any) -> Reducer | None:
+    """The reducer of a distributed optimizer, None for any other."""
+    return getattr(optimizer, "__dict__", {}).get(_REDUCER)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether the optimizer, or one that it wraps, reduces over ranks."""
+    return any(map(reducer_of, optimizers_in(optimizer)))
+
+
+def move_outward(optimizer: Any) -> None:
+    """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps."""
+    # Whether to skip an update has to be decided on the reduced gradient: else
+    # a rank might skip a reduction that others are waiting for.
+    inner = optimizer.inner_optimizer
+    reducer = reducer_of(inner)
+    if reducer is not None:
+        for name in (_REDUCER, *_METHODS):
+            del vars(inner)[name]
+        _give(optimizer, reducer)
+
+
+def restart_passes(optimizer: Any) -> None:
+    """Let a distributed optimizer begin to sum backward passes anew."""
+    reducer = reducer_of(optimizer)
+    if reducer is not None and reducer.passes is not None:
+        reducer.passes.restart()
+
+
+def _apply(
+    optimizer: Any,
+    original: Callable[..., None],
+    grads: Sequence[Any],
+    trainable_variables: Any = None,
+) -> None:
+    """Replace ``apply``: gradients are reduced first."""
+    grads = list(grads)
+    if not grads:
+        original(grads, trainable_variables)
+        return
+    _refuse_strategies(optimizer)
+    reducer: Reducer = vars(optimizer)[_REDUCER]
+    if trainable_variables is None:
+        variables = compat.trained_by(optimizer)
+    else:
+        variables = trainable_variables = list(trainable_variables)
+    if len(variables) != len(grads):  # Keras says what is wrong
+        original(grads, trainable_variables)
+        return
+
+    def reduce_and_update(grads: list[Any]) -> None:
+        original(reducer.reduce(grads, variables), variables)
+
+    if reducer.passes is None:
+        reduce_and_update(grads)
+        return
+    if not optimizer.built:
+        # Inside a branch of a condition it would be too late.
+        with tf.init_scope():
+            optimizer.build(variables)
+    reducer.passes.apply(grads, variables, reduce_and_update)
+
+
+def _apply_gradients(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Replace ``apply_gradients``, which hooks of a strategy may be in."""
+    _refuse_strategies(optimizer)
+    return original(grads_and_vars)
+
+
+_METHODS: patches.Shadows = {
+    "apply": _apply,
+    "apply_gradients": _apply_gradients,
+}
+
+
+def _give(optimizer: Any, reducer: Reducer) -> None:
+    """Let an optimizer reduce by a reducer."""
+
+    def register_local_var(var: Any) -> None:
+        """Do not reduce the gradient of a variable, as in Horovod."""
+        reducer.local_keys.add(variable_key(var))
+
+    # Bypasses Keras's __setattr__, which tracks variables.
+    vars(optimizer).update(
+        patches.bound(optimizer, _METHODS),
+        register_local_var=register_local_var,
+        **{_REDUCER: reducer},
+    )
+
+
+def _refuse_strategies(optimizer: Any) -> None:
+    strategy = tf.distribute.get_strategy()
+    # A strategy of ours updates as if on one device.
+    name = optimizers.interceptor_of(optimizer)
+    if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
+        name = type(strategy).__name__
+    if name is not None:
+        raise TowerError(
+            "DistributedOptimizer reduces gradients, and so does the "
+            f"current strategy, {name}. Use only one: train outside the "
+            "strategy's scope, or use the plain optimizer with the strategy."
+        )
+
+
+class Passes:
+    """Sums this rank's gradients and updates on every n-th call."""
+
+    def __init__(self, number: int, average: bool):
+        self._number = number
+        self._average = average
+        self._sums: dict[Any, tf.Variable] = {}
+        self._count: Any = None
+
+    def apply(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[list[Any]], None],
+    ) -> None:
+        """Add N gradients or None, and call ``update`` with N sums if due."""
+        sums: list[Any] = [
+            None if grad is None else self._sum(grad, variable)
+            for grad, variable in zip(grads, variables, strict=True)
+        ]
+        for total, grad in zip(sums, grads, strict=True):
+            if isinstance(grad, tf.IndexedSlices):
+                total.scatter_add(grad)
+            elif grad is not None:
+                total.assign_add(grad)
+        count = self._count.assign_add(1)
+
+        def step() -> tf.Tensor:
+            divisor = self._number if self._average else 1
+            update(
+                [
+                    None if total is None else total.read_value() / divisor
+                    for total in sums
+                ]
+            )
+            for total in sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
+            self._count.assign(0)
+            return tf.constant(True)
+
+        tf.cond(count >= self._number, step, lambda: tf.constant(False))
+
+    def restart(self) -> None:
+        """Forget the sums that were begun."""
+        for variable in (self._count, *self._sums.values()):
+            if variable is not None:
+                variable.assign(tf.zeros_like(variable))
+
+    def _sum(self, grad: Any, variable: Any) -> tf.Variable:
+        key = variable_key(variable)
+        # These outlive the function being traced.
+        with tf.init_scope():
+            if self._count is None:
+                self._count = tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
+            if key not in self._sums:
+                self._sums[key] = tf.Variable(
+                    tf.zeros(variable.shape, grad.dtype), trainable=False
+                )
+        return self._sums[key]

@@ -1,0 +1,13 @@
+"""Horovod: its build, its transport, strategy, elastic jobs and drop-in."""
+
+from keras_towers.engines import Engine
+
+ENGINE = Engine(
+    name="horovod",
+    title="Horovod",
+    strategy="horovod",
+    strategy_class="HorovodStrategy",
+    module="horovod.tensorflow",
+    recipe="horovod_recipe:Horovod",
+    imported_by_launcher="horovod.runner",
+)

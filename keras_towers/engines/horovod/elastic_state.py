@@ -1,0 +1,308 @@
+"""Training that goes on when workers die or join.
+
+``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
+train.py`` starts the workers; ``train.py`` says what is to survive:
+
+    state = kt.elastic.State(model)
+
+    @kt.elastic.run
+    def train(state):
+        with kt.HorovodStrategy():
+            model.fit(x, y, epochs=10, callbacks=[kt.elastic.Commit(state)])
+
+    train(state)
+
+Every worker keeps the last commit in its memory. Where one dies, the others go
+back to it, connect anew and train on from its epoch and batch; a worker that
+joins gets it from rank 0. Since a global batch does not depend on the number
+of ranks, the weights at the end are those of an undisturbed run.
+
+The mechanism is Horovod's elastic mode (``horovod.common.elastic``), whose own
+state for Keras does not work with Keras 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.backup.resuming import FitPosition, ResumingCallback
+from keras_towers.engines.horovod import horovod_transport
+from keras_towers.errors import TowerError
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import rank_state
+from keras_towers.rendezvous import store
+
+_hvd = horovod_transport.load()
+
+from horovod.common import elastic as _elastic  # noqa: E402
+from horovod.common.exceptions import (  # noqa: E402
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+)
+
+__all__ = ["Commit", "ObjectState", "State", "run"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_S = TypeVar("_S", bound=_elastic.State)
+
+# What a collective whose peer has gone ends with, and much else does.
+_IN_DOUBT = (
+    tf.errors.AbortedError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+
+
+class ObjectState(_elastic.ObjectState):
+    """Objects that survive the loss of workers.
+
+    Args:
+        bcast_object: sends an object of rank 0 to all ranks.
+        get_rank: returns the rank.
+        **objects: what can be pickled; each becomes an attribute, which is
+            committed, restored and sent to new workers.
+
+    Example:
+        >>> state = kt.elastic.ObjectState(epoch=0)
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] = _hvd.broadcast_object,
+        get_rank: Callable[[], int] = _hvd.rank,
+        **objects: Any,
+    ):
+        server = store.from_environment()
+        # None under Horovod's own launcher, which has no news for us.
+        self._launcher = server if server and server.signed else None
+        super().__init__(bcast_object, get_rank, **objects)
+
+    def check_host_updates(self) -> None:
+        """Interrupt training on all ranks if hosts have come or gone."""
+        if self._launcher and self._rank() == 0:
+            with contextlib.suppress(OSError):
+                news = self._launcher.get(store.NEWS)
+                if news:
+                    self.on_hosts_updated(*news)
+        super().check_host_updates()
+
+
+class VariablesState(ObjectState):
+    """Variables and objects that survive the loss of workers."""
+
+    _saved: list[tuple[Any, np.ndarray]]
+
+    def __init__(self, **objects: Any):
+        self._transport = horovod_transport.HorovodTransport()
+        self._saved = []
+        super().__init__(**objects)
+
+    def _variables(self) -> list[keras.Variable]:
+        """Return the variables that are committed."""
+        raise NotImplementedError
+
+    def _shared(self) -> list[keras.Variable]:
+        """Return the variables that are the same on all ranks."""
+        return self._variables()
+
+    def save(self) -> None:
+        """Keep the current values in this worker's memory."""
+        self._saved = [(v, v.numpy()) for v in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last commit."""
+        for variable, value in self._saved:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give every worker the commit of rank 0."""
+        self._broadcast()
+        super().sync()
+        self.save()
+
+    def _broadcast(self) -> None:
+        variables = self._shared()
+        rank_state.check_same(self._transport, variables)
+        rank_state.broadcast(self._transport, [v._value for v in variables])
+
+
+class ModelState(VariablesState):
+    """A model, its optimizer and objects that survive the loss of workers."""
+
+    # Seeds of random layers, else each rank's own.
+    _shares_seeds: bool = True
+
+    def __init__(
+        self, model: keras.Model, optimizer: Any = None, **objects: Any
+    ):
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if not model.built or optimizer is None:
+            raise TowerError(
+                f"model {model.name!r} has to be built and have an optimizer "
+                "before its state can be kept: give it an Input or call "
+                "build(), then compile()."
+            )
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self._model = model
+        self._optimizer = optimizer
+        super().__init__(**objects)
+        self.save()
+
+    def _optimizers(self) -> list[Any]:
+        found = state_lib.collect(self._model).optimizers
+        own = state_lib.optimizers_in(self._optimizer)
+        return list({id(each): each for each in (*found, *own)}.values())
+
+    def _variables(self) -> list[keras.Variable]:
+        state = state_lib.collect(self._model)
+        others = (v for each in self._optimizers() for v in each.variables)
+        everything = (*state.seeds, *state.weights, *others)
+        return list({id(v): v for v in everything}.values())
+
+    def _shared(self) -> list[keras.Variable]:
+        own: list[Any] = []
+        if not self._shares_seeds:
+            own = state_lib.collect(self._model).seeds
+        return [v for v in self._variables() if all(v is not o for o in own)]
+
+
+class State(ModelState, FitPosition):
+    """A model, its optimizer and its place, which survive a loss of workers.
+
+    Args:
+        model: a built and compiled Keras model. Its optimizer's state and the
+            states of its random generators are kept too.
+        **extra: anything else that can be pickled; each becomes an attribute,
+            which is committed, restored and sent to new workers.
+
+    Attributes:
+        epoch: the epoch of the last commit, from 0.
+        batch: how many global batches of that epoch were done then.
+
+    Raises:
+        TowerError: the model is not built or not compiled.
+
+    Example:
+        >>> state = kt.elastic.State(model, best=float("inf"))
+    """
+
+    def __init__(self, model: keras.Model, **extra: Any):
+        super().__init__(
+            model,
+            epoch=0,
+            batch=0,
+            seed=random.SystemRandom().getrandbits(31),
+            epochs=[],
+            history={},
+            metrics=[],
+            **extra,
+        )
+
+
+def run(
+    function: Callable[Concatenate[_S, _P], _R],
+) -> Callable[Concatenate[_S, _P], _R]:
+    """Run a function again, from the last commit, when workers die or join.
+
+    Args:
+        function: takes a state first. It makes its strategy itself, since
+            the number of ranks may differ each time.
+
+    Returns:
+        A function that returns what the last run of ``function`` returned.
+    """
+
+    @functools.wraps(function)
+    def survive(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        synced = anew = False
+        with _told_of_hosts(state):
+            while True:
+                try:
+                    with _losses():
+                        if anew:
+                            state.on_reset()
+                        if not synced:
+                            state.sync()
+                        return function(state, *args, **kwargs)
+                except HorovodInternalError:
+                    state.restore()
+                    synced = False
+                except HostsUpdatedInterrupt as update:
+                    synced = update.skip_sync
+                _connect_anew()
+                anew = True
+
+    return survive
+
+
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """Raise ``HorovodInternalError`` where a peer has gone."""
+    transport = horovod_transport.HorovodTransport()
+    try:
+        yield
+    except _IN_DOUBT as error:
+        # What the error says depends on where in a collective the peer has
+        # gone, and may be said by others: the ranks know better.
+        if transport.is_intact():
+            raise
+        raise HorovodInternalError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
+    """Tell a state of hosts that come or go, as its launcher does."""
+    # Under ours it asks. Horovod's driver tells it, through a service of each
+    # worker that listens on all addresses.
+    if getattr(state, "_launcher", None):
+        yield
+        return
+    manager = _elastic.notification_manager
+    manager.init()
+    manager.register_listener(state)
+    try:
+        yield
+    finally:
+        manager.remove_listener(state)
+
+
+def _connect_anew() -> None:
+    horovod_transport.HorovodTransport().disconnect()
+    horovod_transport.HorovodTransport()
+
+
+class Commit(ResumingCallback):
+    """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
+
+    ``fit`` starts in the state's epoch, after the batches that were done.
+    ``History`` has all epochs, also those before the last loss of a worker.
+    Callbacks that are to see an epoch's end first come before it.
+
+    Args:
+        state: the state.
+        every: commit after so many batches, and at every epoch's end. A commit
+            copies all weights and the optimizer's state in memory.
+
+    Raises:
+        TowerError: ``every`` is not positive.
+
+    Example:
+        >>> model.fit(x, y, callbacks=[kt.elastic.Commit(state, every=50)])
+    """
+
+    def __init__(self, state: State, every: int = 100):
+        super().__init__(state, every)

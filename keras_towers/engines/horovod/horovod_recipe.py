@@ -1,0 +1,176 @@
+"""The recipe that compiles an unpatched Horovod for a recent TensorFlow.
+
+TensorFlow has moved headers that Horovod includes; the compiler is told where.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from keras_towers.building import recipe, toolchain
+from keras_towers.building.recipe import Recipe, put_first
+
+# Known to work with Horovod's setup.py, which dates from 2023.
+_BUILD_TOOLS = ("setuptools>=70,<85", "wheel>=0.43,<1", "packaging>=23,<27")
+_CMAKE = "cmake>=3.13,<5"
+_PROBE = """
+import json
+import horovod.tensorflow as hvd
+parts = dict(
+    Gloo=bool(hvd.gloo_built()),
+    MPI=bool(hvd.mpi_built()),
+    NCCL=hvd.nccl_built(),
+)
+print(json.dumps(parts))
+"""
+# Instruction sets that Horovod compiles for if the CPU has them.
+_CPU_FLAGS = ("f16c", "avx", "fma")
+_MOVED_HEADER = (
+    "tensorflow/compiler/xla/client/xla_builder.h",
+    "xla/hlo/builder/xla_builder.h",
+)
+# Horovod's GPU code uses a name that is no longer in that header.
+_FORWARDING = """\
+#include "absl/status/statusor.h"
+#include "{new}"
+#if HAVE_GPU
+namespace xla {{
+using absl::StatusOr;
+}}
+#endif
+"""
+# Folders in TensorFlow's wheel for headers that its own headers include.
+_EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
+
+
+@dataclass(frozen=True)
+class Horovod(Recipe):
+    """Horovod for TensorFlow only, with Gloo, maybe with MPI and NCCL."""
+
+    with_mpi: bool = False
+    with_nccl: bool = False
+
+    prefix = "HOROVOD"
+    name = "horovod"
+    title = "Horovod"
+    purpose = "For several processes or machines"
+    without_nccl = "sums on the host; to sum on the GPUs"
+    version = "0.28.1"
+    sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+    revision = 1
+    build_variables = (
+        "CXX",
+        "CXXFLAGS",
+        "CPPFLAGS",
+        "LDFLAGS",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+        "MPI_HOME",
+        "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+        "HOROVOD_BUILD_ARCH_FLAGS",
+        "HOROVOD_BUILD_CUDA_CC_LIST",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_CUDA_HOME",
+        "HOROVOD_NCCL_HOME",
+        "HOROVOD_NCCL_INCLUDE",
+        "HOROVOD_NCCL_LIB",
+        "HOROVOD_NCCL_LINK",
+    )
+    overruled = (
+        "HOROVOD_WITH",
+        "HOROVOD_GPU",
+        "HOROVOD_SKIP_COMPILE",
+    )
+    # From the install_requires of its setup.py.
+    runtime = (
+        "cloudpickle",
+        "psutil",
+        "pyyaml",
+        "packaging",
+    )
+    probe = _PROBE
+
+    def libraries(self) -> list[toolchain.Tool]:
+        tools = [toolchain.find_mpi()] if self.with_mpi else []
+        if self.with_nccl:
+            tools.append(toolchain.find_nvcc(self.prefix))
+            tools.append(toolchain.find_nccl(self.prefix))
+        return tools
+
+    def build_tools(self) -> list[str]:
+        own_cmake = toolchain.find_cmake(self.prefix).path
+        return [*_BUILD_TOOLS, *([] if own_cmake else [_CMAKE])]
+
+    def processor(self) -> str:
+        return " ".join(f"-m{flag}" for flag in recipe.cpu_flags(_CPU_FLAGS))
+
+    def environment(
+        self, variables: dict[str, str], folder: Path, tools: Path
+    ) -> dict[str, str]:
+        cmake = toolchain.find_cmake(self.prefix).path
+        mpi = "HOROVOD_WITH_MPI" if self.with_mpi else "HOROVOD_WITHOUT_MPI"
+        variables.update(
+            {
+                "CMAKE_GENERATOR": "Unix Makefiles",
+                # CMake 4 rejects the minimum version that its Gloo declares.
+                "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+                "HOROVOD_CMAKE": cmake or str(tools / "bin" / "cmake"),
+                "HOROVOD_WITH_TENSORFLOW": "1",
+                "HOROVOD_WITHOUT_PYTORCH": "1",
+                "HOROVOD_WITHOUT_MXNET": "1",
+                "HOROVOD_WITH_GLOO": "1",
+                mpi: "1",
+            }
+        )
+        if flags := self.processor():
+            # The flags in the cache key, independent of the compiler.
+            variables.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
+        includes = _includes(folder / "include")
+        put_first(variables, "CPLUS_INCLUDE_PATH", includes)
+        if self.with_nccl:
+            self._add_nccl(variables, folder)
+        return variables
+
+    def _add_nccl(self, variables: dict[str, str], folder: Path) -> None:
+        variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+        nvcc = toolchain.find_nvcc(self.prefix).path or ""
+        variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
+        given = toolchain.find_nccl(self.prefix).path or ""
+        home, place = toolchain.linkable(given, folder / "nccl")
+        if home == given:
+            variables.setdefault("HOROVOD_NCCL_HOME", home)
+            return
+        variables.update(
+            HOROVOD_NCCL_INCLUDE=f"{home}/include",
+            HOROVOD_NCCL_LIB=f"{home}/lib",
+            HOROVOD_NCCL_LINK="shared",
+        )
+        flags = f"{variables.get('LDFLAGS', '')} {toolchain.rpath([place])}"
+        variables["LDFLAGS"] = flags.strip()
+
+    def built_for(self, package: metadata.Distribution) -> str | None:
+        try:
+            path = Path(str(package.locate_file("horovod/metadata.json")))
+            return json.loads(path.read_text()).get("tensorflow")
+        except (OSError, ValueError):
+            return None
+
+
+def _includes(folder: Path) -> list[str]:
+    """Include folders for headers that this TensorFlow has elsewhere."""
+    headers = recipe.tensorflow_folder() / "include"
+    includes = [
+        str(headers / name)
+        for name in _EXTRA_INCLUDES
+        if (headers / name).is_dir()
+    ]
+    old, new = _MOVED_HEADER
+    if not (headers / old).is_file() and (headers / new).is_file():
+        forwarding = folder / old
+        forwarding.parent.mkdir(parents=True)
+        forwarding.write_text(_FORWARDING.format(new=new))
+        includes.insert(0, str(folder))
+    return includes

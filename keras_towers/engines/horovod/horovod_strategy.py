@@ -1,0 +1,74 @@
+"""One process per device, connected by Horovod."""
+
+from __future__ import annotations
+
+import logging
+from typing import Unpack
+
+from keras_towers import devices as devices_lib
+from keras_towers.engines.horovod import horovod_transport
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
+from keras_towers.strategies.options import RankKeywords, options_of
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+
+class HorovodStrategy(BaseStrategy):
+    """Trains an existing Keras model in several processes, over Horovod.
+
+    All processes run the same script, started by ``keras-towers run -np 4
+    script.py``, ``srun``, ``mpirun`` or ``torchrun``. Each takes its share of
+    every global batch. The weights are those that one process would have
+    trained, up to float rounding, and bit-identical on every rank. Metrics and
+    ``History`` are those of the global batch, on every rank.
+
+    Ports tensorpack's ``HorovodTrainer``; the engine is Horovod (Sergeev
+    and Del Balso, "Horovod: fast and easy distributed deep learning in
+    TensorFlow", 2018).
+
+    With ``compression=None`` gradients are exchanged through shared memory if
+    all ranks are on one machine without GPUs, else by Horovod.
+
+    Args:
+        towers: devices of this process: a number, GPU ids or device names. On
+            a machine with GPUs, a number is of those that are the rank's by
+            its local rank, if the launcher (Ray does) has not assigned them.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
+
+    Raises:
+        TowerError: Horovod is not installed or was built for another
+            TensorFlow; devices or options that do not exist.
+
+    Example:
+        >>> with keras_towers.HorovodStrategy():
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    def __init__(
+        self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
+    ):
+        given = options_of(self, RankKeywords, options)
+        self._horovod = horovod_transport.HorovodTransport()
+        if self._horovod.size == 1 and not horovod_transport.was_launched():
+            logger.warning(
+                "HorovodStrategy trains in a single process, because no "
+                "launcher started it: `keras-towers run -np 2 script.py` "
+                "starts two."
+            )
+        devices = share_machine(self._horovod, towers)
+        super().__init__(
+            devices_lib.resolve(devices), given, transport=self._horovod
+        )
+        self._compose()
+
+    def mpi_enabled(self) -> bool:
+        """Whether Horovod runs over MPI rather than Gloo."""
+        return self._horovod.mpi_enabled()

@@ -1,0 +1,258 @@
+"""``hvd.elastic``: training that goes on when workers die or join.
+
+In a script written for ``horovod.keras.elastic``, only the import changes, and
+what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
+
+>>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+>>> @hvd.elastic.run
+... def train(state):
+...     model.fit(data, epochs=10 - state.epoch, callbacks=[
+...         hvd.elastic.CommitStateCallback(state, batches_per_commit=50),
+...         hvd.elastic.UpdateBatchStateCallback(state),
+...         hvd.elastic.UpdateEpochStateCallback(state)])
+
+As in Horovod, every rank reads its own data, so that the weights depend on how
+many ranks there were; ``keras_towers.elastic`` with a ``HorovodStrategy`` gives
+those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+from horovod.common.exceptions import HorovodInternalError
+
+from keras_towers.engines.dropin.optimizer import restart_passes
+from keras_towers.engines.horovod.elastic_state import (
+    ModelState,
+    ObjectState,
+    VariablesState,
+    run,
+)
+from keras_towers.engines.horovod.horovod_transport import load
+from keras_towers.engines.horovod.hvd import other_names
+from keras_towers.engines.horovod.hvd.functions import (
+    broadcast_object,
+    broadcast_variables,
+    init,
+    shutdown,
+)
+from keras_towers.errors import TowerError
+
+rank: Callable[[], int] = load().rank
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "KerasState",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "broadcast_object",
+    "broadcast_variables",
+    "init",
+    "rank",
+    "run",
+    "shutdown",
+]
+
+# Stops an epoch, not training: no other callback can have set just this.
+_CUT = object()
+
+
+class TensorFlowKerasState(ModelState):
+    """A model, its optimizer and objects that survive the loss of workers.
+
+    States of random layers are kept, but each rank has its own. Where an
+    optimizer sums several backward passes, a sum that was begun is lost.
+
+    Args:
+        model: a built Keras model.
+        optimizer: its optimizer; None: the one it was compiled with.
+        backend: ignored; it has no meaning in Keras 3.
+        **kwargs: anything else that can be pickled; each becomes an attribute,
+            which is committed, restored and sent to new workers.
+
+    Raises:
+        TowerError: the model is not built, or has no optimizer.
+    """
+
+    _shares_seeds = False
+    # The callbacks set these, if the script gives them.
+    batch: int
+    epoch: int
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        backend: Any = None,
+        **kwargs: Any,
+    ):
+        del backend
+        super().__init__(model, optimizer, **kwargs)
+        self.model = model
+        self.optimizer: Any = self._optimizer
+
+    def sync(self) -> None:
+        """Give every worker the commit of rank 0."""
+        super().sync()
+        for optimizer in self._optimizers():
+            restart_passes(optimizer)
+
+
+class KerasState(TensorFlowKerasState):
+    """A ``TensorFlowKerasState``, as ``horovod.keras`` names it.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, optimizer, **kwargs)
+
+
+class TensorFlowState(VariablesState):
+    """Variables and objects that survive the loss of workers.
+
+    Args:
+        variables: Keras or TensorFlow variables.
+        session: ignored; it has no meaning in TensorFlow 2.
+        **kwargs: as for ``TensorFlowKerasState``.
+
+    Raises:
+        TowerError: no variables are given: TensorFlow 2 keeps no list of them.
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[Any] | None = None,
+        session: Any = None,
+        **kwargs: Any,
+    ):
+        del session
+        if variables is None:
+            raise TowerError(
+                "TensorFlowState needs variables: TensorFlow 2 keeps no list "
+                "of all. Give variables=model.variables + optimizer.variables, "
+                "or use hvd.elastic.KerasState(model)."
+            )
+        self.variables: list[Any] = list(variables)
+        super().__init__(**kwargs)
+        self.save()
+
+    def _variables(self) -> list[Any]:
+        return self.variables
+
+    def _broadcast(self) -> None:
+        broadcast_variables(self.variables, root_rank=0)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits a state after a number of batches, and at every epoch's end.
+
+    It does so when all callbacks have seen that end, so their order is free.
+
+    Args:
+        state: the state.
+        batches_per_commit: batches between two commits.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1):
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._committed = 0
+        self._due = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._commit_if_due()
+        self._committed = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._commit_if_due()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch + 1 - self._committed >= self.batches_per_commit:
+            self._committed = batch + 1
+            self._due = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._due = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._due = False
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._commit_if_due()
+
+    def _commit_if_due(self) -> None:
+        if self._due:
+            self._due = False
+            self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.batch`` how many batches of the epoch are done.
+
+    Where the number of steps is known, the first epoch after a loss has only
+    those that are left. (Horovod counts from the last loss, and one less.)
+
+    Args:
+        state: the state.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+        self._before = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = self._before + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._before and steps and self.state.batch >= steps:
+            self.model.stop_training = self.model.stop_training or _CUT
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = 0
+        if self.model.stop_training is _CUT:
+            self.model.stop_training = False
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in ``state.epoch`` how many epochs are done, over all losses.
+
+    Args:
+        state: the state. ``fit`` is called with ``epochs - state.epoch``
+            epochs.
+    """
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self.state = state
+        self.initial_epoch: int = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch = self.initial_epoch + epoch + 1
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what to use instead of a name that is Horovod's only."""
+        other_names.refuse(__name__, name)

@@ -1,0 +1,300 @@
+"""Reducing the gradients of a step over the processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.engines.dropin import plain
+from keras_towers.engines.dropin.optimizer import Reducer
+from keras_towers.errors import TowerError
+from keras_towers.reduction import divided
+from keras_towers.rendezvous import check, watch
+
+if TYPE_CHECKING:
+    from keras_towers.engines.horovod.hvd.optimizer import Options
+
+# Greater than any number that stands for gradients; these are positive.
+_BEYOND = 2**32 + 2
+
+
+class GradientReducer(Reducer):
+    """Reduces the gradients of one optimizer or tape over the ranks."""
+
+    # Horovod matches tensors by name. Names of layers and optimizers differ
+    # where one rank has created more models than the others, so those used here
+    # count what all ranks do in the same order. A key is the same on all ranks,
+    # and of no other reducer whose reductions may run at the same time.
+
+    called = "hvd"
+    _numbers = itertools.count()
+
+    def __init__(self, options: Options, key: str | None = None):
+        super().__init__(options.sparse_as_dense)
+        self.options = options
+        self.of_all = options.process_set.process_set_id == 0
+        self._key = key
+        self._compiled = tf.function(
+            self._reduce_alike, reduce_retracing=True, autograph=False
+        )
+
+    def communicates(self) -> bool:
+        if _is_elastic():  # the number of ranks may change later
+            return True
+        processes = self.options.process_set
+        return bool(processes.included() and processes.size() > 1)
+
+    def scaled_local(self, grad: Any) -> Any:
+        return self._divided(grad) if self.options.scale_local else grad
+
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
+    ) -> list[Any]:
+        for grad, variable in zip(grads, variables, strict=True):
+            self._check(grad, variable)
+        if self._key is None:
+            self._key = str(next(self._numbers))
+        names = [
+            re.sub(
+                "[^a-zA-Z0-9_]",
+                "_",
+                f"{self.options.name}_{self._key}_grad_{index}_"
+                f"{_name(variable).split(':')[0]}",
+            )
+            for index, variable in zip(indices, variables, strict=True)
+        ]
+        groups = self._groups(grads, variables)
+        # Not the variables themselves: this outlives them.
+        described = [
+            _described(*each)
+            for each in zip(grads, variables, names, strict=True)
+        ]
+        if tf.executing_eagerly():
+            # Eager operations run one by one; in a function they overlap.
+            return self._compiled(grads, names, groups, described)
+        self._refuse_xla()
+        return self._reduce_alike(grads, names, groups, described)
+
+    def _reduce_alike(
+        self,
+        grads: list[Any],
+        names: list[str],
+        groups: list[list[int]],
+        described: list[tuple[str, str]],
+    ) -> list[Any]:
+        """Reduce gradients, or fail on all ranks if theirs differ."""
+        # What is made in a graph of TensorFlow 1 is of use only there.
+        eager = tf.compat.v1.executing_eagerly_outside_functions()
+        in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
+        if in_xla or not eager:
+            return self._reduce_groups(grads, names, groups)
+        with tf.control_dependencies([self._alike(described)]):
+            reduced = self._reduce_groups(grads, names, groups)
+        begun, ended = self._counts
+        with tf.device("CPU:0"):
+            # From here on this rank only waits.
+            with tf.control_dependencies(_tensors(grads)):
+                number = begun.assign_add(1)
+            with tf.control_dependencies(_tensors(reduced)):
+                ended.assign(number, read_value=False)
+        return reduced
+
+    @functools.cached_property
+    def _counts(self) -> tuple[tf.Variable, tf.Variable]:
+        """How many reductions were begun, and how many ended."""
+        begun, ended = (
+            compat.hidden_variable("CPU:0", 0, tf.int64) for _ in range(2)
+        )
+        # Counts are compared between ranks: all have to take part.
+        if self.options.process_set.process_set_id == 0:
+            watch.counters.append(
+                lambda: (int(begun.numpy()), int(ended.numpy()))
+            )
+        return begun, ended
+
+    def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
+        """Compare the gradients of all ranks; needs nothing of the step."""
+        # If ranks had gradients of different names, each would wait for what
+        # the others never send. A number stands for them, of which the ranks
+        # take the maximum: a rank that has joined takes no part in that.
+        same = "\n".join(kind for kind, _ in described)
+        digest = zlib.crc32(same.encode()) + 1
+        name = f"keras_towers_alike_{self._key}"
+        with tf.device("CPU:0"):
+            # In a loop no comparison begins before the last step has ended;
+            # and TensorFlow's constant folding would run that of a constant.
+            ended = self._counts[1] >= 0
+            mine = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            highest, lowest = tf.unstack(
+                hvd.allreduce(
+                    tf.stack([mine, _BEYOND - mine]),
+                    op=hvd.Max,
+                    name=name,
+                    process_set=self.options.process_set,
+                    ignore_name_scope=True,
+                )
+            )
+
+            def difference() -> str:
+                processes = self.options.process_set
+                return check.unlike_gradients(
+                    hvd.allgather_object(
+                        list(described), name=name, process_set=processes
+                    )
+                )
+
+            def fail() -> tf.Tensor:
+                text = tf.numpy_function(difference, [], tf.string)
+                failed = tf.debugging.Assert(False, [text])
+                with tf.control_dependencies([failed]):
+                    return tf.constant(False)
+
+            return tf.cond(
+                highest + lowest == _BEYOND, lambda: tf.constant(True), fail
+            )
+
+    def _reduce_groups(
+        self, grads: list[Any], names: list[str], groups: list[list[int]]
+    ) -> list[Any]:
+        results: list[Any] = [None] * len(grads)
+        for group in groups:
+            first, *others = group
+            if isinstance(grads[first], tf.IndexedSlices):
+                results[first] = self._gather(grads[first], names[first])
+            elif not others:
+                results[first] = hvd.allreduce(
+                    grads[first], name=names[first], **self._arguments()
+                )
+            else:
+                reduced = hvd.grouped_allreduce(
+                    [grads[index] for index in group],
+                    name=names[first] + "_group",
+                    **self._arguments(),
+                )
+                for index, grad in zip(group, reduced, strict=True):
+                    results[index] = grad
+        return results
+
+    def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
+        with tf.device(self.options.device_sparse):
+            values, indices = (
+                hvd.allgather(
+                    tensor,
+                    name=f"{name}_{part}",
+                    ignore_name_scope=True,
+                    process_set=self.options.process_set,
+                )
+                for part, tensor in (
+                    ("values", grad.values),
+                    ("indices", grad.indices),
+                )
+            )
+        gathered = tf.IndexedSlices(values, indices, grad.dense_shape)
+        if self.options.op == hvd.Sum:
+            return gathered
+        return self._divided(gathered)
+
+    def _arguments(self) -> dict[str, Any]:
+        # Horovod divides by the number of ranks after the sum in any case.
+        return {
+            "device_dense": self.options.device_dense,
+            "compression": self.options.compression,
+            "op": self.options.op,
+            "prescale_factor": 1.0 / self.options.predivide,
+            "postscale_factor": self.options.predivide,
+            "process_set": self.options.process_set,
+            "ignore_name_scope": True,
+        }
+
+    def _divided(self, grad: Any) -> Any:
+        processes = self.options.process_set
+        size = (
+            hvd.size_op(process_set_id=processes.process_set_id)
+            if _is_elastic()
+            else processes.size()
+        )
+        return divided(grad, size)
+
+    def _groups(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[list[int]]:
+        """The indices of the gradients to reduce together."""
+        dense = [
+            index
+            for index, grad in enumerate(grads)
+            if not isinstance(grad, tf.IndexedSlices)
+        ]
+        groups = self.options.groups or ()
+        if isinstance(groups, int):
+            each = -(-len(dense) // groups) or 1
+            together = [
+                dense[start : start + each]
+                for start in range(0, len(dense), each)
+            ]
+        else:
+            places = {plain(variables[i]).ref(): i for i in dense}
+            together = [
+                [places.pop(one) for one in group if one in places]
+                for group in groups
+            ]
+        together = [group for group in together if group]
+        placed = {index for group in together for index in group}
+        together += [[i] for i in range(len(grads)) if i not in placed]
+        return together
+
+    def _check(self, grad: Any, variable: Any) -> None:
+        sparse = isinstance(grad, tf.IndexedSlices)
+        if sparse and self.options.op == hvd.Adasum:
+            raise TowerError(
+                "Adasum cannot reduce the sparse gradient of "
+                f"{_name(variable)}. Give sparse_as_dense=True."
+            )
+        if (
+            self.options.compression is not hvd.Compression.none
+            and not grad.dtype.is_floating
+        ):
+            raise TowerError(
+                f"the gradient of {_name(variable)} is {grad.dtype.name}, "
+                "which cannot be compressed. Give "
+                "compression=hvd.Compression.none."
+            )
+
+    def _refuse_xla(self) -> None:
+        if os.environ.get("HOROVOD_ENABLE_XLA_OPS", "0") != "0":
+            return
+        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+            raise TowerError(
+                "Horovod's operations do not run inside XLA: use "
+                "model.compile(..., jit_compile=False), or leave jit_compile "
+                "out of your tf.function."
+            )
+
+
+def _name(variable: Any) -> str:
+    """The name of a variable or tensor; eager tensors have none."""
+    return getattr(variable, "name", None) or "tensor"
+
+
+def _described(grad: Any, variable: Any, name: str) -> tuple[str, str]:
+    """What the gradients of all ranks have in common, and that with a path."""
+    sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
+    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
+    path = getattr(variable, "path", None) or _name(variable)
+    return kind, f"{check.unnumbered(path)} {kind}"
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return tf.nest.flatten(list(values), expand_composites=True)
+
+
+def _is_elastic() -> bool:
+    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")

@@ -1,0 +1,137 @@
+"""One process per task of ``TF_CONFIG``, connected by TensorFlow itself."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Unpack
+
+import tensorflow as tf
+
+from keras_towers import devices as devices_lib
+from keras_towers import settings
+from keras_towers.engines.runtime import tensorflow_task
+from keras_towers.engines.runtime.collectives import CollectiveTransport
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import store
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
+from keras_towers.strategies.options import (
+    RankKeywords,
+    check_seconds,
+    options_of,
+)
+from keras_towers.transport import SingleProcess, Transport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+
+class MultiWorkerTowerStrategy(BaseStrategy):
+    """Trains an existing Keras model on several machines, over TensorFlow.
+
+    Needs nothing but TensorFlow: all tasks that ``TF_CONFIG`` names run the
+    same script, and exchange tensors by TensorFlow's own collective operations
+    and gRPC servers. Each takes its share of every global batch. Results are
+    those of one process, as with ``HorovodStrategy``.
+
+    The chief, or else the first worker, is rank 0. TensorFlow starts as one of
+    the tasks if ``keras_towers`` is imported before the first tensor or model;
+    those can then be made anywhere. Its server is not authenticated, and
+    belongs in a private network.
+
+    Does in ``fit`` what ``tf.distribute.MultiWorkerMirroredStrategy`` did in
+    that of Keras 2.
+
+    With ``compression=None`` gradients are exchanged through shared memory if
+    all tasks are on one machine without GPUs, else by TensorFlow: a ring, or
+    NCCL where towers are GPUs.
+
+    Args:
+        towers: as for ``HorovodStrategy``; a machine's GPUs are assigned to
+            its tasks in turn.
+        heartbeat_timeout_s: seconds that a task may give no sign of life,
+            until all others get a ``tf.errors.UnavailableError``. Then start
+            all tasks again: ``keras.callbacks.BackupAndRestore`` and
+            ``kt.Backup`` go on where training was.
+        start_timeout_s: seconds to wait for the others to start.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
+
+    Raises:
+        TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
+            not train; its port is in use; TensorFlow has started before it was
+            imported; the other tasks do not start, or have other versions; or
+            devices or options that do not exist.
+
+    Example:
+        >>> with keras_towers.MultiWorkerTowerStrategy():
+        ...     model.fit(x, y, epochs=5)
+    """
+
+    def __init__(
+        self,
+        towers: devices_lib.Towers = 1,
+        *,
+        heartbeat_timeout_s: float = settings.LOST_S,
+        start_timeout_s: float = 600,
+        **options: Unpack[RankKeywords],
+    ):
+        given = options_of(self, RankKeywords, options)
+        check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
+        check_seconds("start_timeout_s", start_timeout_s)
+        cluster = tf_config.required()
+        if not cluster.trains:
+            raise TowerError(
+                f"TF_CONFIG says that this process is {cluster}, and "
+                "MultiWorkerTowerStrategy is for those that train: the chief "
+                f"and the workers. {tf_config.EVALUATOR}"
+            )
+        towers = share_machine(cluster, towers)
+        transport = _connected(
+            cluster, towers, heartbeat_timeout_s, start_timeout_s
+        )
+        super().__init__(
+            devices_lib.resolve(towers), given, transport=transport
+        )
+        self._compose()
+
+    def __exit__(self, *error: Any) -> None:
+        transport = self._config.transport
+        unavailable = isinstance(error[1], tf.errors.UnavailableError)
+        if unavailable and isinstance(transport, CollectiveTransport):
+            lost = transport.lost()
+            if lost:
+                error[1].add_note(
+                    f"keras_towers: {lost} does not answer. Start all tasks "
+                    "again: with keras.callbacks.BackupAndRestore or kt.Backup "
+                    "they go on where training was."
+                )
+        super().__exit__(*error)
+
+
+def _connected(
+    cluster: Cluster,
+    towers: devices_lib.Towers,
+    timeout_s: float,
+    start_timeout_s: float,
+) -> Transport:
+    if cluster.size == 1:
+        logger.warning(
+            "MultiWorkerTowerStrategy trains in a single process, because "
+            "TF_CONFIG names no other task that trains."
+        )
+        return SingleProcess()
+    store.tell_connected(cluster.number)
+    task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
+    first = devices_lib.resolve(towers)[0]
+    on_host = devices_lib.all_on_host([first])
+    transport = CollectiveTransport(task, None if on_host else first)
+    transport.compare_once()
+    return transport
