@@ -197,7 +197,7 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]
-        monkeypatch.setattr(relocated.variables_lib, "moved", no_room)
+        monkeypatch.setattr(relocated.variables_lib, "relocated", no_room)
     monkeypatch.undo()
     assert "scale_loss" not in vars(model.optimizer)
     assert "fit" not in vars(model)
