@@ -13,7 +13,7 @@ While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 those of variables (``replicas/servers/calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
+attributes during a call (``TowerCall.shadows``, ``without_xla``,
 ``calls/noop.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
 (``calls/callbacks.py``).
