@@ -39,7 +39,7 @@ class TowerStrategy(BaseStrategy):
         sync_every_epoch: synchronize all variables at the end of each epoch.
         batch_norm: ``"global"``: BatchNormalization has the statistics of the
             global batch. ``"tower"``: those of each tower's rows.
-        micro_batches: into how many parts each tower divides its rows, one after
+        micro_batches: how many parts each tower takes its rows in, one after
             another, to save memory; ``"auto"``: as many as memory needs.
         mode: how gradients are summed: ``"nccl"``, ``"collective"``,
             ``"hierarchical"``, ``"gpu"``, ``"cpu"``, or None to choose.
