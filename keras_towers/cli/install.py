@@ -129,7 +129,9 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
         console.print(f"{wheel_only / wheel.name} ({how})", soft_wrap=True)
         return
     assert found is not None
-    tensorflow = f" for TensorFlow {found.tensorflow}" * bool(found.tensorflow)
+    tensorflow = ""
+    if found.tensorflow:
+        tensorflow = f" for TensorFlow {found.tensorflow}"
     console.print(
         f"{recipe.title} {found.version}{tensorflow} installed, {how}; with "
         f"{found.built_in}",
