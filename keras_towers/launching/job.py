@@ -68,7 +68,6 @@ class Job:
     grace_s: int = settings.SCRIPT_GRACE_S
     verbose: bool = False
     launcher: str = "keras-towers run"
-    # Of an engine that sums on servers, such as BytePS; None: of another one.
     servers: int | None = None
     alone: bool = False
 
