@@ -56,4 +56,4 @@ if __name__ == "__main__":
             scaling_config=ray.train.ScalingConfig(num_workers=2),
             run_config=ray.train.RunConfig(failure_config=failures),
         )
-        print(trainer.fit().metrics)
+        print("losses:", trainer.fit().return_value["loss"])

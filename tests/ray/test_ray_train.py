@@ -85,7 +85,6 @@ def test_a_lost_worker_does_not_change_the_weights(
     ).fit()
     assert (tmp_path / "died").exists()
     assert (tmp_path / "epochs-1").read_text().split() == list("012334")
-    assert result.metrics["epoch"] == 4
 
     history, expected = train_alone(tmp_path / "alone", monkeypatch)
     found = keras.saving.load_model(tmp_path / "model.keras")
