@@ -152,12 +152,12 @@ def _connect() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     try:
-        from keras_towers.strategies import distribution
+        from keras_towers.strategies import keras_distribution
 
         for engine in engines.ENGINES.values():
             if engine.after_keras:
                 engine.load(engine.after_keras)()
-        distribution.connect()
+        keras_distribution.connect()
     except (ImportError, AttributeError) as error:
         # Keras itself has to be importable with any version.
         logging.getLogger("keras_towers").warning(

@@ -220,6 +220,9 @@ get_resource_handle_data = resolve(
 )
 set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
 
+# How many draws without a seed of their own a graph has, which numbers them.
+draws_of_graphs = resolve(f"{_TF}.framework.random_seed:_graph_to_seed_dict")
+
 
 def type_of_variable(handle: Any) -> Any:
     """Return the type of the variable of an eager handle; None: it is none."""
@@ -267,6 +270,7 @@ BaseTrainer = resolve(
     f"{_KERAS}.trainers.trainer:Trainer",
     "compile _resolve_auto_jit_compile",
 )
+Tracker = resolve(f"{_KERAS}.utils.tracking:Tracker")
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
     f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"

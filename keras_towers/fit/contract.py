@@ -147,12 +147,13 @@ class NamedGradients:
 
     def described(self) -> list[str]:
         """Describe each gradient: variable, shape or ``sparse``, dtype."""
-        return [
-            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
-            for name, grad in zip(self.names, self.grads, strict=True)
-            if grad is not None
-            for sparse in [isinstance(grad, tf.IndexedSlices)]
-        ]
+        lines = []
+        for name, grad in zip(self.names, self.grads, strict=True):
+            if grad is not None:
+                sparse = isinstance(grad, tf.IndexedSlices)
+                shape = "sparse" if sparse else grad.shape
+                lines.append(f"{name} {shape} {grad.dtype.name}")
+        return lines
 
 
 def name_of(variable: Any) -> str:

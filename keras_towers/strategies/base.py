@@ -199,11 +199,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
+        Of all that such a model calls, wherever it was made and compiled, only
+        its steps are known to be its own.
+
         Raises:
             TowerError: it is a step of a model of tf_keras.
         """
-        # Of all that such a model calls, wherever it was made and compiled,
-        # only its steps are known to be its own.
         module = getattr(fn, "__module__", None) or ""
         if module.partition(".")[0] == _KERAS_2:
             error = TowerError(_OTHER_KERAS)
@@ -229,9 +230,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __repr__(self) -> str:
         names = [traced.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
+        towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
         size = self._config.transport.size
-        each = f" in each of {size} processes" * (size > 1)
+        each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"
 
     def _described(self) -> list[str]:
@@ -262,7 +263,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 "one after another"
             )
         if config.transport.size > 1:
-            lines += modes.between_ranks(self._options)
+            lines += modes.describe_rank_options(self._options)
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

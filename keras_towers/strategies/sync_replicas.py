@@ -24,7 +24,7 @@ from keras_towers.replicas.servers.served_calls import (
 )
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
-from keras_towers.strategies.options import Options, check, takes_options
+from keras_towers.strategies.options import Options, check
 
 Tokens = Literal["per_replica", "shared"]
 """Whether each replica has tokens of its own, or all draw from one queue."""
@@ -86,7 +86,8 @@ class SyncReplicasStrategy(BaseStrategy):
             dropped whatever T and R are.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             Across processes those of this worker, 1 by default.
-        stall_shutdown_s: as in ``Options``.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone;
+            in one process, seconds in which no replica ends a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
@@ -107,7 +108,6 @@ class SyncReplicasStrategy(BaseStrategy):
 
     _own_mode = "sync-replicas"
 
-    @takes_options
     def __init__(
         self,
         *,
@@ -239,18 +239,17 @@ class SyncReplicasStrategy(BaseStrategy):
         spare = there - wanted
         extra = "each computes one"
         if spare > 0:
-            extra = f"{spare} backup replica{'s' * (spare > 1)}"
+            extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
             extra = f"{there} compute {wanted}"
+        data = ["every replica takes the next whole batch"]
+        if self._servers is not None:
+            data = self._servers.described()
         return [
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",
             f"tokens are {self.tokens.replace('_', ' ')}",
-            *(
-                ["every replica takes the next whole batch"]
-                if self._servers is None
-                else self._servers.described()
-            ),
+            *data,
         ]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.transport import Transport
 
 

@@ -21,7 +21,7 @@ from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.reduction import Gradients
 from keras_towers.replicas import Quorum, ReplicaCounts

@@ -14,9 +14,9 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.variables import component
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.tower_variables import component
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Gradient

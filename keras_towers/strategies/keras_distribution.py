@@ -59,7 +59,7 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.strategies.ranks import share_machine
+    from keras_towers.strategies.machine_share import share_machine
 
     transport = horovod_transport.HorovodTransport()
     for name, given, actual in (

@@ -31,9 +31,11 @@ def copy_to(device: str, tensor: tf.Tensor) -> tf.Tensor:
 def sum_slices(
     slices: Sequence[tf.IndexedSlices], main: str, devices: Sequence[str]
 ) -> list[tf.IndexedSlices]:
-    """Concatenate the slices of K towers on one device; copy them to all."""
-    # A row may occur several times, and optimizers add repeated rows up, as
-    # where a variable is gathered from twice.
+    """Concatenate the slices of K towers on one device; copy them to all.
+
+    A row may occur several times, and optimizers add repeated rows up, as where
+    a variable is gathered from twice.
+    """
     with tf.device(main):
         values = tf.concat([part.values for part in slices], axis=0)
         indices = tf.concat([part.indices for part in slices], axis=0)
@@ -176,11 +178,13 @@ def reduce_in_graph(
     dtypes: Collection[tf.DType],
     operation: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[list[Gradient]]:
-    """Sum by operations that wait for one another, one on each tower."""
-    # Others are summed on the towers in turn: slices, tensors of other dtypes,
-    # and those whose shapes are empty or unknown at tracing time. In eager code
-    # that applies to all gradients, because an operation would wait forever for
-    # peers that are launched after it.
+    """Sum by operations that wait for one another, one on each tower.
+
+    Others are summed on the towers in turn: slices, tensors of other dtypes,
+    and those whose shapes are empty or unknown at tracing time. In eager code
+    that applies to all gradients, because an operation would wait forever for
+    peers that are launched after it.
+    """
     if tf.executing_eagerly():
         return sum_on_towers(grads, devices)
 

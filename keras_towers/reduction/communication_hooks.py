@@ -112,18 +112,18 @@ def sum_over_ranks(
     return in_order(grads, totals, slices)
 
 
-def sum_apart(
+def sum_separately(
     transport: Transport,
     tensors: Sequence[tf.Tensor],
     key: str,
-    is_apart: Callable[[tf.Tensor], bool],
+    is_separate: Callable[[tf.Tensor], bool],
     sum_chosen: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
     """Sum some tensors in a way of their own, the others by an all-reduce."""
     sums = list(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]
-    chosen = [i for i in full if is_apart(tensors[i])]
+    chosen = [i for i in full if is_separate(tensors[i])]
     others = [i for i in full if i not in set(chosen)]
     totals = [*sum_chosen([tensors[i] for i in chosen])] if chosen else []
     if others:

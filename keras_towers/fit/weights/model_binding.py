@@ -42,20 +42,20 @@ _RESOLVE = "_resolve_auto_jit_compile"
 
 # The towers on which models train outside of any block, too.
 _homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
-_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 # Those that are there now, until a block takes them.
 _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
-def settle(trainer: keras.Model, config: TowerConfig) -> None:
+def bind(trainer: keras.Model, config: TowerConfig) -> None:
     """Bind a model to a strategy, so that its methods run in the scope."""
     if home_of(trainer) is not config.strategy:
         trainer._distribute_strategy = config.strategy
         drop_functions(trainer)
-        made_in_scope(trainer, config)
+        enter_scope_in_methods(trainer, config)
 
 
-def made_in_scope(trainer: keras.Model, config: TowerConfig) -> None:
+def enter_scope_in_methods(trainer: keras.Model, config: TowerConfig) -> None:
     """Make a model of a strategy behave in its scope and outside."""
     run_in_scope(trainer, config)
     vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
@@ -92,7 +92,7 @@ def _in_scope(
     method = getattr(type(model), name)
     inside = tf.distribute.has_strategy()
     if inside and in_force() is not config.strategy:
-        leave_home(model)
+        release_from_home(model)
     if inside and home_of(model) is None:
         # The block of any strategy may train an ordinary model.
         return method(model, *args, **kwargs)
@@ -100,34 +100,34 @@ def _in_scope(
         _at_home.add(model)
     with config.strategy.scope():
         if not inside and name in TRAINING:
-            _tell_home(config, name, model)
+            _announce_home(config, name, model)
         return method(model, *args, **kwargs)
 
 
-def _tell_home(config: TowerConfig, name: str, model: keras.Model) -> None:
-    if config.peers.rank == 0 and model not in _told:
-        _told.add(model)
+def _announce_home(config: TowerConfig, name: str, model: keras.Model) -> None:
+    if config.peers.rank == 0 and model not in _announced:
+        _announced.add(model)
         announce(
             f"{name} of model {model.name!r} runs on the strategy under which "
             f"it was made or compiled: {config.strategy!r}"
         )
 
 
-def stay_home(trainer: keras.Model, config: TowerConfig) -> None:
+def set_home(trainer: keras.Model, config: TowerConfig) -> None:
     """Make a model train on these towers outside of any block, too."""
     _homes[trainer] = config
     if home_of(trainer) is None:
         run_in_scope(trainer, config, TRAINING)
 
 
-def leave_home(trainer: keras.Model) -> None:
+def release_from_home(trainer: keras.Model) -> None:
     """Make a model ordinary again that was placed outside of any block."""
     owner = owner_of(trainer)
     if owner is not None and trainer in _at_home:
         owner._components.adoption.release_model(trainer)
 
 
-def leave(trainer: keras.Model) -> None:
+def unbind(trainer: keras.Model) -> None:
     """Unbind a model from its strategy; its training may have a home."""
     trainer._distribute_strategy = None
     _at_home.discard(trainer)
@@ -173,9 +173,11 @@ def without_xla(trainer: keras.Model) -> Iterator[None]:
 def log_without_xla(
     trainer: keras.Model, training: bool, why: str, for_now: bool = False
 ) -> None:
-    """Log that XLA compiles none of a model's steps of a kind; once."""
-    # It is a warning where the user has asked for XLA: where Keras would not
-    # turn it on by itself.
+    """Log that XLA compiles none of a model's steps of a kind; once.
+
+    It is a warning where the user has asked for XLA: where Keras would not turn
+    it on by itself.
+    """
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if is_news(line):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.placement import byte_size
 from keras_towers.transport import Transport, next_key
 
@@ -21,7 +21,7 @@ _HOST = "CPU:0"
 _GATHERED_BYTES = 64 * 2**20
 
 
-class MovedVariables:
+class RelocatedVariables:
     """Moves variables to chosen devices, and back."""
 
     def __init__(self, empties: bool = True) -> None:
@@ -38,20 +38,22 @@ class MovedVariables:
     def place(
         self, variable: keras.Variable, device: str, home: str | None = None
     ) -> None:
-        """Move a variable."""
-        # Its home is where it is to be in the end, by default where it was
-        # before its first move.
+        """Move a variable.
+
+        Its home is where it is to be in the end, by default where it was before
+        its first move.
+        """
         value = variable._value
         if variable in self._before:
-            variable._value = variables_lib.moved(value, device)
+            variable._value = variables_lib.relocated(value, device)
             return
         # Recorded first, so that a Ctrl-C in between is undone too.
         self._before[variable] = value, home or value.device
-        variable._value = variables_lib.moved(value, device)
+        variable._value = variables_lib.relocated(value, device)
         if self._empties and variable._value is not value:
             overwrite(value, tf.zeros([0], value.dtype))
 
-    def forget(self, variable: keras.Variable) -> tf.Variable:
+    def pop_original(self, variable: keras.Variable) -> tf.Variable:
         """Return the original ``tf.Variable`` without restoring it."""
         before, _ = self._before[variable]
         del self._before[variable]
@@ -65,21 +67,21 @@ class MovedVariables:
             if same_device(variable._value.device, device)
         )
 
-    def give_back(self, variable: keras.Variable) -> None:
+    def restore(self, variable: keras.Variable) -> None:
         """Restore the original ``tf.Variable``, with the current value."""
         if variable not in self._before:
             return
         before, home = self._before[variable]
         if before is not variable._value:
             overwrite(before, variable._value.read_value())
-        variable._value = variables_lib.moved(before, home)
+        variable._value = variables_lib.relocated(before, home)
         del self._before[variable]
 
-    def give_all_back(self) -> None:
+    def restore_all(self) -> None:
         """Restore every variable that is still moved, whatever fails."""
         with contextlib.ExitStack() as stack:
             for variable in self._before:
-                stack.callback(self.give_back, variable)
+                stack.callback(self.restore, variable)
 
 
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
@@ -88,14 +90,15 @@ def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-class NotHereError(TowerError, AttributeError):
+class OnAnotherRankError(TowerError, AttributeError):
     """The value of a variable is on another rank."""
 
 
 class _Absent:
-    """A placeholder for the value of a slot variable on another rank."""
+    """A placeholder for the value of a slot variable on another rank.
 
-    # Reading it is an error, which says where the value is.
+    Reading it is an error, which says where the value is.
+    """
 
     def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
         self.shape = held.shape
@@ -129,13 +132,13 @@ class _Absent:
 
     def _refuse(self, done: str) -> NoReturn:
         if self.lost:
-            raise NotHereError(
+            raise OnAnotherRankError(
                 f"optimizer variable {self._slot.path!r} has no value: rank "
                 f"{self._rank} had it when training ended by an error. Load "
                 "the optimizer's state from a checkpoint, or compile the model "
                 "anew."
             )
-        raise NotHereError(
+        raise OnAnotherRankError(
             f"optimizer variable {self._slot.path!r} cannot be {done} between "
             f'two steps: with updates="sharded" rank {self._rank} has it. All '
             "ranks have it from the end of an epoch to the beginning of the "
@@ -150,18 +153,19 @@ def is_elsewhere(variable: Any) -> bool:
     return isinstance(getattr(variable, "_value", None), _Absent)
 
 
-class SlotsOverRanks:
-    """Slot variables that one rank each holds while steps run."""
+class SlotsSharedByRanks:
+    """Slot variables that one rank each holds while steps run.
 
-    # Between calls every rank has all of them, those of others on the host.
+    Between calls every rank has all of them, those of others on the host.
+    """
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        # Ranks have to gather the same variables, so they forget none.
+        # Ranks have to gather the same variables, so they pop_original none.
         self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
         # Those that steps use, and whether one rank alone has them now.
         self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
-        self._on_host = MovedVariables()
+        self._on_host = RelocatedVariables()
         self._are_all_shared = False
 
     def add(self, slot: keras.Variable, rank: int, home: str) -> None:
@@ -173,9 +177,10 @@ class SlotsOverRanks:
             self._on_host.place(slot, _HOST, home)
 
     def make_ready(self, variables: Iterable[keras.Variable]) -> None:
-        """Share the known slots among some variables from now on."""
-        # Until then their values are those of rank 0, which may have loaded
-        # them.
+        """Share the known slots among some variables from now on.
+
+        Until then their values are those of rank 0, which may have loaded them.
+        """
         for slot in variables:
             if slot in self._ranks and slot not in self._shared:
                 self._shared[slot] = self._are_all_shared = False
@@ -237,23 +242,23 @@ class SlotsOverRanks:
                 return tf.zeros(value.shape, value.dtype)
             return tf.identity(value.read_value())
 
-    def give_back(self, slot: keras.Variable) -> None:
+    def restore(self, slot: keras.Variable) -> None:
         """Restore the original, if the slot is another rank's."""
         if slot not in self._ranks:
             return
         del self._ranks[slot]
         self._shared.pop(slot, None)
         if isinstance(slot._value, _Absent):
-            slot._value.held = self._on_host.forget(slot)
+            slot._value.held = self._on_host.pop_original(slot)
             slot._value.lost = True
         else:
-            self._on_host.give_back(slot)
+            self._on_host.restore(slot)
 
-    def give_all_back(self) -> int:
+    def restore_all(self) -> int:
         """Restore every slot; return how many have no value here."""
         absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
         for slot in list(self._ranks):
-            self.give_back(slot)
+            self.restore(slot)
         return len(absent)
 
 

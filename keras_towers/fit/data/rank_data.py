@@ -16,7 +16,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.rows import first_rows_of, is_divided
+from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport, next_key
@@ -37,13 +37,14 @@ _FACTORS = [[618_033], [414_213]]
 _TOLERANCE = 1e-4
 
 
-class Order:
-    """Makes Keras shuffle identically on all ranks."""
+class ShuffleOrder:
+    """Makes Keras shuffle identically on all ranks.
 
-    # Ranks with equal seeds draw the same orders anyway, which are those of one
-    # process. Otherwise all ranks shuffle with a seed drawn by rank 0. Where
-    # ``fit`` resumes at a position ``start``, orders depend only on its seed
-    # and on the epoch.
+    Ranks with equal seeds draw the same orders anyway, which are those of one
+    process. Otherwise all ranks shuffle with a seed drawn by rank 0. Where
+    ``fit`` resumes at a position ``start``, orders depend only on its seed and
+    on the epoch.
+    """
 
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
@@ -113,7 +114,7 @@ def agree(
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
-    mine = adapter.num_batches, of_rows(adapter), unseeded
+    mine = adapter.num_batches, sketch_rows(adapter), unseeded
     plans = check.gather(peers, mine, where)
     numbers = [plan[0] for plan in plans]
     if same is None:
@@ -130,7 +131,7 @@ def agree(
     return numbers
 
 
-def of_rows(adapter: Any) -> list[float]:
+def sketch_rows(adapter: Any) -> list[float]:
     """A sketch of some rows of arrays in memory; empty where there are none."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
@@ -186,10 +187,11 @@ def _first_other(sketches: tf.Tensor) -> tf.Tensor:
 
 
 class SameBatches:
-    """Checks that ranks are given the same batches: the first of each epoch."""
+    """Checks that ranks are given the same batches: the first of each epoch.
 
-    # It looks at a batch in the step that uses it: what a generator gives
-    # cannot be read twice, and a dataset may draw a new order.
+    It looks at a batch in the step that uses it: what a generator gives cannot
+    be read twice, and a dataset may draw a new order.
+    """
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -259,7 +261,7 @@ def joined(batch: Any, transport: Transport) -> Any:
     return whole
 
 
-def of_arrays(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
+def read_own_rows(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
     """Read only this process's examples from arrays, as ``TowerBatch``es."""
     # None if an array is sparse or ragged.
     arrays = keras.tree.lists_to_tuples(

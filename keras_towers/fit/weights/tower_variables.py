@@ -40,7 +40,7 @@ def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
     )
 
 
-def moved(variable: tf.Variable, device: str) -> tf.Variable:
+def relocated(variable: tf.Variable, device: str) -> tf.Variable:
     """Return a copy of a variable on a device, or itself if it is there."""
     if same_devices([variable.device], [device]):
         return variable

@@ -1,4 +1,4 @@
-"""Rounds of steps in which every rank updates weights of its own.
+"""LocalSGD of steps in which every rank updates weights of its own.
 
 After k updates the ranks average their weights, by the number of examples that
 each has seen (McMahan et al., "Communication-Efficient Learning of Deep
@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
-from keras_towers.fit.update.order import StepOrder
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.reduction import Gradient
 from keras_towers.rendezvous import check
 from keras_towers.transport import SingleProcess
@@ -32,7 +32,7 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 _HOST = "CPU:0"
 
 
-class Rounds:
+class LocalSGD:
     """The rounds of all optimizers, of a number of updates each."""
 
     def __init__(

@@ -18,9 +18,11 @@ from keras_towers.transport import Transport
 def share_machine(
     place: Transport | Cluster, towers: devices_lib.Towers
 ) -> devices_lib.Towers:
-    """Take this rank's cores and GPUs of its machine; return its devices."""
-    # A number of towers is assigned by local rank, unless the launcher shows
-    # each rank its own GPUs. TensorFlow is shown no others.
+    """Take this rank's cores and GPUs of its machine; return its devices.
+
+    A number of towers is assigned by local rank, unless the launcher shows each
+    rank its own GPUs. TensorFlow is shown no others.
+    """
     if place.local_size > 1 and "TF_NUM_INTRAOP_THREADS" not in os.environ:
         threads = tf.config.threading
         # Fails once TensorFlow has started; the launcher sets it earlier.

@@ -30,8 +30,8 @@ def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
         missing, extra = [], []
         for first, second in itertools.zip_longest(lists[0], other):
             if _kind(first) != _kind(second):
-                missing += [first] * (first is not None)
-                extra += [second] * (second is not None)
+                missing += [] if first is None else [first]
+                extra += [] if second is None else [second]
         if not missing and not extra:
             continue
         raise TowerError(
@@ -71,11 +71,11 @@ def broadcast(
         variables[index].assign(value)
 
 
-def written(
+def find_written(
     transport: Transport,
     variables: Sequence[keras.Variable],
     names: Mapping[keras.Variable, str],
-    apart: Callable[[keras.Variable], bool],
+    may_differ: Callable[[keras.Variable], bool],
 ) -> tuple[dict[int, list[keras.Variable]], str]:
     """Find out whose values of variables all ranks have to take over.
 
@@ -83,7 +83,7 @@ def written(
         transport: connects the ranks.
         variables: all that may have been written, the same on all ranks.
         names: who has written them on this rank.
-        apart: whether ranks may have values of their own.
+        may_differ: whether ranks may have values of their own.
 
     Returns:
         The variables by the first rank that has written them, and, where others
@@ -96,18 +96,18 @@ def written(
     }
     ranks = check.gather(transport, mine, "takes over what callbacks wrote")
     roots: dict[int, list[keras.Variable]] = {}
-    unlike = ""
+    differing = ""
     for place in dict.fromkeys(itertools.chain(*ranks)):
         by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
         differ = len({digest for digest, _ in by_rank.values()}) > 1
         variable = variables[int(place)]
-        if len(by_rank) == len(ranks) and (apart(variable) or not differ):
+        if len(by_rank) == len(ranks) and (may_differ(variable) or not differ):
             continue
         roots.setdefault(min(by_rank), []).append(variable)
         if differ:
             who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
-            unlike = f"{variable.path} ({', '.join(who)})"
-    return roots, unlike
+            differing = f"{variable.path} ({', '.join(who)})"
+    return roots, differing
 
 
 def _digest(variable: keras.Variable) -> str:
@@ -115,6 +115,8 @@ def _digest(variable: keras.Variable) -> str:
     return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
-def total(transport: Transport, variables: Sequence[Any]) -> list[tf.Tensor]:
+def sum_values(
+    transport: Transport, variables: Sequence[Any]
+) -> list[tf.Tensor]:
     """Return the values of variables, summed over the ranks."""
     return sum_over_ranks(transport, [v.read_value() for v in variables])

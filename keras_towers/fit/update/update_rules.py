@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import patches
-from keras_towers.fit.weights.state import lists_by_weight
+from keras_towers.fit.weights.model_state import lists_by_weight
 
 # Those whose operations are the same for weights of every shape.
 _OF_ANY_SHAPE = (
@@ -78,9 +78,11 @@ def _is_plain(variable: Any) -> bool:
 def _as_they_are(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """Skip TensorFlow's all-reduce, which is the identity on one replica."""
-    # It registers a custom gradient that TensorFlow never frees, which would
-    # keep the graph of every trace in memory.
+    """Skip TensorFlow's all-reduce, which is the identity on one replica.
+
+    It registers a custom gradient that TensorFlow never frees, which would keep
+    the graph of every trace in memory.
+    """
     return list(grads_and_vars)
 
 
@@ -218,11 +220,12 @@ def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
 
 
 class Recording:
-    """The newest operations of a graph that depend on given inputs."""
+    """The newest operations of a graph that depend on given inputs.
 
-    # The ``inputs`` and the ``device`` are others in every repetition.
-    # Operations can be repeated if those that depend on no input have no
-    # effects, and read only variables that are scalars.
+    The ``inputs`` and the ``device`` are others in every repetition. Operations
+    can be repeated if those that depend on no input have no effects, and read
+    only variables that are scalars.
+    """
 
     def __init__(
         self,

@@ -24,13 +24,13 @@ _UNLIKE = "the ranks do not have the same step"
 class StepOrder:
     """Order and agreement of the ranks' steps.
 
+    TensorFlow may overlap steps of one function that no variable orders; two
+    collectives would then be in flight with the same key. And if ranks had
+    other ones in a step, they would wait for one another.
+
     Attributes:
         gate: the tensors for which a step waits before it begins.
     """
-
-    # TensorFlow may overlap steps of one function that no variable orders; two
-    # collectives would then be in flight with the same key. And if ranks had
-    # other ones in a step, they would wait for one another.
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -40,7 +40,7 @@ class StepOrder:
         self.gate: list[Any] = []
         self._batch: list[Any] = []
         # Of a step that has been compared with those of the other ranks.
-        self._alike: list[Any] | None = None
+        self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
     def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
@@ -62,14 +62,14 @@ class StepOrder:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Order all operations of a step, even those without a batch."""
-        self._alike, self._exchanged = None, []
+        self._agreement, self._exchanged = None, []
         try:
             with tf.control_dependencies(self.gate):
                 yield
         finally:
-            self._alike, self._batch = None, []
+            self._agreement, self._batch = None, []
 
-    def behind(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
+    def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
         """Return the batch of a step that begins when a tensor is ready."""
         # What is called with it waits only for its arguments, once inlined.
         with tf.control_dependencies(self.gate):
@@ -78,7 +78,7 @@ class StepOrder:
 
     def compare(self, described: Sequence[str]) -> None:
         """Have what ranks exchange in a step wait until all have the same."""
-        self._alike = self._compared(described)
+        self._agreement = self._compared(described)
 
     def exchange(
         self,
@@ -87,9 +87,9 @@ class StepOrder:
     ) -> list[Any]:
         """Exchange what towers have, once ranks are found to do the same."""
         # Those of a step that concerns no other rank are its own.
-        if not self._alike:
+        if not self._agreement:
             return exchange(given)
-        with tf.control_dependencies(self._alike):
+        with tf.control_dependencies(self._agreement):
             results = exchange(_identity(given))
         # Every rank takes part, even if it does not need the result.
         self._exchanged += _tensors(results)
@@ -108,9 +108,11 @@ class StepOrder:
             return _identity(result)
 
     def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
-        """Count a step's examples on all ranks; stop when there are none."""
-        # A rank whose data has ended takes part without examples until then: at
-        # run time ``tf.errors.OutOfRangeError`` ends the data of all.
+        """Count a step's examples on all ranks; stop when there are none.
+
+        A rank whose data has ended takes part without examples until then: at
+        run time ``tf.errors.OutOfRangeError`` ends the data of all.
+        """
         ranks = self._transport.size
         mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
         (counts,) = sum_over_ranks(
@@ -132,16 +134,18 @@ class StepOrder:
             return [list(row) for row in rows]
         if self._transport.size == 1:
             return reduction(rows)
-        alike = self._alike
-        if alike is None:
-            alike = self._compared(described)
-        with tf.control_dependencies(alike):
+        agreement = self._agreement
+        if agreement is None:
+            agreement = self._compared(described)
+        with tf.control_dependencies(agreement):
             return reduction(_identity(rows))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
-        """Compare what ranks do; return what fails where they do not alike."""
-        # Ranks trace at different times, so a mismatch is found at run time.
-        # The step then fails before any other collective has begun.
+        """Compare what ranks do; return what fails where they do not alike.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then fails before any other collective has begun.
+        """
         if self._transport.size == 1:
             return []
         kinds = map(check_lib.unnumbered, described)
@@ -157,9 +161,9 @@ class StepOrder:
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run the gather of a constant.
             mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-        return [tf.debugging.Assert(self._are_alike(mine), [_UNLIKE])]
+        return [tf.debugging.Assert(self._are_equal(mine), [_UNLIKE])]
 
-    def _are_alike(self, number: tf.Tensor) -> tf.Tensor:
+    def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
         """Whether the ranks have the same number, of 32 bits."""
         # By one sum: a gather has to find out the sizes first.
         half = tf.constant(2**16, tf.int64)
@@ -191,9 +195,11 @@ class StepOrder:
 
 
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:
-    """Return what is done once a rank has had its part in all exchanges."""
-    # Whose results it may not use: for TensorFlow these have no side effects,
-    # and it leaves out what nothing but an order needs.
+    """Return what is done once a rank has had its part in all exchanges.
+
+    Whose results it may not use: for TensorFlow these have no side effects, and
+    it leaves out what nothing but an order needs.
+    """
     if not tensors:
         return []
     first = [tf.reshape(tensor, [-1])[:1] for tensor in tensors]

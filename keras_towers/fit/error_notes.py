@@ -25,11 +25,13 @@ _numbers = itertools.count()
 
 
 def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
-    """Make a function, of TensorFlow, that has its caller's rendezvous."""
-    # With one of its own, an error in it cancels its caller's transfers between
-    # devices before the caller learns of the error, and TensorFlow reports what
-    # failed first: "RecvAsync is cancelled". The caller's is ended with the
-    # error itself. But calls that overlap would mix up transfers of their own.
+    """Make a function, of TensorFlow, that has its caller's rendezvous.
+
+    With one of its own, an error in it cancels its caller's transfers between
+    devices before the caller learns of the error, and TensorFlow reports what
+    failed first: "RecvAsync is cancelled". The caller's is ended with the error
+    itself. But calls that overlap would mix up transfers of their own.
+    """
     name, graph, attributes, *rest = given
     attributes = attributes or {}
     if attributes.get(SHARED, not _resources(graph)):
