@@ -29,7 +29,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN
 
 if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
+    from keras_towers.partition.conversions import Converter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _facts(value: Value | None) -> Any:
 
 
 def own_list(
-    partition: Partitioner, value: Value, layout: ListOf
+    partition: Converter, value: Value, layout: ListOf
 ) -> Tensor | None:
     """Return what each tower has of a list; None: it has no such.
 
@@ -194,7 +194,7 @@ def _has_nothing(elements: Elements) -> bool:
     return inner is not None and _has_nothing(inner)
 
 
-def whole_list(partition: Partitioner, value: Value) -> Tensor | None:
+def whole_list(partition: Converter, value: Value) -> Tensor | None:
     """Return the list of one device, which all have; None: it cannot be had."""
     layout, elements = value.layout, value.element
     if not isinstance(layout, ListOf) or isinstance(layout.element, ListOf):
@@ -227,7 +227,7 @@ def behind(element: Any) -> Any:
 
 
 def own_sizes(
-    partition: Partitioner, shape: Sequence[Any] | None, layout: Any = None
+    partition: Converter, shape: Sequence[Any] | None, layout: Any = None
 ) -> Tensor | None:
     """Return the shape of a tower's elements; None: it is not known whole.
 
@@ -247,7 +247,7 @@ def own_sizes(
     return partition.vector(sizes, tf.int32)
 
 
-def _told(partition: Partitioner, elements: Elements, layout: Any) -> Any:
+def _told(partition: Converter, elements: Elements, layout: Any) -> Any:
     """What a tower's list is told of the shape of its elements."""
     told = elements.told
     if told is not None and not np.ndim(told):

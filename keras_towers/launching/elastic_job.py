@@ -2,29 +2,270 @@
 
 A round ends when each worker has ended or asks for another; the next one has a
 worker in every slot that there is, and rank 0 where the training's state is.
+
+``Hosts`` knows the slots, ``ElasticRounds`` tells each worker of a round its
+rank, ``Driver`` decides who runs where.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
+import itertools
 import os
+import select
+import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import engines, settings
+from keras_towers import engines, settings, subprocesses
 from keras_towers.errors import TowerError
-from keras_towers.launching import discovery
 from keras_towers.launching.job import Job, Running
-from keras_towers.launching.ranks import Rank, signal_name
-from keras_towers.launching.rounds import Rounds, key_of
+from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
 from keras_towers.rendezvous.addresses import LOOPBACK, is_local
-from keras_towers.rendezvous.hosts import Slot, assign
-from keras_towers.rendezvous.server import LISTENERS_SCOPE
+from keras_towers.rendezvous.hosts import (
+    RankPlacement,
+    fill_slots,
+    read_entries,
+)
 from keras_towers.rendezvous.store import NEWS
+from keras_towers.rendezvous.store_server import LISTENERS_SCOPE
+
+Discover = Callable[[], dict[str, int]]
+LOCAL_SLOT = "127.0.0."
+"""Slots of this machine, as hosts, are this and a number from 1."""
+
+
+def discover_by_script(script: Path, slots: int) -> Discover:
+    """Make a function that runs ``script`` and reads what it prints."""
+    # Horovod's own version starts two Python processes for every query, once a
+    # second.
+    if not script.is_file():
+        raise TowerError(f"host discovery script not found: {script}")
+    if not os.access(script, os.X_OK):
+        raise TowerError(
+            f"the host discovery script {script} is not executable: "
+            f"chmod +x {script}"
+        )
+    program = str(script.absolute())
+
+    def discover() -> dict[str, int]:
+        try:
+            ended = subprocesses.run([program], settings.DISCOVERY_S)
+        except OSError as error:
+            raise TowerError(f"the host discovery script: {error}") from None
+        if ended.code != 0:
+            said = ended.stderr.strip().splitlines()
+            why = (
+                f"has not ended after {settings.DISCOVERY_S} s"
+                if ended.code is None
+                else f"ended with exit code {ended.code}"
+            )
+            raise TowerError(
+                f"the host discovery script {script} {why}"
+                f"{': ' + said[-1] if said else ''}"
+            )
+        entries = [*filter(str.strip, ended.stdout.splitlines())]
+        form = (
+            f"the host discovery script {script} has to print lines like "
+            "'host:2' or 'host'"
+        )
+        # An empty list is no error: hosts may appear later.
+        return read_entries(entries, form, slots=slots) if entries else {}
+
+    return discover
+
+
+def split_this_machine(discover: Discover) -> Discover:
+    """Make each slot of this machine a host by itself."""
+    # A host is given up where a worker on it fails, with all others on it. If
+    # it were the only one, that would be the end of the job.
+    is_here = functools.cache(is_local)
+
+    def discover_slots() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        here = itertools.count(1)
+        for host, count in discover().items():
+            if is_here(host):
+                hosts |= {f"{LOCAL_SLOT}{next(here)}": 1 for _ in range(count)}
+            else:
+                hosts[host] = count
+        return hosts
+
+    return discover_slots
+
+
+class Hosts:
+    """The hosts of an elastic job, oldest first.
+
+    Args:
+        discover: returns the slots of each host.
+        found: what it returned last.
+        cooldown_s: the shortest and longest time to avoid a host; the time
+            doubles with each failure.
+        say: writes a message.
+    """
+
+    def __init__(
+        self,
+        discover: Discover,
+        found: dict[str, int],
+        cooldown_s: tuple[int, int],
+        say: Callable[[str], None],
+    ):
+        self._discover = discover
+        self._cooldown_s = cooldown_s
+        self._say = say
+        self._wrong = ""
+        self._found = found
+        self._known: list[str] = []
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._avoided_until: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Discover hosts; where that fails, keep those that are known."""
+        try:
+            self._found, self._wrong = self._discover(), ""
+        except TowerError as error:
+            if str(error) != self._wrong:
+                self._wrong = str(error)
+                self._say(f"{error}; going on with the hosts of before")
+
+    def avoid(self, host: str) -> None:
+        """Give up a host where a worker has failed, for a while."""
+        shortest, longest = self._cooldown_s
+        self._failures[host] += 1
+        pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._avoided_until[host] = time.monotonic() + pause_s
+        text = f"no worker on {host} for {pause_s} s, as one has failed there"
+        self._say(f"{text} (--blacklist-cooldown-range)")
+        self.available()
+
+    @property
+    def local_slots(self) -> int:
+        """The number of slots of this machine, with those avoided."""
+        return sum(host.startswith(LOCAL_SLOT) for host in self._found)
+
+    def available(self) -> dict[str, int]:
+        """The slots of each host that is not avoided."""
+        now = time.monotonic()
+        found = {
+            host: count
+            for host, count in self._found.items()
+            if self._avoided_until.get(host, 0) <= now
+        }
+        self._known = list(
+            dict.fromkeys(h for h in (*self._known, *found) if h in found)
+        )
+        return {host: found[host] for host in self._known}
+
+
+def key_of(slot: RankPlacement) -> str:
+    """The key by which a worker asks for its place, the same in all rounds."""
+    return f"{slot.hostname}:{slot.local_rank}"
+
+
+class ElasticRounds:
+    """Tells each worker its rank when all workers of its round are there.
+
+    A rank that cannot reach another one while Horovod connects is ended, by a
+    C++ thread. So nobody is told a rank before all workers have asked.
+    """
+
+    def __init__(self, on_left: Callable[[], None]):
+        self._on_left = on_left
+        self._lock = threading.Lock()
+        self._number = 0
+        self.plan: dict[str, RankPlacement] = {}
+        self.ended: list[str] = []
+        self._left: set[str] = set()
+        self._here: dict[str, socket.socket] = {}
+        self._told: set[str] = set()
+
+    def begin(self, plan: Sequence[RankPlacement]) -> None:
+        """Begin a round."""
+        with self._lock:
+            self._number += 1
+            self.plan = {key_of(slot): slot for slot in plan}
+            self.ended, self._left = [], set()
+            self._here, self._told = {}, set()
+
+    def end(self, key: str) -> None:
+        """Note that the process of a worker has ended."""
+        with self._lock:
+            if key in self.plan:
+                self.ended.append(key)
+
+    @property
+    def met(self) -> bool:
+        """Whether all workers of the round have been there."""
+        with self._lock:
+            return bool(self._told)
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has ended or asks for another round."""
+        with self._lock:
+            return self.plan.keys() <= {*self.ended, *self._left}
+
+    def place(
+        self, key: str, connection: socket.socket
+    ) -> RankPlacement | None:
+        """Wait until all are there; None for one that takes no part."""
+        left = 0
+        while not _closed(connection):
+            with self._lock:
+                if key not in self.plan:
+                    return None
+                if self._number != left:
+                    if key in self._told or self.ended:
+                        self._left.add(key)
+                        left = self._number
+                        self._on_left()
+                    elif self._comes(key, connection):
+                        return self.plan[key]
+            time.sleep(settings.POLL_S)
+        return None
+
+    def hold(self, rank: int, connection: socket.socket) -> None:
+        """Let a worker wait that has taken the rank it was started with."""
+        # A script that starts Horovod by itself connects without asking.
+        number = self._number
+        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
+        while key and not _closed(connection):
+            with self._lock:
+                over = number != self._number or self.ended
+                if over or key in self._told or self._comes(key, connection):
+                    return
+            time.sleep(settings.POLL_S)
+
+    def _comes(self, key: str, connection: socket.socket) -> bool:
+        """Note that a worker has come; return whether all of its round have."""
+        self._here[key] = connection
+        if not self._told and (
+            self._here.keys() != self.plan.keys()
+            or any(map(_closed, self._here.values()))
+        ):
+            return False
+        self._told.add(key)
+        return True
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Whether the worker that asked is gone, as a rule killed."""
+    look = select.poll()
+    try:
+        look.register(connection, select.POLLIN)
+        return bool(look.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
+
 
 # As horovod.runner.elastic.worker.HostUpdateResult.
 _REMOVED, _ADDED = 1, 2
@@ -37,7 +278,7 @@ class Elastic:
     ranks: int
     least: int
     most: int | None
-    discover: discovery.Discover
+    discover: Discover
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
@@ -72,8 +313,8 @@ def elastic_options(
     if script and hosts:
         raise TowerError("give --host-discovery-script or hosts, not both")
     if script:
-        found = discovery.from_script(script, slots)
-        discover = discovery.split(found)
+        found = discover_by_script(script, slots)
+        discover = split_this_machine(found)
     else:
         hosts = dict(hosts or {"localhost": most or ranks})
         count = sum(hosts.values())
@@ -87,7 +328,7 @@ def elastic_options(
                 "an elastic job on other machines needs two of them at "
                 "least: a host is given up when a worker on it fails"
             )
-        discover = discovery.split(hosts.copy)
+        discover = split_this_machine(hosts.copy)
     return Elastic(
         ranks, least, most, discover, cooldown_s=cooldown_s, **limits
     )
@@ -110,10 +351,10 @@ class Driver:
         self._run, self._elastic = run, elastic
         self._environment = run.environment(elastic=True)
         self._say = run.console.say
-        self.hosts = discovery.Hosts(
+        self.hosts = Hosts(
             elastic.discover, first, elastic.cooldown_s, self._say
         )
-        self.rounds = Rounds(lambda: run.events.put(None))
+        self.rounds = ElasticRounds(lambda: run.events.put(None))
         run.server.place = self.rounds.place
         run.server.on_connected = self.rounds.hold
         self.workers: dict[str, Rank] = {}
@@ -226,7 +467,7 @@ class Driver:
     def _begin(self) -> int | None:
         """Begin a round if there are slots; return the exit code on failure."""
         hosts = self.hosts.available()
-        plan = assign(hosts, self._elastic.most)
+        plan = fill_slots(hosts, self._elastic.most)
         if len(plan) < self._wanted:
             assert self._deadline is not None
             if time.monotonic() < self._deadline:
@@ -257,7 +498,7 @@ class Driver:
                 self._start(slot)
         return None
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: RankPlacement) -> None:
         taken = {rank.index for rank in self._run.processes}
         # Its rank, unless that is taken: workers may outlive their rank.
         number = slot.rank if slot.rank not in taken else max(taken) + 1
@@ -268,15 +509,18 @@ class Driver:
             )
         key, sharing = key_of(slot), slot.local_size
         own = {**self._environment, **slot.environment}
-        if slot.hostname.startswith(discovery.HERE):
+        if slot.hostname.startswith(LOCAL_SLOT):
             # It passes for a host with one rank.
-            place = int(slot.hostname.removeprefix(discovery.HERE))
+            place = int(slot.hostname.removeprefix(LOCAL_SLOT))
             # It may have gone meanwhile.
-            sharing = max(place, self.hosts.here)
+            sharing = max(place, self.hosts.local_slots)
             own.update(_own_gpus(place - 1, sharing))
         try:
             self.workers[key] = Rank(
-                *(self._run, str(number), number, own),
+                self._run,
+                str(number),
+                number,
+                own,
                 host=slot.hostname,
                 local_size=sharing,
             )
@@ -289,7 +533,7 @@ class Driver:
     def _tell_of_hosts(self) -> None:
         """Tell the workers of hosts that have come or gone."""
         before, now = self._offered, self.hosts.available()
-        plan = assign(now, self._elastic.most)
+        plan = fill_slots(now, self._elastic.most)
         if now == before or plan == [*self.rounds.plan.values()]:
             return
         update = 0

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.rendezvous.hosts import NO_PLACE, Slot
+from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.store import (
     ALL,
     CONNECTED,
@@ -68,7 +68,9 @@ class StoreServer(ThreadingHTTPServer):
         self.on_connected: Callable[[int, socket.socket], None] = (
             lambda rank, connection: None
         )
-        self.place: Callable[[str, socket.socket], Slot | None] | None = None
+        self.place: (
+            Callable[[str, socket.socket], RankPlacement | None] | None
+        ) = None
         self.lock = threading.Lock()
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._awaited: dict[tuple[str, str], threading.Event] = {}
@@ -76,7 +78,7 @@ class StoreServer(ThreadingHTTPServer):
         self.scope_size: dict[str, int] = {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def begin(self, plan: Sequence[Slot]) -> None:
+    def begin(self, plan: Sequence[RankPlacement]) -> None:
         """Forget the round before, and let the ranks of a plan meet."""
         with self.lock:
             listeners = self.values[LISTENERS_SCOPE]
@@ -181,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         if self._scope == _PLACES_SCOPE and server.place:
             slot = server.place(self._key, self.connection)
-            value = (slot.told() if slot else NO_PLACE).encode()
+            value = (slot.encode() if slot else NO_PLACEMENT).encode()
         elif self._scope == SCOPE and self._key.endswith(f"-{ALL}"):
             key = self._key.removesuffix(f"-{ALL}")
             found = server.by_rank(key, json.loads(self._body))

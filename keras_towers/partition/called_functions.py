@@ -27,7 +27,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.lists import in_common, own_list
+from keras_towers.partition.list_elements import in_common, own_list
 from keras_towers.partition.node import Node
 from keras_towers.partition.program import Function, Operation, Tensor
 
@@ -258,7 +258,7 @@ def called(
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
-    least = partition.after(node, inputs, True) if reads else 0
+    least = partition.order.after(node, inputs, True) if reads else 0
     found = partition.builder.add(
         node.type,
         inputs,
@@ -273,7 +273,7 @@ def called(
         source=node.operation,
     )
     if reads:
-        partition.note_use(node, inputs, True, least)
+        partition.order.note_use(node, inputs, True, least)
     return found
 
 

@@ -9,7 +9,7 @@ from keras_towers import settings
 from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.addresses import INTERFACE
-from keras_towers.rendezvous.hosts import Slot
+from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -86,7 +86,7 @@ def job_environment(
 
 def rank_environment(
     endpoint: Endpoint,
-    slot: Slot,
+    slot: RankPlacement,
     towards: str,
     common: Mapping[str, str],
     sharing: int | None = None,

@@ -14,9 +14,9 @@ import cloudpickle
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN, TowerError
-from keras_towers.launching import call
+from keras_towers.launching import rank_call
 from keras_towers.launching.job import Job, run_job
-from keras_towers.launching.ranks import Rank
+from keras_towers.launching.rank_process import Rank
 from keras_towers.launching.supervision import Outcome
 from keras_towers.rendezvous import store
 
@@ -81,10 +81,10 @@ def launch(
         )
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
         folder = Path(name)
-        _send(folder / call.CALL, fn, args, kwargs or {})
+        _send(folder / rank_call.CALL, fn, args, kwargs or {})
         outcome = run_job(
             Job(
-                command=[sys.executable, "-P", call.__file__, name],
+                command=[sys.executable, "-P", rank_call.__file__, name],
                 ranks=np,
                 hosts={"localhost": np},
                 stall_warning_s=stall_warning_s,
@@ -94,7 +94,7 @@ def launch(
             )
         )
         _check(outcome, folder)
-        return _result(folder / call.RESULT)
+        return _result(folder / rank_call.RESULT)
 
 
 def _send(
@@ -127,7 +127,7 @@ def _check(outcome: Outcome, folder: Path) -> None:
         raise TowerError(f"stopped by {signal.Signals(cause).name}")
     if isinstance(cause, Rank):
         rank = cause.index
-        error = folder / call.ERROR.format(rank)
+        error = folder / rank_call.ERROR.format(rank)
         if not error.exists():
             raise TowerError(outcome.text)
         raise TowerError(

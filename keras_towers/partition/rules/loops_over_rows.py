@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.called_functions import Draft, looped, source
 from keras_towers.partition.folding import constant
-from keras_towers.partition.functions import Draft, looped, source
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -24,7 +24,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.lists import (
+from keras_towers.partition.list_elements import (
     Elements,
     alike,
     are_rows,

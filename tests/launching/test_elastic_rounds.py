@@ -6,20 +6,20 @@ from threading import Thread
 
 import pytest
 
-from keras_towers.launching.rounds import Rounds
-from keras_towers.rendezvous.hosts import slots
+from keras_towers.launching.elastic_job import ElasticRounds
+from keras_towers.rendezvous.hosts import place_ranks
 
 
 class Job:
     """What a launcher does: a round of those that have not ended."""
 
     def __init__(self, hosts):
-        self.rounds = Rounds(self.left)
+        self.rounds = ElasticRounds(self.left)
         self.begin(hosts)
 
     def begin(self, hosts):
         self.hosts = hosts
-        self.rounds.begin(slots(hosts))
+        self.rounds.begin(place_ranks(hosts))
 
     def left(self):
         Thread(target=self.follow).start()
