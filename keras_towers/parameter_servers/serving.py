@@ -19,7 +19,7 @@ from keras_towers import settings
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import join
-from keras_towers.parameter_servers.store import (
+from keras_towers.parameter_servers.server_store import (
     ServerStore,
     goodbyes,
     has_come,

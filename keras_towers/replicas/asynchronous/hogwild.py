@@ -41,11 +41,11 @@ class HogwildUpdate(UpdateOnce):
         config: TowerConfig,
         reduction: Reduction,
         scale: float = 1.0,
-        also: Callable[[Sequence[Any]], Any] = lambda variables: None,
+        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
     ):
         super().__init__(config, reduction)
         self.scale = scale
-        self.also = also
+        self.after_update = after_update
         self._turns: dict[int, tf.CriticalSection] = {}
         self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -85,7 +85,7 @@ class HogwildUpdate(UpdateOnce):
                 )
             else:
                 call.original(grads, variables)
-        self.also(variables)
+        self.after_update(variables)
 
     def unscaled(self) -> HogwildUpdate:
         """Return a copy with scale 1, for a step that runs on one tower."""

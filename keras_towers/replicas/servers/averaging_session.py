@@ -28,7 +28,7 @@ class ReplicaSession(Session):
     def __init__(
         self,
         quorum: Quorum,
-        also: Callable[[Sequence[Any]], Any],
+        after_update: Callable[[Sequence[Any]], Any],
         **given: Any,
     ):
         super().__init__(**given)
@@ -49,7 +49,7 @@ class ReplicaSession(Session):
         self._traces = 0
         self._averages: Averages
         self.retrace()
-        self._also = also
+        self._after_update = after_update
         aggregate, size = quorum.aggregate, quorum.replicas
         self.spare = max(0, size - aggregate)
         # With backup replicas those that are late are waited for no longer
@@ -101,7 +101,7 @@ class ReplicaSession(Session):
     def _apply(self, call: UpdateCall) -> None:
         with self.variables.at_servers(call.optimizer, call.variables):
             call.run()
-            self._also(call.variables)
+            self._after_update(call.variables)
 
     def _tell_parts(self) -> None:
         """Tell of each part of the weights as soon as it is updated."""

@@ -1,8 +1,9 @@
-"""Calls of Keras's methods in workers that share parameter servers."""
+"""Calls and updates of workers that share parameter servers."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,26 +18,65 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
 from keras_towers.fit.weights import model_state as state_lib
-from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.reduction import Gradients
 from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.update import (
+from keras_towers.replicas.asynchronous.hogwild import (
     add_atomically,
     seed_of_replica,
 )
-from keras_towers.replicas.fits import (
+from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
     TrainFunction,
     refuse_eager,
 )
 from keras_towers.replicas.servers import session as session_lib
-from keras_towers.replicas.servers.replicas import ReplicaSession
+from keras_towers.replicas.servers.averaging_session import ReplicaSession
 from keras_towers.replicas.servers.session import Session
-from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
 from keras_towers.replicas.servers.workers import Workers
+
+
+class _ToServers:
+    """Hands the sums of a worker's towers to the session that trains."""
+
+    config: Any
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+        session = session_lib.current.get()
+        if session is None:
+            raise TowerError(
+                f"{self.config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and loops of your own use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        sums = self._sums(call, rows)[0]
+        sums = session.variables.send(call.variables, sums)
+        session.take(dataclasses.replace(call, grads=sums))
+
+
+class CopiesOnTowers(_ToServers, UpdateOnce):
+    """Every tower has a copy of each weight; servers update theirs."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedOnce(_ToServers, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )
 
 
 class ServedCalls(TowerCalls):

@@ -46,6 +46,7 @@ class ServerStore:
         self._around = around
 
     def get(self, key: str) -> Any:
+        """Return a value, None if nobody has written it."""
         return self._find([key])[0]
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
@@ -55,6 +56,7 @@ class ServerStore:
         return {rank: value for rank, value in both if value is not None}
 
     def put(self, key: str, value: Any) -> None:
+        """Write a value."""
         _, write = _functions(self._device)
         text = tf.constant(json.dumps(value))
         with self._around():

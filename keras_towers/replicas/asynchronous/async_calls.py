@@ -18,22 +18,22 @@ from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import model_binding
 from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.schedule import (
-    ReplicaSchedule,
-    UpdateSchedule,
+from keras_towers.replicas.asynchronous.hogwild import (
+    HogwildUpdate,
+    share_state,
 )
-from keras_towers.replicas.asynchronous.steps import TowerSteps
 from keras_towers.replicas.asynchronous.threads import (
     Staleness,
     TowerThreads,
     write_staleness,
 )
-from keras_towers.replicas.asynchronous.update import (
-    HogwildUpdate,
-    share_state,
+from keras_towers.replicas.asynchronous.tower_steps import (
+    ReplicaSchedule,
+    TowerSteps,
+    UpdateSchedule,
 )
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.fits import (
+from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
     TrainFunction,
