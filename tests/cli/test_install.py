@@ -85,7 +85,7 @@ def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path, option):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (InstallError("no compiler"), 1, "install horovod: no compiler"),
+        (InstallError("no compiler"), 1, "install: no compiler"),
         (KeyboardInterrupt(), 130, "nothing was installed"),
     ],
 )

@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 # The tests of a file share something that takes long to make.
 BY_FILE = (
     "tests/compatibility/test_keras_distribute.py",
-    "tests/horovod/test_one_process.py",
+    "tests/engines/horovod/test_one_process.py",
     "tests/test_what_is_printed.py",
 )
 # The tests of a file share jobs, each of which a process would run anew.

@@ -6,7 +6,8 @@ import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.engines.horovod import horovod_transport
+from keras_towers.engines.horovod.horovod_transport import HorovodTransport
+from keras_towers.rendezvous import environments
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,
@@ -54,8 +55,8 @@ class HorovodStrategy(BaseStrategy):
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
         given = Options(**options)
-        self._horovod = horovod_transport.HorovodTransport()
-        if self._horovod.size == 1 and not horovod_transport.was_launched():
+        self._horovod = HorovodTransport()
+        if self._horovod.size == 1 and environments.detect() is None:
             logger.warning(
                 "HorovodStrategy trains in a single process, because no "
                 "launcher started it: `keras-towers run -np 2 script.py` "

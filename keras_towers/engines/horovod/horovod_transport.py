@@ -37,11 +37,6 @@ def load() -> ModuleType:
     return engine.load("horovod", "Horovod")
 
 
-def was_launched() -> bool:
-    """Whether a launcher started this process, maybe as the only one."""
-    return environments.detect() is not None
-
-
 _connected = False
 
 
