@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Iterable
@@ -14,25 +13,8 @@ import keras
 from keras_towers.engines.dropin import check_compression, models, plain
 from keras_towers.engines.dropin.optimizer import distribute, reducer_of
 from keras_towers.engines.horovod.hvd.functions import prepare_process
-from keras_towers.engines.horovod.hvd.reducer import GradientReducer
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a reduction; see ``DistributedOptimizer``."""
-
-    name: str
-    device_dense: str
-    device_sparse: str
-    compression: Any
-    sparse_as_dense: bool
-    predivide: float
-    op: Any
-    # A number, or references to variables.
-    groups: int | tuple[tuple[Any, ...], ...] | None
-    process_set: Any
-    scale_local: bool
 
 
 def DistributedOptimizer(

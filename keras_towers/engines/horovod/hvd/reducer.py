@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
 import re
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -20,20 +21,41 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction import divided
 from keras_towers.rendezvous import check, watch
 
-if TYPE_CHECKING:
-    from keras_towers.engines.horovod.hvd.optimizer import Options
-
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2
 
 
-class GradientReducer(Reducer):
-    """Reduces the gradients of one optimizer or tape over the ranks."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a reduction; see ``DistributedOptimizer``.
 
-    # Horovod matches tensors by name. Names of layers and optimizers differ
-    # where one rank has created more models than the others, so those used here
-    # count what all ranks do in the same order. A key is the same on all ranks,
-    # and of no other reducer whose reductions may run at the same time.
+    Attributes:
+        groups: a number of groups, or references to the variables of each.
+    """
+
+    name: str
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    predivide: float
+    op: Any
+    groups: int | tuple[tuple[Any, ...], ...] | None
+    process_set: Any
+    scale_local: bool
+
+
+class GradientReducer(Reducer):
+    """Reduces the gradients of one optimizer or tape over the ranks.
+
+    Horovod matches tensors by name. Names of layers and optimizers differ where
+    one rank has created more models than the others, so those used here count
+    what all ranks do in the same order.
+
+    Args:
+        key: a part of these names, the same on all ranks, that no other reducer
+            has whose reductions may run at the same time; None: a number.
+    """
 
     called = "hvd"
     _numbers = itertools.count()

@@ -11,12 +11,8 @@ import tensorflow as tf
 
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.horovod.hvd.functions import prepare_process
-from keras_towers.engines.horovod.hvd.optimizer import (
-    Options,
-    checked,
-    layers_in,
-)
-from keras_towers.engines.horovod.hvd.reducer import GradientReducer
+from keras_towers.engines.horovod.hvd.optimizer import checked, layers_in
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
 from keras_towers.transport import next_key
 
