@@ -159,7 +159,7 @@ def find_nvcc(variables: str) -> Tool:
         # Only the engine's own variable takes precedence over the search path.
         f"{own}/bin/nvcc" if own else None,
         which("nvcc"),
-        *(f"{home}/bin/nvcc" for home in _toolkits()),
+        *[f"{home}/bin/nvcc" for home in _toolkits()],
     ]
     for path in candidates:
         if path and os.access(path, os.X_OK):

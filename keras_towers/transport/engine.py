@@ -121,13 +121,19 @@ class EngineTransport(Transport):
         """Compare what the ranks run."""
         # Of fixed size, and by one operation: others too have to understand it.
         data = json.dumps(check.facts(engine)).encode().ljust(_FACTS_BYTES)
-        told = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
-        rows = tf.reshape(told, [self.size, -1]).numpy()
+        words = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
+        rows = tf.reshape(words, [self.size, -1]).numpy()
         everyone = [json.loads(row.tobytes()) for row in rows]
-        mine = f"rank {self.rank}", everyone[self.rank]
+        this_rank = f"rank {self.rank}"
         for rank, its in enumerate(everyone):
             # One line for each that differs from rank 0, by itself.
-            check.compare(*mine, f"rank {rank}", its, warns=rank == 0)
+            check.compare(
+                this_rank,
+                everyone[self.rank],
+                f"rank {rank}",
+                its,
+                warns=rank == 0,
+            )
 
     def _traced(
         self,

@@ -63,18 +63,19 @@ def load() -> ModuleType:
     return engine.load("byteps", "BytePS")
 
 
-_place: str | None = None
+# The worker that this process is, in words; None: of no job.
+_worker: str | None = None
 _connected = False
 
 
 def connect(bps: ModuleType) -> None:
     """Start BytePS in this process, and wait for the others."""
-    global _connected, _place
+    global _connected, _worker
     if _connected:
         return
-    _place = dmlc.worker()
+    _worker = dmlc.worker()
     member = environments.detect()
-    if _place is None and member and not member.alone:
+    if _worker is None and member and not member.alone:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
             "scheduler and servers, so that each process would train a model "
@@ -83,15 +84,15 @@ def connect(bps: ModuleType) -> None:
             f"`keras-towers run -np 2 --servers 1`. "
             f"{environments.HOW_TO_BE_ALONE}"
         )
-    if _place is None and member is None:
+    if _worker is None and member is None:
         tf_config.refuse_apart("BytePS")
     check.introduce("BytePS")
-    dmlc.prepare(_place)
-    with _waited_for(_place), _patient_threads():
+    dmlc.prepare(_worker)
+    with _ending_late_start(_worker), _patient_threads():
         bps.init(lazy=False)
     # Its own way to leave waits for all others, also after an error.
     atexit.unregister(bps.shutdown)
-    atexit.register(_leave, bps)
+    atexit.register(_leave_job, bps)
     _connected = True
 
 
@@ -109,51 +110,46 @@ def _patient_threads() -> Iterator[None]:
         libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
 
 
-def was_launched() -> bool:
-    """Whether something has described a job, maybe of one process."""
-    return _place is not None or environments.detect() is not None
-
-
 @contextmanager
-def _waited_for(place: str | None) -> Iterator[None]:
+def _ending_late_start(worker: str | None) -> Iterator[None]:
     """End the process if the others do not come: no exception reaches C++."""
     done = threading.Event()
     limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
 
     def text(waited_s: float) -> str:
         return (
-            f"{place} has waited {waited_s:.0f} s for the scheduler and all "
+            f"{worker} has waited {waited_s:.0f} s for the scheduler and all "
             "servers and workers. Do they run, reach that address, and have "
             f"the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each "
             f"worker another {dmlc.WORKER_ID}?"
         )
 
-    def watch() -> None:
+    def end_if_late() -> None:
         for waited_s in waiting(limit_s, settings.NETWORK_POLL_S):
             if done.is_set():
                 return
             if waited_s:
                 logger.warning("%s", text(waited_s))
         if not done.is_set():
-            told = f"{text(limit_s)} {START_TIMEOUT} sets the seconds."
-            print(f"keras_towers: {told}", file=sys.stderr, flush=True)
+            message = f"{text(limit_s)} {START_TIMEOUT} sets the seconds."
+            print(f"keras_towers: {message}", file=sys.stderr, flush=True)
             os._exit(1)
 
-    if place is not None:
-        threading.Thread(target=watch, daemon=True).start()
+    if worker is not None:
+        threading.Thread(target=end_if_late, daemon=True).start()
     try:
         yield
     finally:
         done.set()
 
 
-def _leave(bps: ModuleType) -> None:
+def _leave_job(bps: ModuleType) -> None:
     """Leave the job at the end of Python."""
     # BytePS's ``shutdown`` ends the servers too, once all workers have called
     # it. Where the launcher ends them there is nothing to wait for, and after
     # an error in this process there would be no end to it.
     failed = getattr(sys, "last_value", None) is not None
-    if _place is not None and (BYTEPS_LAUNCHED in os.environ or failed):
+    if _worker is not None and (BYTEPS_LAUNCHED in os.environ or failed):
         # Destructors of BytePS would find its threads running. This is called
         # after Python's end, with the exit code.
         libc = ctypes.CDLL(None)
@@ -187,7 +183,7 @@ class BytePSTransport(SummingTransport):
     @property
     def was_launched(self) -> bool:
         """Whether something has described a job, maybe of one process."""
-        return was_launched()
+        return _worker is not None or environments.detect() is not None
 
     @property
     def sums_float16(self) -> bool:
@@ -205,13 +201,15 @@ class BytePSTransport(SummingTransport):
     @property
     def local_rank(self) -> int:
         # For BytePS every process without a GPU is a machine of its own.
-        told = os.environ.get("HOROVOD_LOCAL_RANK")
-        return int(told) if told else self.module.local_rank()
+        return int(
+            os.environ.get("HOROVOD_LOCAL_RANK") or self.module.local_rank()
+        )
 
     @property
     def local_size(self) -> int:
-        told = os.environ.get("HOROVOD_LOCAL_SIZE")
-        return int(told) if told else self.module.local_size()
+        return int(
+            os.environ.get("HOROVOD_LOCAL_SIZE") or self.module.local_size()
+        )
 
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str

@@ -101,12 +101,12 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         transport = self._config.transport
         unavailable = isinstance(error[1], tf.errors.UnavailableError)
         if unavailable and isinstance(transport, CollectiveTransport):
-            lost = transport.lost()
-            if lost:
+            unreachable = transport.unreachable_ranks()
+            if unreachable:
                 error[1].add_note(
-                    f"keras_towers: {lost} does not answer. Start all tasks "
-                    "again: with keras.callbacks.BackupAndRestore or kt.Backup "
-                    "they go on where training was."
+                    f"keras_towers: {unreachable} does not answer. Start all "
+                    "tasks again: with keras.callbacks.BackupAndRestore or "
+                    "kt.Backup they go on where training was."
                 )
         super().__exit__(*error)
 
