@@ -24,7 +24,7 @@ import platformdirs
 from keras_towers import settings, subprocesses
 from keras_towers.building import toolchain
 from keras_towers.building.recipe import (
-    Found,
+    InstalledEngine,
     InstallError,
     Recipe,
     target_facts,
@@ -39,8 +39,8 @@ def build(
     recipe: Recipe, progress: Progress, rebuild: bool = False
 ) -> tuple[Path, bool]:
     """Build a wheel for this environment; or find it in the cache: True."""
-    shelf = Shelf(recipe)
-    found = shelf.find()
+    cache = WheelCache(recipe)
+    found = cache.find()
     if found and not rebuild:
         return found, True
     problems = toolchain.problems(recipe.tools())
@@ -53,26 +53,26 @@ def build(
     def waiting() -> None:
         progress("waiting for another build of the same wheel", None)
 
-    with shelf.locked(waiting):
-        found = shelf.find()
+    with cache.locked(waiting):
+        found = cache.find()
         if found and not rebuild:
             return found, True
         with tempfile.TemporaryDirectory(
             prefix="keras-towers-", ignore_cleanup_errors=True
         ) as folder:
             wheel = _compile(recipe, Path(folder), progress)
-            return shelf.store(wheel), False
+            return cache.store(wheel), False
 
 
 def install(
     recipe: Recipe, wheel: Path, cached: bool, progress: Progress
-) -> tuple[bool, Found]:
+) -> tuple[bool, InstalledEngine]:
     """Install a wheel that loads: if a cached one does not, a new one."""
     while True:
         progress("installing", None)
         _install(recipe, wheel)
         progress("loading it with TensorFlow", None)
-        found = recipe.look()
+        found = recipe.find_installed()
         if found is not None and found.loads:
             return cached, found
         reason = found.error if found else "it is not installed"
@@ -179,7 +179,7 @@ def _pip(
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run pip with its output in a log, which is kept if it fails."""
-    logs = made(folder() / "logs")
+    logs = make_folder(folder() / "logs")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = logs / f"{recipe.name}-{what}-{stamp}-{os.getpid()}.log"
     command = [sys.executable, "-m", "pip", *arguments]
@@ -216,10 +216,11 @@ def _why(
     }[what]
     if ended.code is None:
         failed += f" in {settings.BUILD_S / 3600:.0f} hours"
-    told = [f"{failed}. The first errors:", *(f"  {line}" for line in errors)]
+    lines = [f"{failed}. The first errors:"]
+    lines += [f"  {line}" for line in errors]
     if hint:
-        told.append(hint)
-    return "\n".join([*told, f"Full log: {log}"])
+        lines.append(hint)
+    return "\n".join([*lines, f"Full log: {log}"])
 
 
 def folder() -> Path:
@@ -230,12 +231,12 @@ def folder() -> Path:
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Make a folder of the cache, or raise ``UnusableFolder``."""
     return writable(folder, f"name another one in {settings.CACHE}")
 
 
-class Shelf:
+class WheelCache:
     """The cache entry of one wheel, specific to its target and options."""
 
     def __init__(self, recipe: Recipe):
@@ -250,7 +251,7 @@ class Shelf:
 
     def store(self, wheel: Path) -> Path:
         """Store a wheel atomically."""
-        made(self.path)
+        make_folder(self.path)
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
             copy = Path(new) / wheel.name
             shutil.copyfile(wheel, copy)
@@ -263,7 +264,7 @@ class Shelf:
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
         """Let one process at a time build the wheel; the next finds it."""
-        made(self.path)
+        make_folder(self.path)
         lock = filelock.FileLock(self.path / ".lock")
         # Releasing a lock that is not held does nothing.
         with contextlib.ExitStack() as stack:

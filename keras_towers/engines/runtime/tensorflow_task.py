@@ -139,8 +139,8 @@ def wait_for(task: Task, timeout_s: float) -> None:
             logger.warning("%s waits for %s to start.", task.cluster, named)
     raise TowerError(
         f"{_describe(task, missing)} did not start within {timeout_s:g} "
-        "seconds. Every task that TF_CONFIG names has to run the script, and to be "
-        "reached at its address; `start_timeout_s` waits for longer."
+        "seconds. Every task that TF_CONFIG names has to run the script, and "
+        "to be reached at its address; `start_timeout_s` waits for longer."
     )
 
 
