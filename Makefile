@@ -6,8 +6,9 @@ TENSORFLOW ?= cpu
 # Tests start many processes; what they import is compiled once, not in each.
 export PYTHONDONTWRITEBYTECODE :=
 # For two cores, and a third process as many tests wait, for links that are cut
-# and for processes that are gone; tests/kit/schedule.py says what runs where.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+# and for processes that are gone. The tests of a file share what takes long to
+# make; a test that ends its process ends the session soon, not hours later.
+PYTEST_ARGS ?= -n 3 --dist loadfile --max-worker-restart 3
 # TensorFlow for GPUs has the files of the one for CPUs: no environment has both.
 VENV := .venv$(if $(filter-out cpu,$(TENSORFLOW)),-$(TENSORFLOW))
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ DOCS := $(VENV)/docs
 ECOSYSTEM := $(VENV)/ecosystem-$(TENSORFLOW)
 RAY := $(VENV)/ray-$(TENSORFLOW)
 
-.PHONY: demo test test-all durations test-ecosystem test-gpu test-ray \
+.PHONY: demo test test-all test-ecosystem test-gpu test-ray \
 	test-cluster test-matrix test-next check lint types engines bench field docs \
 	clean
 
@@ -27,11 +28,7 @@ demo: $(STAMP)
 
 test: engines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu check
-
-# Notes in tests/durations.json what tests take, which `make test` compares with.
-durations: engines
-	$(BIN)/python -m pytest $(PYTEST_ARGS) --cpu write
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # With the cases that repeat what others show.
 test-all: engines

@@ -1,17 +1,14 @@
-"""``python -m benchmarks``: frameworks compared, pictures, and adoption."""
+"""``python -m benchmarks``: frameworks compared, and pictures."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.field import Field
-from benchmarks.rows import FIELD
+from benchmarks.field import FIELD, Field
 from keras_towers.bench.runner import Setting
 from keras_towers.cli import Command
 from keras_towers.cli.bench import (
@@ -27,9 +24,6 @@ from keras_towers.cli.bench import (
     Towers,
     compare,
 )
-
-# How often a model is adopted.
-_TIMES = 4
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -64,9 +58,13 @@ def field(
         Field,
         FIELD,
         Setting(
-            *(device, batch_size, steps, timeout, repeats),
+            device,
+            batch_size,
+            steps,
+            timeout,
+            repeats,
             frameworks=True,
-            rows="benchmarks.rows:FIELD",
+            rows="benchmarks.field:FIELD",
         ),
         json_path,
         chart=chart,
@@ -76,66 +74,23 @@ def field(
         strategies=f"plain,plain-frozen,{strategies}",
     )
     if chart:
-        _draw([comparison.document()], chart)
+        _draw(comparison.document(), chart)
     raise typer.Exit(comparison.code)
 
 
 @app.command(cls=Command)
 def draw(
-    reports: Annotated[list[Path], typer.Argument(help="JSON files")],
+    report: Annotated[Path, typer.Argument(help="JSON of a comparison")],
     picture: Annotated[Path, typer.Argument(help="the picture to write")],
-    steps: Annotated[
-        int, typer.Option(help="how many steps of a trace to draw")
-    ] = 3,
 ) -> None:
-    """Draw what bench, a comparison, kt.Timeline or scaling has written."""
-    documents = [json.loads(report.read_text()) for report in reports]
-    _draw(documents, picture, steps)
+    """Draw what `keras-towers bench` or `field` has written."""
+    _draw(json.loads(report.read_text()), picture)
 
 
-def _draw(documents: list[Any], picture: Path, steps: int = 0) -> None:
+def _draw(document: Any, picture: Path) -> None:
     from benchmarks import charts
 
-    charts.draw(documents, steps).savefig(picture, dpi=130)
-
-
-@app.command()
-def adoption(
-    towers: Annotated[int, typer.Option(min=1, help="Number of towers.")] = 2,
-    strategy: Annotated[str, typer.Option(help="Its name.")] = "tower",
-) -> None:
-    """Time how long a strategy takes to adopt and release a 100 MB model."""
-    import keras
-
-    import keras_towers as kt
-
-    kt.virtual_towers(towers)
-    hidden = [keras.layers.Dense(1250, "relu") for _ in range(8)]
-    model = keras.Sequential([keras.Input((1250,)), *hidden])
-    model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
-    model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    arrays = [variable.numpy() for variable in variables]
-    copied, adopted, released = [], [], []
-    for _ in range(_TIMES):
-        start = time.perf_counter()
-        copies = [array.copy() for array in arrays]
-        copied.append(time.perf_counter() - start)
-        del copies
-        start = time.perf_counter()
-        with kt.strategy(strategy, towers=towers) as entered:
-            entered.adopt(model)
-            end = time.perf_counter()
-            adopted.append(end - start)
-        released.append(time.perf_counter() - end)
-    first, *later = adopted
-    for name, seconds in (
-        ("one copy by numpy", statistics.median(copied)),
-        ("first adoption in a process", first),
-        ("adoption", statistics.median(later)),
-        ("release", statistics.median(released)),
-    ):
-        print(f"{name}: {1e3 * seconds:.1f} ms")
+    charts.draw(document).savefig(picture, dpi=130)
 
 
 if __name__ == "__main__":

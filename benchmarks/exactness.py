@@ -1,6 +1,6 @@
-"""Train the same model on one device and under two strategies, and compare.
+"""Compare two strategies with one device, case by case.
 
-Run it with ``python -m benchmarks.exactness``. Every row is a fresh process
+Run it with ``python -m benchmarks.exactness``. Every cell is a fresh process
 with two logical CPUs; a number is the largest difference of a weight from one
 device after two epochs on the same batches. Takes about two minutes.
 """
@@ -13,14 +13,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-import json
+import contextlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
+import keras
 import numpy as np
-import typer
+from rich.console import Console
+from rich.table import Table
 
 from keras_towers import subprocesses
 
@@ -32,107 +33,108 @@ EQUAL = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A model's optimizer and data that strategies may get wrong."""
+    """Something that strategies may get wrong.
+
+    Attributes:
+        title: the row of the table.
+        sgd: options of the optimizer.
+        examples: how many there are.
+        batch_size: of how many a batch is.
+        inputs: "numbers", "strings", or "masked" sequences of different length.
+        overflow: whether the second tower's gradients overflow, with an
+            optimizer that scales the loss.
+        loss_reduction: of the loss.
+        middle: a layer in the middle of the model.
+    """
 
     title: str
-    optimizer: Callable[[], Any]
+    sgd: dict[str, Any] = field(default_factory=dict)
     examples: int = 64
     batch_size: int = 8
-    strings: bool = False
+    inputs: str = "numbers"
     overflow: bool = False
-    masked: bool = False
     loss_reduction: str = "sum_over_batch_size"
-    middle: str = ""
-
-
-def _sgd(**kwargs: Any) -> Callable[[], Any]:
-    import keras
-
-    return lambda: keras.optimizers.SGD(0.1, momentum=0.9, **kwargs)
-
-
-def _loss_scaled() -> Any:
-    import keras
-
-    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    middle: keras.layers.Layer | None = None
 
 
 def cases() -> list[Case]:
-    """The cases, in the order of the table."""
+    """Return the cases, in the order of the table."""
+    ema = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
+    weighted = "mean_with_sample_weight"
+    dropout = keras.layers.Dropout(0.3, seed=5)
+    normalization = keras.layers.BatchNormalization()
     return [
-        Case("even batches", _sgd()),
-        Case("last batch uneven (53 examples, batch 8)", _sgd(), 53),
-        Case("last batch of one example", _sgd(), 57),
-        Case("batch not divisible (7 on 2 towers)", _sgd(), 63, 7),
-        Case("string inputs", _sgd(), strings=True),
-        Case("clipnorm", _sgd(clipnorm=0.05)),
-        Case("global_clipnorm", _sgd(global_clipnorm=0.05)),
-        Case("clipvalue", _sgd(clipvalue=0.005)),
-        Case("gradient accumulation", _sgd(gradient_accumulation_steps=2)),
-        Case(
-            "moving averages with overwrite",
-            _sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
-        ),
-        Case("loss scaling, overflow on tower 1", _loss_scaled, overflow=True),
-        Case("masked sequences", _sgd(), masked=True),
-        Case(
-            "weighted mean loss",
-            _sgd(),
-            loss_reduction="mean_with_sample_weight",
-        ),
-        Case("Dropout", _sgd(), 53, middle="Dropout"),
-        Case(
-            "BatchNormalization",
-            _sgd(),
-            53,
-            middle="BatchNormalization",
-        ),
+        Case("even batches"),
+        Case("last batch uneven (53 examples, batch 8)", examples=53),
+        Case("last batch of one example", examples=57),
+        Case("batch not divisible (7 on 2 towers)", examples=63, batch_size=7),
+        Case("string inputs", inputs="strings"),
+        Case("clipnorm", {"clipnorm": 0.05}),
+        Case("global_clipnorm", {"global_clipnorm": 0.05}),
+        Case("clipvalue", {"clipvalue": 0.005}),
+        Case("gradient accumulation", {"gradient_accumulation_steps": 2}),
+        Case("moving averages with overwrite", ema),
+        Case("loss scaling, overflow on tower 1", overflow=True),
+        Case("masked sequences", inputs="masked"),
+        Case("weighted mean loss", loss_reduction=weighted),
+        Case("Dropout", examples=53, middle=dropout),
+        Case("BatchNormalization", examples=53, middle=normalization),
     ]
 
 
-def train(case: Case, strategy: Any, adopted: bool) -> list[np.ndarray]:
-    """Build, compile and fit, with the strategy around all of it or ``fit``."""
-    import contextlib
-
-    import keras
-
-    keras.utils.set_random_seed(1)
+def examples(case: Case) -> tuple[Any, Any, list[Any]]:
+    """Return inputs, labels, and the first layers of a model for them."""
     random = np.random.RandomState(0)
     x: Any = random.randn(case.examples, 6).astype("float32")
     y = random.randint(0, 3, case.examples)
-    weights = random.rand(case.examples).astype("float32")
-    middle: list[Any] = [keras.layers.Dense(16, activation="tanh")]
-    first: Any = keras.Input((6,))
-    if case.strings:
+    if case.inputs == "strings":
         import tensorflow as tf
 
         x = tf.constant(np.array(["a", "b", "c", "d"])[y])
-        first = keras.Input((), dtype="string")
         words = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
-        middle = [words, keras.layers.Embedding(5, 4)]
-    if case.masked:
+        first = keras.Input((), dtype="string")
+        return x, y, [first, words, keras.layers.Embedding(5, 4)]
+    if case.inputs == "masked":
         lengths = random.randint(1, 7, (case.examples, 1))
         x = np.where(np.arange(6) < lengths, random.randint(1, 9, x.shape), 0)
         y = random.randint(0, 3, x.shape)
-        first = keras.Input((6,), dtype="int32")
-        middle = [keras.layers.Embedding(9, 4, mask_zero=True)]
-    if case.middle:
-        options = {"rate": 0.3, "seed": 5} if case.middle == "Dropout" else {}
-        middle.append(getattr(keras.layers, case.middle)(**options))
+        embedding = keras.layers.Embedding(9, 4, mask_zero=True)
+        return x, y, [keras.Input((6,), dtype="int32"), embedding]
     if case.overflow:
         x[4] = np.inf
-    inside = contextlib.nullcontext() if adopted else strategy.scope()
-    around = strategy if adopted else contextlib.nullcontext()
-    with inside:
-        model = keras.Sequential([first, *middle, keras.layers.Dense(3)])
-        model.compile(
-            case.optimizer(),
-            keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True, reduction=case.loss_reduction
-            ),
+    return x, y, [keras.Input((6,)), keras.layers.Dense(16, "tanh")]
+
+
+def train(
+    case: Case, inside: Any = None, around_fit: Any = None
+) -> list[np.ndarray]:
+    """Train a new model, and return its weights.
+
+    Args:
+        case: what to train.
+        inside: the strategy that the model is made in; None: none.
+        around_fit: the strategy around ``fit``; None: none.
+    """
+    nothing = contextlib.nullcontext()
+    keras.utils.set_random_seed(1)
+    with inside.scope() if inside else nothing:
+        x, y, layers = examples(case)
+        if case.middle:
+            config = case.middle.get_config()
+            layers.append(type(case.middle).from_config(config))
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        momentum = 0.0 if case.overflow else 0.9
+        optimizer = keras.optimizers.SGD(0.1, momentum, **case.sgd)
+        if case.overflow:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction=case.loss_reduction
         )
-    weighted = case.loss_reduction == "mean_with_sample_weight"
-    with around:
+        model.compile(optimizer, loss)
+    weights = None
+    if case.loss_reduction == "mean_with_sample_weight":
+        weights = np.random.RandomState(1).rand(case.examples)
+    with around_fit or nothing:
         model.fit(
             x,
             y,
@@ -140,36 +142,32 @@ def train(case: Case, strategy: Any, adopted: bool) -> list[np.ndarray]:
             epochs=2,
             shuffle=False,
             verbose=0,
-            sample_weight=weights if weighted else None,
+            sample_weight=weights,
         )
     # Not the states of random generators, which stock strategies hold apart.
-    return [
-        weight.numpy()
-        for weight in model.variables
-        if weight.dtype.startswith("float")
-    ]
+    return [v.numpy() for v in model.variables if v.dtype.startswith("float")]
 
 
-def run_case(index: int, which: str) -> str:
-    """One cell of the table, in this process."""
+def compare(title: str, strategy: str) -> str:
+    """Fill one cell of the table, in a process of its own."""
     import tensorflow as tf
 
     import keras_towers as kt
 
     devices = kt.virtual_towers(TOWERS)
-    case = cases()[index]
-    wanted = train(case, tf.distribute.get_strategy(), adopted=False)
+    (case,) = [case for case in cases() if case.title == title]
+    expected = train(case)
     try:
-        if which == "stock":
-            strategy = tf.distribute.MirroredStrategy(devices)
-            got = train(case, strategy, adopted=False)
+        if strategy == "MirroredStrategy":
+            mirrored = tf.distribute.MirroredStrategy(devices)
+            found = train(case, inside=mirrored)
         else:
-            strategy = kt.TowerStrategy(TOWERS)
-            got = train(case, strategy, adopted=True)
-    except Exception as error:  # the table shows whatever goes wrong
+            found = train(case, around_fit=kt.TowerStrategy(TOWERS))
+    except Exception as error:  # The table shows whatever goes wrong.
         return f"crash: {type(error).__name__}"
     difference = max(
-        float(np.max(np.abs(a - b))) for a, b in zip(wanted, got, strict=True)
+        float(np.max(np.abs(a - b)))
+        for a, b in zip(expected, found, strict=True)
     )
     if not np.isfinite(difference):
         return "wrong: not a number"
@@ -177,36 +175,26 @@ def run_case(index: int, which: str) -> str:
     return f"{verdict}, {difference:.0e}"
 
 
-def _in_fresh_process(index: int, which: str) -> str:
-    command = [sys.executable, __file__, "--case", str(index), "--which", which]
+def compare_in_process(title: str, strategy: str) -> str:
+    """Fill one cell, which may crash or hang, by a new process."""
+    command = [sys.executable, __file__, title, strategy]
     ended = subprocesses.run(command, TIMEOUT_S)
     if ended.code is None:
         return f"hangs (ended after {TIMEOUT_S} s)"
     if ended.code:
         return f"crash: exit code {ended.code}"
-    return json.loads(ended.stdout.splitlines()[-1])
+    return ended.stdout.splitlines()[-1]
 
 
-def main(
-    case: Annotated[int, typer.Option(hidden=True)] = -1,
-    which: Annotated[str, typer.Option(hidden=True)] = "",
-) -> None:
-    """Print how far two strategies are from one device, case by case."""
-    if case >= 0:
-        print(json.dumps(run_case(case, which)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("case", "MirroredStrategy", "TowerStrategy")
-    console = Console()
+def main() -> None:
+    """Print how far two strategies are from one device."""
+    strategies = "MirroredStrategy", "TowerStrategy"
+    table, console = Table("case", *strategies), Console()
     with console.status("") as status:
-        for index, each in enumerate(cases()):
-            status.update(each.title)
-            cells = [
-                _in_fresh_process(index, name) for name in ("stock", "towers")
-            ]
-            table.add_row(each.title, *cells)
+        for case in cases():
+            status.update(case.title)
+            cells = [compare_in_process(case.title, s) for s in strategies]
+            table.add_row(case.title, *cells)
     console.print(table)
     console.print(
         f"Largest difference of a weight to one device, {TOWERS} towers."
@@ -214,4 +202,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    if len(sys.argv) == 3:
+        print(compare(sys.argv[1], sys.argv[2]))
+    else:
+        main()

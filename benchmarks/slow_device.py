@@ -1,6 +1,6 @@
 """Draw training against wall time, with one of four towers that is slow.
 
-``python -m benchmarks.slow_device async-vs-sync`` draws the loss,
+``python -m benchmarks.slow_device async-vs-sync PNG`` draws the loss,
 ``backup-replicas`` also the global step, without and with a backup replica;
 both need scikit-learn and matplotlib, of the extras ``demo`` and ``plots``. The
 data are the scanned digits that come with scikit-learn. A layer sleeps as long
@@ -38,7 +38,6 @@ TOWERS = 4
 SECONDS = 0.01
 SLOW = 10
 BATCH_SIZE = 32
-IMAGES = Path(__file__).parents[1] / "docs/images"
 
 
 @dataclass(frozen=True)
@@ -49,39 +48,42 @@ class Run:
     strategy: Callable[[], Any]
     colour: str
     line: str = "-"
-    # A step of synchronous towers trains on as many batches as there are
-    # towers; others take a batch each.
     batch_size: int = BATCH_SIZE
 
 
-def _towers(
-    name: str, title: str, colour: str, line: str = "-", each: int = TOWERS
-) -> Run:
-    strategy = partial(kt.strategy, name, towers=TOWERS)
-    return Run(title, strategy, colour, line, each * BATCH_SIZE)
-
-
-def _replicas(aggregate: int, title: str, colour: str) -> Run:
-    strategy = partial(
+def _replicas(aggregate: int) -> Callable[[], Any]:
+    return partial(
         kt.SyncReplicasStrategy,
         replicas_to_aggregate=aggregate,
         total_num_replicas=TOWERS,
     )
-    return Run(f"R = {aggregate} of {TOWERS}, {title}", strategy, colour)
 
 
-# The default one has the colour that it has in the picture of the bench.
+# The default one has the colour that it has in the picture of the bench. A
+# step of synchronous towers trains on as many batches as there are towers.
 ASYNC_VS_SYNC = (
-    _towers("tower", "TowerStrategy (the default), waits", "#1f6feb"),
-    _towers(
-        *("parameter-server", "ParameterServerTowerStrategy, waits"),
-        *("#123f8c", "--"),
+    Run(
+        "TowerStrategy (the default), waits",
+        partial(kt.TowerStrategy, TOWERS),
+        "#1f6feb",
+        batch_size=TOWERS * BATCH_SIZE,
     ),
-    _towers("async", "AsyncTowerStrategy, does not wait", "#d9822b", each=1),
+    Run(
+        "ParameterServerTowerStrategy, waits",
+        partial(kt.ParameterServerTowerStrategy, TOWERS),
+        "#123f8c",
+        "--",
+        batch_size=TOWERS * BATCH_SIZE,
+    ),
+    Run(
+        "AsyncTowerStrategy, does not wait",
+        partial(kt.AsyncTowerStrategy, TOWERS),
+        "#d9822b",
+    ),
 )
 BACKUP_REPLICAS = (
-    _replicas(TOWERS, "waits", "#1f6feb"),
-    _replicas(TOWERS - 1, "one backup", "#d9822b"),
+    Run("R = 4 of 4, waits", _replicas(4), "#1f6feb"),
+    Run("R = 3 of 4, one backup", _replicas(3), "#d9822b"),
 )
 
 
@@ -167,9 +169,15 @@ def train(run: Run, seconds: float) -> Curve:
     digits = load_digits()
     x = (digits.images / 16).astype("float32").reshape(-1, 64)
     curve = Curve(x, digits.target, seconds)
-    options = {"epochs": 1000, "verbose": 0, "callbacks": [curve]}
     with run.strategy():
-        make_model().fit(x, digits.target, batch_size=run.batch_size, **options)
+        make_model().fit(
+            x,
+            digits.target,
+            batch_size=run.batch_size,
+            epochs=1000,
+            verbose=0,
+            callbacks=[curve],
+        )
     print(
         f"{run.title}: {curve.updates[-1]} updates and loss "
         f"{curve.losses[-1]:.3f} after {curve.times[-1]:.1f} s"
@@ -177,55 +185,34 @@ def train(run: Run, seconds: float) -> Curve:
     return curve
 
 
-def draw_losses(
-    axes: Any, runs: Sequence[Run], curves: Sequence[Curve]
-) -> None:
-    """Draw losses against time, the lowest first in the legend."""
-    pairs = zip(runs, curves, strict=True)
+def draw(
+    runs: Sequence[Run], curves: Sequence[Curve], machine: str, updates: bool
+) -> Figure:
+    """Draw losses against time and, if asked for, the number of updates."""
+    figure = Figure((10.4 if updates else 6.2, 4.2), layout="constrained")
+    *left, losses = figure.subplots(1, 2 if updates else 1, squeeze=False)[0]
+    pairs = list(zip(runs, curves, strict=True))
+    for axes in left:
+        for run, curve in pairs:
+            axes.plot(curve.times, curve.updates, color=run.colour)
+        axes.set_ylabel("global step (updates), higher is better")
+        axes.set_ylim(0)
+    # The lowest first in the legend.
     for run, curve in sorted(pairs, key=lambda pair: pair[1].losses[-1]):
         label = f"{run.title}: {curve.losses[-1]:.2f}"
-        axes.plot(
-            *(curve.times, curve.losses, run.line),
-            label=label,
-            color=run.colour,
+        losses.plot(
+            curve.times, curve.losses, run.line, label=label, color=run.colour
         )
-    axes.set_ylabel("loss over 1,797 digits, lower is better")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter("")
-    _over_time(axes)
-    axes.legend(frameon=False, title="loss at the end", alignment="left")
-
-
-def draw_updates(
-    axes: Any, runs: Sequence[Run], curves: Sequence[Curve]
-) -> None:
-    """Draw the number of updates against time."""
-    for run, curve in zip(runs, curves, strict=True):
-        axes.plot(curve.times, curve.updates, color=run.colour)
-    axes.set_ylabel("global step (updates), higher is better")
-    axes.set_ylim(0)
-    _over_time(axes)
-
-
-def _over_time(axes: Any) -> None:
-    axes.set_xlim(0)
-    axes.set_xlabel("seconds")
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def draw(
-    runs: Sequence[Run],
-    curves: Sequence[Curve],
-    machine: str,
-    *panels: Callable[[Any, Sequence[Run], Sequence[Curve]], None],
-) -> Figure:
-    """Draw panels of what was trained on a machine."""
-    figure = Figure((2 + 4.2 * len(panels), 4.2), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)
-    for panel, across in zip(panels, axes.flat, strict=True):
-        panel(across, runs, curves)
+    losses.set_ylabel("loss over 1,797 digits, lower is better")
+    losses.set_yscale("log")
+    losses.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    losses.yaxis.set_major_formatter(ScalarFormatter())
+    losses.yaxis.set_minor_formatter("")
+    losses.legend(frameon=False, title="loss at the end", alignment="left")
+    for axes in (*left, losses):
+        axes.set_xlim(0)
+        axes.set_xlabel("seconds")
+        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{TOWERS} towers, one of them {SLOW} times slower")
     figure.supxlabel(
         f"A layer sleeps {SECONDS * 1000:.0f} ms a step in place of a device's "
@@ -235,37 +222,24 @@ def draw(
     return figure
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-Picture = Annotated[Path, typer.Argument(help="PNG to write")]
-Seconds = Annotated[float, typer.Option(help="training of each")]
+PICTURES = {"async-vs-sync": ASYNC_VS_SYNC, "backup-replicas": BACKUP_REPLICAS}
 
 
-@app.command()
-def async_vs_sync(
-    picture: Picture = IMAGES / "async_vs_sync.png", seconds: Seconds = 6.0
+def main(
+    name: Annotated[str, typer.Argument(help=" or ".join(PICTURES))],
+    picture: Annotated[Path, typer.Argument(help="PNG to write")],
+    seconds: Annotated[float, typer.Option(help="training of each")] = 6.0,
 ) -> None:
-    """Train with strategies that wait, and one that does not."""
-    _measure(ASYNC_VS_SYNC, seconds, picture, draw_losses)
-
-
-@app.command()
-def backup_replicas(
-    picture: Picture = IMAGES / "backup_replicas.png", seconds: Seconds = 6.0
-) -> None:
-    """Train without and with a backup replica."""
-    _measure(BACKUP_REPLICAS, seconds, picture, draw_updates, draw_losses)
-
-
-def _measure(
-    runs: Sequence[Run], seconds: float, picture: Path, *panels: Any
-) -> None:
+    """Train with one slow tower, and draw the curves."""
     kt.virtual_towers(TOWERS)
     # A tower that sleeps keeps a thread.
     tf.config.threading.set_inter_op_parallelism_threads(4 * TOWERS)
+    runs = PICTURES[name]
     curves = [train(run, seconds) for run in runs]
     machine = describe_machine(machine_facts(timeout_s=60))
-    draw(runs, curves, machine, *panels).savefig(picture, dpi=130)
+    figure = draw(runs, curves, machine, updates=runs is BACKUP_REPLICAS)
+    figure.savefig(picture, dpi=130)
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

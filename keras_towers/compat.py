@@ -219,6 +219,16 @@ get_resource_handle_data = resolve(
     f"{_TF}.ops.handle_data_util:get_resource_handle_data"
 )
 set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
+
+
+def type_of_variable(handle: Any) -> Any:
+    """Return the type of the variable of an eager handle; None: it is none."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return data.shape_and_type[0].dtype
+
+
 resources_of = resolve(
     f"{_TF}.framework.auto_control_deps_utils:get_read_write_resource_inputs"
 )

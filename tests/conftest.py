@@ -3,7 +3,6 @@
 In a session on GPUs (``tests/kit/gpus.py``) those take their place.
 """
 
-import collections
 import itertools
 import os
 import pathlib
@@ -21,7 +20,6 @@ import tensorflow as tf
 
 from keras_towers import virtual_towers
 from tests.kit import gpus, long, scripts, untuned, warm
-from tests.kit.durations import Durations, long_before
 
 TOWERS = 8
 
@@ -125,50 +123,15 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-def pytest_addoption(parser):
-    """Add the option of ``tests/kit/durations.py``."""
-    parser.addoption("--cpu", choices=("check", "write"), help="CPU seconds")
-
-
-def pytest_configure(config):
-    """Measure what tests take."""
-    config.pluginmanager.register(Durations(config.getoption("cpu")))
-
-
-def pytest_collection_modifyitems(config, items):
-    """Give slow tests the time they need, and those on GPUs a GPU.
-
-    Where several processes run them, those that take long come first, so that
-    no process is left with one at the end.
-    """
+def pytest_collection_modifyitems(items):
+    """Give slow tests the time they need, and skip those without their GPU."""
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(600))
         if item.get_closest_marker("gpu") and not gpus.ON:
             item.add_marker(pytest.mark.skip("`make test-gpu` runs it"))
-    if hasattr(config, "workerinput"):
-        # Those of a function go to one process, and not all have been measured.
-        counts = collections.Counter(map(_function, items))
-        items.sort(
-            key=lambda item: max(
-                long_before(item.nodeid), counts[_function(item)] / 2
-            ),
-            reverse=True,
-        )
-
-
-def _function(item):
-    return item.nodeid.partition("[")[0]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Hand out tests as ``Scheduler`` does."""
-    from tests.kit.schedule import Scheduler
-
-    return Scheduler(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_report_header():
-    """Say which cases are drawn."""
-    return f"drawn cases: {long.SEEDED_BY}={long.SEED}"
+    """Say which seed has drawn the cases, so that they can be run again."""
+    return f"cases drawn by {long.SEEDED_BY}={long.SEED}"

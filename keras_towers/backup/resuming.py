@@ -17,6 +17,7 @@ from keras_towers.fit import contract
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
@@ -121,11 +122,9 @@ class ResumingCallback(ResumesFit):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._skipped = self.position.batch
-        if self.position.batch:
-            metrics = state_lib.collect(self.model).metrics
-            for variable, value in zip(
-                metrics, self.position.metrics, strict=True
-            ):
+        if self.position.batch and self._counts_for_all():
+            saved = self.position.metrics
+            for variable, value in zip(self._metrics(), saved, strict=True):
                 variable.assign(value)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -136,11 +135,7 @@ class ResumingCallback(ResumesFit):
         due = self._every and done - self.position.batch >= self._every
         if ends or due:
             self.position.batch = done
-            strategy = contract.in_force()
-            if strategy is not None:
-                strategy._components.adoption.gather_slots()
-            metrics = state_lib.collect(self.model).metrics
-            self.position.metrics = [v.numpy() for v in metrics]
+            self.position.metrics = self._gathered_metrics()
             self.position.commit()
         if ends:
             self._end(f"after batch {done} of epoch {self.position.epoch + 1}")
@@ -164,6 +159,41 @@ class ResumingCallback(ResumesFit):
         history.epoch = list(self.position.epochs)
         history.history = {k: list(v) for k, v in self.position.history.items()}
         self.model.history = history
+
+    def _metrics(self) -> list[keras.Variable]:
+        return state_lib.collect(self.model).metrics
+
+    def _train_apart(self) -> bool:
+        """Whether each rank counts its own examples, as with ``sync_every``."""
+        adoption = _adoption()
+        return adoption is not None and any(
+            adoption.holds_apart(metric) for metric in self._metrics()
+        )
+
+    def _counts_for_all(self) -> bool:
+        """Whether this rank's metrics go on from those of all ranks."""
+        transport = _transport()
+        first = transport is None or transport.rank == 0
+        return first or not self._train_apart()
+
+    def _gathered_metrics(self) -> list[np.ndarray]:
+        """Return the metrics of all ranks, and gather the model. Collective.
+
+        Ranks that train apart (``sync_every``) end their round, and go on from
+        rank 0's optimizer, as they do when the backup is read.
+        """
+        adoption = _adoption()
+        if adoption is not None:
+            adoption.gather_slots()
+        own = [v.numpy() for v in self._metrics()]
+        if adoption is None or not self._train_apart():
+            return own
+        adoption.broadcast(self.model)
+        adoption.sum_metrics(self.model)
+        total = [v.numpy() for v in self._metrics()]
+        for variable, value in zip(self._metrics(), own, strict=True):
+            variable.assign(value)
+        return total
 
     def _is_to_end(self) -> bool:
         """Whether any rank has received a signal."""
@@ -190,6 +220,12 @@ class ResumingCallback(ResumesFit):
             EXIT_AGAIN,
         )
         raise SystemExit(EXIT_AGAIN)
+
+
+def _adoption() -> Adoption | None:
+    """What holds the models of the strategy in force, if there is one."""
+    strategy = contract.in_force()
+    return None if strategy is None else strategy._components.adoption
 
 
 def _transport() -> Transport | None:

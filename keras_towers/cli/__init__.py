@@ -25,8 +25,6 @@ def _refusing(command: str) -> Iterator[None]:
         return
     except _UsageError as error:
         reason, code = error.format_message().rstrip("."), 2
-        if getattr(error, "option_name", None) == "--batches":
-            reason += ": it is --steps now"
         reason += f" ({command} --help)"
     except TowerError as error:
         reason, code = str(error), 2

@@ -7,11 +7,11 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from keras_towers import engines, settings
-from keras_towers.cli import run_options as options
 from keras_towers.errors import TowerError
 from keras_towers.launching.elastic import elastic_options, run_elastic
 from keras_towers.launching.job import (
@@ -22,39 +22,215 @@ from keras_towers.launching.job import (
     run_cluster,
     run_job,
 )
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
 from keras_towers.strategies import STRATEGIES, find
 
 
 def run(
-    script: options.Script,
-    arguments: options.Arguments = None,
-    processes: options.Processes = None,
-    hosts: options.Hosts = None,
-    hostfile: options.Hostfile = None,
-    ps: options.Ps = None,
-    workers: options.Workers = None,
-    strategy: options.Strategy = None,
-    no_strategy: options.NoStrategy = False,
-    towers: options.Towers = None,
-    servers: options.Servers = None,
-    seed: options.Seed = None,
-    module: options.Module = False,
-    output: options.Output = None,
-    stall_warning: options.StallWarning = settings.STALL_WARNING_S,
-    stall_shutdown: options.StallShutdown = settings.STALL_SHUTDOWN_S,
-    grace: options.Grace = settings.SCRIPT_GRACE_S,
-    network_interface: options.NetworkInterface = None,
-    ssh_port: options.SshPort = None,
-    verbose: options.Verbose = False,
-    min_np: options.MinNp = None,
-    max_np: options.MaxNp = None,
-    host_discovery_script: options.HostDiscoveryScript = None,
-    slots: options.Slots = 1,
-    elastic_timeout: options.ElasticTimeout = settings.ELASTIC_TIMEOUT_S,
-    blacklist_cooldown_range: options.BlacklistCooldownRange = (5, 600),
-    reset_limit: options.ResetLimit = None,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="What each rank runs.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ARGUMENTS",
+            help="What is passed to SCRIPT, options too.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "-np",
+            "--num-proc",
+            min=1,
+            metavar="N",
+            help="Number of processes. Default: the slots of the hosts that "
+            "are named or that a cluster has allocated.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "-H",
+            "--hosts",
+            metavar="HOST:SLOTS,...",
+            help="Hosts to run on. Default: those of the cluster's "
+            "allocation, or this machine.",
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
+    ] = None,
+    ps: Annotated[
+        int | None,
+        typer.Option(
+            "--ps",
+            min=1,
+            metavar="N",
+            help="Number of parameter servers, on this machine.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of processes that train, connected by TensorFlow on "
+            "this machine. Each task finds the others by TF_CONFIG.",
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run the unmodified script inside this strategy, such as "
+            "horovod. Default: the script enters a strategy itself.",
+        ),
+    ] = None,
+    no_strategy: Annotated[
+        bool,
+        typer.Option(
+            "--no-strategy",
+            help="Let each process train a model of its own. Without it, fit "
+            "is an error where neither --strategy nor the script has a "
+            "strategy.",
+        ),
+    ] = False,
+    towers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Towers per process, with --strategy or --ps. Without GPUs "
+            "the CPU is split into as many.",
+        ),
+    ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Servers of BytePS to start beside the processes. Default: 1 "
+            "with --strategy byteps, else none.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            help="Random seed of all ranks, with --strategy. Default: a random "
+            "seed.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool,
+        typer.Option("-m", help="SCRIPT is a module name, as for python -m."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Also write each rank's output to a file here.",
+        ),
+    ] = None,
+    stall_warning: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
+            help="Seconds until a waiting rank reports which ranks it waits "
+            "for; 0: never.",
+        ),
+    ] = settings.STALL_WARNING_S,
+    stall_shutdown: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+            help="Seconds until a stalled job is ended; 0: never.",
+        ),
+    ] = settings.STALL_SHUTDOWN_S,
+    grace: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Seconds that a script may take to end after SIGTERM, for a "
+            "backup (kt.Backup), before it is killed.",
+        ),
+    ] = settings.SCRIPT_GRACE_S,
+    network_interface: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Network interface for the rendezvous. Default: loopback if "
+            "all ranks are local, otherwise the one with a route to the hosts.",
+        ),
+    ] = None,
+    ssh_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="ssh port of the hosts."),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="Print which rank is started on which host."
+        ),
+    ] = False,
+    min_np: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Elastic jobs: minimum number of ranks.",
+        ),
+    ] = None,
+    max_np: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Elastic jobs: maximum number of ranks.",
+        ),
+    ] = None,
+    host_discovery_script: Annotated[
+        Path | None,
+        typer.Option(
+            help="Elastic jobs: a program that prints the available hosts, one "
+            "host:slots per line; run once a second.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Elastic jobs: slots of hosts that are printed without a "
+            "number.",
+        ),
+    ] = 1,
+    elastic_timeout: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Elastic jobs: seconds to wait for --min-np slots before "
+            "giving up.",
+        ),
+    ] = settings.ELASTIC_TIMEOUT_S,
+    blacklist_cooldown_range: Annotated[
+        tuple[int, int],
+        typer.Option(
+            metavar="SECONDS SECONDS",
+            help="Elastic jobs: shortest and longest time to avoid a host "
+            "after a worker failed on it; doubles with each failure.",
+        ),
+    ] = (5, 600),
+    reset_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Elastic jobs: end the job after ranks have joined or left "
+            "this many times.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
@@ -65,60 +241,49 @@ def run(
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
     """
-    only_fixed = {
-        "-H": hosts,
-        "--hostfile": hostfile,
-        "--network-interface": network_interface,
-        "--ssh-port": ssh_port,
-        "--min-np": min_np,
-        "--max-np": max_np,
-        "--host-discovery-script": host_discovery_script,
-    }
-    elastic = (min_np, max_np, host_discovery_script) != (None, None, None)
-    named = _hosts(hosts, hostfile)
-    tasks = _tf_tasks(strategy, ps, workers, processes, only_fixed)
-    if tasks:
-        processes = sum(tasks.values())
-    # Where another launcher started this process, it may be a rank itself.
-    rank = None
-    if not (elastic or named or tasks):
-        rank = rank_to_be(processes)
-        if rank is None:
-            named = allocated(processes)
-    if named and processes is None and not elastic:
-        processes = sum(named.values())
-    if not elastic and processes is None and rank is None:
-        raise TowerError("give the number of processes: -np N")
+    plan = _plan(
+        processes,
+        _hosts(hosts, hostfile),
+        _tasks(
+            strategy,
+            ps,
+            workers,
+            processes,
+            {
+                "-H": hosts,
+                "--hostfile": hostfile,
+                "--network-interface": network_interface,
+                "--ssh-port": ssh_port,
+                "--min-np": min_np,
+                "--max-np": max_np,
+                "--host-discovery-script": host_discovery_script,
+            },
+        ),
+        elastic=bool(min_np or max_np or host_discovery_script),
+    )
     _check_script(script, module)
-    here = None
-    if not (elastic or named or processes or tasks):
-        here = tf_config.from_environment()
-    served = bool(here.ps if here else tasks and tasks.get("ps"))
-    if no_strategy and (strategy or served):
+    if no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
         raise TowerError(f"give --no-strategy or {other}, not both")
-    member = here or rank
-    size = member.size if member else processes
-    fitting = None
-    if elastic or (size or 1) > 1:
-        fitting = _fitting(served, bool(here or tasks), servers)
-    if strategy or no_strategy:
-        fitting = None
-    command = [script, *(arguments or [])]
-    program = _program(command, strategy, towers, module, served, fitting)
     known = STRATEGIES.get(strategy or "")
-    several = elastic or rank or processes != 1
-    if known and known.one_process and several and not here:
+    if known and known.one_process and plan.has_several_ranks:
         raise TowerError(
             f"the strategy {strategy} works in one process only: use "
             "-np 1, or --strategy horovod"
         )
-    servers = _servers(servers, strategy, not (elastic or rank or tasks))
+    program = _program(
+        [script, *(arguments or [])],
+        strategy,
+        towers,
+        module,
+        plan.has_servers,
+        None if strategy or no_strategy else plan.advice(servers),
+    )
     job = Job(
         command=program,
-        ranks=processes or min_np or 0,
-        hosts=named or {"localhost": processes or 0},
-        interface=None if here else network_interface,
+        ranks=plan.processes or min_np or 0,
+        hosts=plan.hosts or {"localhost": plan.processes or 0},
+        interface=None if plan.is_task else network_interface,
         ssh_port=ssh_port,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
@@ -126,28 +291,28 @@ def run(
         output=output,
         grace_s=grace,
         verbose=verbose,
-        servers=servers,
+        servers=_servers(servers, strategy, plan),
         alone=no_strategy,
     )
-    if member:
-        if output and not here:
-            raise TowerError(f"--output is not for {rank}, which has its own")
-        become(member, job, seeded=strategy is not None)
+    if plan.member:
+        if output and not plan.is_task:
+            raise TowerError(
+                f"--output is not for {plan.member}, which has its own"
+            )
+        become(plan.member, job, seeded=strategy is not None)
     if strategy and seed is None:
         seed = secrets.randbelow(2**31)
-    if strategy and (processes or 2) > 1:
+    if strategy and plan.processes != 1:
         typer.echo(f"keras-towers run: seed {seed}", err=True)
     job = dataclasses.replace(job, seed=seed if strategy else None)
-    if tasks:
-        code = run_cluster(job, tasks).code
-    elif not elastic:
-        code = run_job(job).code
-    else:
+    if plan.tasks:
+        code = run_cluster(job, plan.tasks).code
+    elif plan.elastic:
         limits = elastic_options(
             ranks=processes,
             least=min_np,
             most=max_np,
-            hosts=named,
+            hosts=plan.hosts,
             script=host_discovery_script,
             slots=slots,
             timeout_s=elastic_timeout,
@@ -155,7 +320,83 @@ def run(
             cooldown_s=blacklist_cooldown_range,
         )
         code = run_elastic(job, limits)
+    else:
+        code = run_job(job).code
     raise typer.Exit(code)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which processes a command starts, or which one it becomes itself.
+
+    Attributes:
+        processes: how many there are; None for an elastic job that does not
+            name a number.
+        hosts: the slots of the hosts; None for this machine.
+        elastic: whether ranks may come and go.
+        tasks: for a job on TensorFlow's runtime, how many tasks each role has.
+        member: the rank or task that another launcher made of this process.
+    """
+
+    processes: int | None
+    hosts: dict[str, int] | None = None
+    elastic: bool = False
+    tasks: Mapping[str, int] | None = None
+    member: ClusterEnvironment | Cluster | None = None
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this process becomes a task on TensorFlow's runtime."""
+        return isinstance(self.member, Cluster)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether there are parameter servers."""
+        if isinstance(self.member, Cluster):
+            return bool(self.member.ps)
+        return bool(self.tasks and "ps" in self.tasks)
+
+    @property
+    def has_several_ranks(self) -> bool:
+        """Whether a strategy for one process is a mistake."""
+        several = self.elastic or self.member or self.processes != 1
+        return bool(several and not self.is_task)
+
+    def advice(self, servers: int | None) -> str | None:
+        """Return the strategy that fits; None where there is one process."""
+        if not self.elastic and (self.processes or 1) == 1:
+            return None
+        if self.has_servers:
+            return "sync-replicas"
+        if self.tasks or self.is_task:
+            return engines.find("runtime").strategy
+        return engines.of_launcher(servers).strategy
+
+
+def _plan(
+    processes: int | None,
+    hosts: dict[str, int] | None,
+    tasks: dict[str, int] | None,
+    *,
+    elastic: bool,
+) -> Plan:
+    """Decide what the command is to start."""
+    if tasks:
+        return Plan(sum(tasks.values()), tasks=tasks)
+    if elastic:
+        return Plan(processes, hosts, elastic=True)
+    if hosts is None:
+        rank = rank_to_be(processes)
+        if rank:
+            task = None if processes else tf_config.from_environment()
+            member = task or rank
+            return Plan(member.size, member=member)
+        hosts = allocated(processes)
+    if processes is None:
+        if hosts is None:
+            raise TowerError("give the number of processes: -np N")
+        processes = sum(hosts.values())
+    return Plan(processes, hosts)
 
 
 def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
@@ -181,39 +422,30 @@ def _program(
     strategy: str | None,
     towers: int | None,
     module: bool,
-    served: bool,
-    fitting: str | None,
+    has_servers: bool,
+    advice: str | None,
 ) -> list[str]:
-    """Return the command of a rank; ``fitting``: the strategy to advise."""
-    if strategy is None and towers is not None and not served:
+    """Return the command of a rank; ``advice``: a strategy that fits."""
+    if strategy is None and towers is not None and not has_servers:
         raise TowerError("--towers needs --strategy, or --ps")
-    if strategy is None and fitting is None and not served:
+    if strategy is None and advice is None and not has_servers:
         return [sys.executable, *(["-m"] if module else []), *command]
     if strategy is not None:
         find(strategy)
     return [
-        *(sys.executable, "-m", "keras_towers.launching.script"),
+        sys.executable,
+        "-m",
+        "keras_towers.launching.script",
         *(["--strategy", strategy] if strategy else []),
-        *(["--fitting", fitting] if fitting else []),
-        *(["--connects"] if served else []),
+        *(["--advice", advice] if advice else []),
+        *(["--connects"] if has_servers else []),
         *(["--towers", str(towers)] if towers else []),
         *(["--module"] if module else []),
         *command,
     ]
 
 
-def _fitting(served: bool, on_runtime: bool, servers: int | None) -> str:
-    """Return the strategy to advise, by the connection of the processes."""
-    if served:
-        return "sync-replicas"
-    if on_runtime:
-        return engines.find("runtime").strategy
-    return engines.of_launcher(servers).strategy
-
-
-def _servers(
-    given: int | None, strategy: str | None, fixed: bool
-) -> int | None:
+def _servers(given: int | None, strategy: str | None, plan: Plan) -> int | None:
     """Return the number of servers beside the ranks, None without them."""
     with_servers = [e for e in engines.ENGINES.values() if e.servers]
     names = [engine.strategy for engine in with_servers]
@@ -223,7 +455,7 @@ def _servers(
             f"{strategy} has no use for servers"
         )
     servers = given or (1 if strategy in names else None)
-    if servers and not fixed:
+    if servers and (plan.elastic or plan.member or plan.tasks):
         raise TowerError(
             "servers are for jobs with a fixed number of processes "
             "that this command starts: give -np, and -H for other machines"
@@ -231,7 +463,7 @@ def _servers(
     return servers
 
 
-def _tf_tasks(
+def _tasks(
     strategy: str | None,
     ps: int | None,
     workers: int | None,

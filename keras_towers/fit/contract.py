@@ -42,6 +42,8 @@ Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
 Extent: TypeAlias = Literal["tower", "global"]
 """Whether statistics are those of a tower's rows, or of the global batch."""
+MicroBatches: TypeAlias = int | Literal["auto"]
+"""The number of parts in which a tower takes its rows, or as many as needed."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each its copy, or each a share."""
 
@@ -65,7 +67,7 @@ class StepOptions:
     batches: Batches = "split"
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
-    micro_batches: int = 1
+    micro_batches: MicroBatches = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +95,14 @@ class TowerConfig(StepOptions):
     prefetches_to_towers: bool = False
     replicas_are_called: str = "tower"
 
+    def __post_init__(self) -> None:
+        if self.micro_batches == "auto" and self.peers.size > 1:
+            raise TowerError(
+                f'micro_batches="auto" is for one process, and {self.name} '
+                f"connects {self.peers.size}: each might choose another "
+                "number. Give all processes the same number."
+            )
+
     @property
     def peers(self) -> Peers:
         """All processes that train with this one; outside of steps."""
@@ -118,9 +128,9 @@ class TowerConfig(StepOptions):
         return self.num_towers * self.peers.size
 
     @property
-    def num_parts(self) -> int:
-        """Number of parts of a batch: of all towers their micro-batches."""
-        return self.num_replicas * self.micro_batches
+    def divides(self) -> bool:
+        """Whether batches are divided, over towers or into micro-batches."""
+        return self.num_replicas > 1 or self.micro_batches != 1
 
     @property
     def first_tower(self) -> int:

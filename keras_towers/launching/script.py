@@ -1,6 +1,6 @@
 """Runs a script as one rank of a job, as under ``python script.py``.
 
-With ``--strategy NAME`` it runs inside a strategy; with ``--fitting NAME`` it
+With ``--strategy NAME`` it runs inside a strategy; with ``--advice NAME`` it
 has to have one that connects processes, such as the one of that name.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     """Run the script, inside a strategy or refusing to train without one."""
     parser = argparse.ArgumentParser(prog="keras_towers.launching.script")
     parser.add_argument("--strategy")
-    parser.add_argument("--fitting")
+    parser.add_argument("--advice")
     parser.add_argument("--connects", action="store_true")
     parser.add_argument("--towers", type=int)
     parser.add_argument("--module", action="store_true")
@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> None:
 
     # Ranks compare the script that it names when they connect.
     sys.argv = [options.script, *options.arguments]
-    if options.fitting:
-        _refuse_to_train_alone(options.fitting, options.connects)
+    if options.advice:
+        _refuse_to_train_alone(options.advice, options.connects)
     under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.strategy or options.connects:
         under = _connected(options.strategy, options.towers, options.connects)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _refuse_to_train_alone(fitting: str, served: bool) -> None:
+def _refuse_to_train_alone(advice: str, served: bool) -> None:
     """Let Keras train in a strategy only, if it trains at all."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
@@ -67,11 +67,11 @@ def _refuse_to_train_alone(fitting: str, served: bool) -> None:
     from keras_towers.strategies import STRATEGIES
 
     refuse_alone(
-        f"To train one model in all of them, add --strategy {fitting} to "
-        f"`keras-towers run`, or `with kt.{STRATEGIES[fitting].kind}():` "
+        f"To train one model in all of them, add --strategy {advice} to "
+        f"`keras-towers run`, or `with kt.{STRATEGIES[advice].kind}():` "
         "around fit in the script. "
         "If each is to train a model of its own, give --no-strategy"
-        f"{', and -np in place of --ps and --workers' * served}."
+        + (", and -np in place of --ps and --workers." if served else ".")
     )
 
 

@@ -29,7 +29,7 @@ from keras_towers.rendezvous import watch
 from keras_towers.rendezvous.addresses import answers, is_reachable
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
-from keras_towers.rendezvous.liveness import AnswerWatch, waiting
+from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 from keras_towers.rendezvous.store import tell_connected
 
 # A server that was started again knows nothing of its clients. What was
@@ -140,7 +140,7 @@ class Connection:
         """End this process, which may wait for an answer for ever."""
         lost = _named({n: self.cluster.ps[n] for n in servers})
         watch.end(
-            f"{self._name} has to end: {lost} {watch.SILENT}. Start all tasks "
+            f"{self._name} has to end: {lost} {State.LOST}. Start all tasks "
             "of the job again, from a backup."
         )
 

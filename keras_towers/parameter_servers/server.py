@@ -7,11 +7,11 @@ and N of them would ask N times N times. It tells all of them who is missed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,7 +30,7 @@ from keras_towers.parameter_servers.store import (
 )
 from keras_towers.rendezvous.addresses import answers, refuses
 from keras_towers.rendezvous.environments.tf_config import Cluster
-from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.store import tell_connected
 from keras_towers.system import end_in_time, keep_freed
 
@@ -38,81 +38,57 @@ from keras_towers.system import end_in_time, keep_freed
 _AT_ONCE = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Missed:
-    """A worker that has come, and does not answer."""
-
-    silent_s: float
-    has_ended: bool
-    """Whether its host is there, without its process."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the worker has not answered for long."""
-        return self.silent_s > settings.LOST_S
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the worker's host is gone as well, or its process hangs."""
-        return self.is_gone and not self.has_ended
-
-
-class Roll(Liveness):
+class WorkerLiveness(Liveness):
     """The workers of a job, as a parameter server sees them."""
 
     def __init__(self, workers: Sequence[str], store: ServerStore):
+        super().__init__(
+            range(len(workers)),
+            self._ask_all,
+            settings.LOST_S,
+            may_restart=True,
+        )
         self._addresses = workers
         self._store = store
         self._pool = ThreadPoolExecutor(_AT_ONCE)
-        self._answered: dict[int, float | None] = {}
-        self._refused: dict[int, bool] = {}
-        super().__init__(range(len(workers)), self._ask_all)
 
-    def _ask_all(self, ranks: Sequence[int]) -> dict[int, float | bool | None]:
-        """Ask workers, several at once, for their last signs of life."""
-        list(self._pool.map(self._ask, ranks))
-        return {
-            # A worker may be gone before it was asked.
-            rank: self._answered[rank]
-            or self.signs[rank]
-            or has_come(self._store, rank)
-            or None
-            for rank in ranks
-        }
+    def _ask_all(self, ranks: Sequence[int]) -> dict[int, Any]:
+        """Ask workers, several at once, for a sign of life."""
+        return dict(zip(ranks, self._pool.map(self._ask, ranks), strict=True))
 
-    def _ask(self, rank: int) -> None:
+    def _ask(self, rank: int) -> Any:
         address = self._addresses[rank]
-        there = answers(address)
-        self._answered[rank] = time.monotonic() if there else None
-        self._refused[rank] = not there and refuses(address)
+        if answers(address):
+            return ANSWERED
+        return State.ENDED if refuses(address) else None
 
-    def silent_s(self, rank: int) -> float:
-        """Seconds since the last sign of a worker; 0 if it answered at last."""
-        return 0.0 if self._answered.get(rank) else super().silent_s(rank)
+    def has_come(self, rank: int) -> bool:
+        """Return whether a worker has started."""
+        # It may be gone before it was asked.
+        return self.signs[rank] is not None or has_come(self._store, rank)
 
-    def missed(self) -> dict[int, Missed]:
-        """The workers that have come, but did not answer at last."""
+    def missing(self) -> dict[int, State]:
+        """Return the workers that have come, but did not answer at last."""
         return {
-            rank: Missed(self.silent_s(rank), self._refused[rank])
-            for rank, sign in self.signs.items()
-            if sign and not self._answered[rank]
+            rank: self.state(rank)
+            for rank in self.signs
+            if self.state(rank) != State.ALIVE and self.has_come(rank)
         }
 
 
-def tell_of(store: ServerStore, prefix: str, missed: dict[int, Missed]) -> None:
-    """Tell all workers which of them do not answer."""
-    told = {rank: dataclasses.astuple(one) for rank, one in missed.items()}
-    store.put(_key(prefix), told)
+def publish(store: ServerStore, prefix: str, states: dict[int, State]) -> None:
+    """Publish for all workers which of them do not answer."""
+    store.put(_key(prefix), states)
 
 
-def missed(store: ServerStore, prefix: str) -> dict[int, Missed]:
-    """The workers that do not answer, as a server has told."""
-    told = store.get(_key(prefix)) or {}
-    return {int(rank): Missed(*one) for rank, one in told.items()}
+def missing_workers(store: ServerStore, prefix: str) -> dict[int, State]:
+    """Return the workers that do not answer, as a server has published."""
+    states = store.get(_key(prefix)) or {}
+    return {int(rank): State(state) for rank, state in states.items()}
 
 
 def _key(prefix: str) -> str:
-    return f"{prefix}missed"
+    return f"{prefix}missing"
 
 
 def serve(cluster: Cluster) -> None:
@@ -152,43 +128,44 @@ def serve(cluster: Cluster) -> None:
 def _farewells(cluster: Cluster) -> list[int]:
     """Wait until nobody needs the server any more."""
     store = store_on(cluster.index)
-    missing = set(range(cluster.size))
-    roll = Roll(cluster.workers, store)
+    awaited = set(range(cluster.size))
+    workers = WorkerLiveness(cluster.workers, store)
     asked = -math.inf
     ended = failure = None
     while True:
-        said = store.by_rank(goodbyes(cluster), sorted(missing))
+        said = store.by_rank(goodbyes(cluster), sorted(awaited))
         if 0 in said:
             ended, failure = time.monotonic(), said[0]
-        missing -= said.keys()
+        awaited -= said.keys()
         now = time.monotonic()
         if now - asked > settings.BEAT_S:
             asked = now
-            roll.look()
+            workers.look()
             if cluster.index == 0:
-                tell_of(store, prefix(cluster), roll.missed())
+                publish(store, prefix(cluster), workers.missing())
         if ended is None:
             # It may not have been started yet.
-            if roll.signs[0] and roll.silent_s(0) > settings.CHIEF_LOST_S:
+            silent_s = workers.silent_s(0)
+            if silent_s > settings.CHIEF_LOST_S and workers.has_come(0):
                 raise _ending(
                     f"{cluster} ends: the chief cannot be reached any more at "
                     f"{cluster.workers[0]}. Start all tasks of the job again, "
                     "from a backup."
                 )
-        elif _is_over(roll, missing, ended, bool(failure)):
+        elif _is_over(workers, awaited, ended, bool(failure)):
             break
         time.sleep(settings.SERVER_LOOK_S)
     if failure:
         raise _ending(f"{cluster} ends: the chief has failed: {failure}")
-    return sorted(missing)
+    return sorted(awaited)
 
 
 def _is_over(
-    roll: Roll, missing: Iterable[int], ended: float, failed: bool
+    workers: Liveness, awaited: Iterable[int], ended: float, failed: bool
 ) -> bool:
     """Whether workers that have said no goodbye no longer need the server."""
     waited_s = time.monotonic() - ended
-    silent_s = [roll.silent_s(rank) for rank in missing]
+    silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:
         # To hear of it.
         over = all(each > settings.SERVERS_S for each in silent_s)

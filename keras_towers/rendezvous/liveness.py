@@ -1,8 +1,8 @@
-"""Who of a job's processes is alive, who is waited for, and for how long."""
+"""Which processes of a job are alive: one decision for all who watch others."""
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import math
 import threading
 import time
@@ -18,109 +18,122 @@ from typing import Any
 
 from keras_towers import settings
 
-# When a wait is told of: after so many seconds, then after as many times more.
+# A long wait is reported after NOTICE_S, then after as many times more.
 _NOTICE_GROWTH = 4
 
 
+class State(enum.StrEnum):
+    """The state of a process, in the words of messages."""
+
+    ALIVE = "is alive"
+    SUSPECTED = "does not answer"
+    ENDED = "has ended"
+    LOST = "is lost: it gives no sign of life"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody need wait for the process."""
+        return self in (State.ENDED, State.LOST)
+
+
+ANSWERED: object = object()
+"""A sign of life that is new each time."""
+
+
 class Liveness:
-    """The time of the last sign of life of each rank; at first all live."""
+    """Decides which processes are alive by their signs of life.
+
+    Without any sign, a process counts as alive until the limit has passed.
+
+    Args:
+        ranks: the processes that are watched.
+        source: returns the last signs of some ranks, as far as there are any: a
+            heartbeat, which differs from the one before; ``ANSWERED``; or
+            ``State.ENDED``.
+        limit_s: a process is lost if silent for longer.
+        may_restart: whether a process that has ended may come back within the
+            limit; otherwise it is gone at once.
+        clock: returns seconds.
+
+    Attributes:
+        signs: the last sign of each rank, None before the first.
+    """
 
     def __init__(
         self,
         ranks: Iterable[int],
-        signs_of: Callable[[Sequence[int]], Mapping[int, Any]],
+        source: Callable[[Sequence[int]], Mapping[int, Any]],
+        limit_s: float,
+        *,
+        may_restart: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._signs_of = signs_of
+        self._source = source
+        self.limit_s = limit_s
+        self._may_restart = may_restart
+        self._clock = clock
         self.signs: dict[int, Any] = dict.fromkeys(ranks)
-        self.heard: dict[int, float] = dict.fromkeys(
-            self.signs, time.monotonic()
-        )
+        self._ended: set[int] = set()
+        self._heard = dict.fromkeys(self.signs, clock())
+        self._looked = dict(self._heard)
 
-    @classmethod
-    def of_answers(
-        cls, ranks: Iterable[int], answers: Callable[[int], bool]
-    ) -> Liveness:
-        """A liveness with answers as signs of life."""
-        return cls(
-            ranks,
-            lambda some: {r: time.monotonic() for r in some if answers(r)},
-        )
-
-    def look(self, *ranks: int) -> None:
-        """Look for new signs of some ranks, or of all."""
-        ranks = ranks or tuple(self.signs)
-        found = self._signs_of(ranks)
-        for rank in ranks:
+    def look(self) -> None:
+        """Look for new signs of all processes."""
+        found = self._source(tuple(self.signs))
+        now = self._clock()
+        for rank, before in self.signs.items():
             sign = found.get(rank)
-            if sign is not None and sign != self.signs[rank]:
+            self._looked[rank] = now
+            self._ended.discard(rank)
+            if sign == State.ENDED:
+                self._ended.add(rank)
+            elif sign is ANSWERED or sign not in (None, before):
+                self._heard[rank] = now
                 self.signs[rank] = sign
-                self.heard[rank] = time.monotonic()
 
     def silent_s(self, rank: int) -> float:
-        """Seconds since the last sign of a rank."""
-        return time.monotonic() - self.heard[rank]
+        """Return the seconds from the last sign to the last look."""
+        return self._looked[rank] - self._heard[rank]
 
+    def state(self, rank: int) -> State:
+        """Return the state of a process when last looked at."""
+        is_late = self.silent_s(rank) > self.limit_s
+        if rank in self._ended and (is_late or not self._may_restart):
+            return State.ENDED
+        if is_late:
+            return State.LOST
+        return State.SUSPECTED if self.silent_s(rank) else State.ALIVE
 
-@dataclasses.dataclass
-class Progress:
-    """The progress of a rank; ``what`` is empty outside of training."""
-
-    position: int = 0
-    what: str = ""
-    beat: int = 0
-
-
-def waited_for(
-    mine: Progress,
-    others: Mapping[int, Progress | None],
-    silent: Collection[int],
-) -> dict[int, str]:
-    """The ranks that a rank waits for, and for each, what keeps it."""
-    found = {}
-    for rank, place in others.items():
-        if place is None:
-            found[rank] = "has given no sign of life"
-            continue
-        at = f"in {place.what}" if place.what else "outside of training"
-        if rank in silent:
-            found[rank] = "has stopped giving signs of life"
-        elif place.position < mine.position:
-            found[rank] = f"is still {at}"
-        elif place.position == mine.position and place.what != mine.what:
-            # As many steps, but others: each waits for the other one.
-            found[rank] = f"is {at}"
-    return found
-
-
-def waiting(
-    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
-) -> Iterator[float]:
-    """Loop with pauses; yield the seconds since the beginning if to be told."""
-    begun = time.monotonic()
-    limit_s = math.inf if limit_s is None else limit_s
-    notice_s = settings.NOTICE_S
-    while time.monotonic() - max((begun, *heard)) < limit_s:
-        waited_s = time.monotonic() - begun
-        due = waited_s >= notice_s
-        notice_s *= _NOTICE_GROWTH if due else 1
-        yield waited_s if due else 0.0
-        time.sleep(pause_s)
+    def gone(self) -> dict[int, State]:
+        """Return the processes that have ended or are lost."""
+        states = {rank: self.state(rank) for rank in self.signs}
+        return {rank: state for rank, state in states.items() if state.is_gone}
 
 
 class AnswerWatch(threading.Thread):
-    """Asks processes at every beat; calls ``lost`` once if some are silent."""
+    """Asks processes at every beat; reports once those that are lost.
+
+    Args:
+        ranks: the processes to ask.
+        answers: asks one of them; returns whether it answers.
+        limit_s: a process is lost if silent for longer.
+        on_lost: called in this thread with the processes that are lost.
+    """
 
     def __init__(
         self,
         ranks: Iterable[int],
         answers: Callable[[int], bool],
         limit_s: float,
-        lost: Callable[[list[int]], None],
+        on_lost: Callable[[list[int]], None],
     ):
         super().__init__(name="keras-towers-answers", daemon=True)
-        self.limit_s = limit_s
-        self._others = Liveness.of_answers(ranks, answers)
-        self._lost = lost
+        self.liveness = Liveness(
+            ranks,
+            lambda some: {rank: ANSWERED for rank in some if answers(rank)},
+            limit_s,
+        )
+        self._on_lost = on_lost
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -131,12 +144,31 @@ class AnswerWatch(threading.Thread):
 
     def run(self) -> None:
         """Ask all others at every beat."""
-        others = self._others
-        while not self._ended.wait(min(self.limit_s / 4, settings.BEAT_S)):
+        others = self.liveness
+        while not self._ended.wait(min(others.limit_s / 4, settings.BEAT_S)):
             others.look()
-            lost = [
-                r for r in others.heard if others.silent_s(r) > self.limit_s
-            ]
+            lost = list(others.gone())
             if lost and not self._ended.is_set():
-                self._lost(lost)
+                self._on_lost(lost)
                 return
+
+
+def waiting(
+    limit_s: float | None, pause_s: float, heard: Collection[float] = ()
+) -> Iterator[float]:
+    """Loop with pauses; yield the seconds waited when it is time to report.
+
+    Otherwise 0 is yielded. The loop ends when the limit has passed since it
+    began and since the last time in ``heard``.
+    """
+    begun = time.monotonic()
+    limit_s = math.inf if limit_s is None else limit_s
+    notice_s = settings.NOTICE_S
+    while time.monotonic() - max((begun, *heard)) < limit_s:
+        waited_s = time.monotonic() - begun
+        if waited_s >= notice_s:
+            notice_s *= _NOTICE_GROWTH
+            yield waited_s
+        else:
+            yield 0.0
+        time.sleep(pause_s)

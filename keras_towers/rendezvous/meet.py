@@ -35,9 +35,9 @@ from keras_towers.rendezvous.addresses import (
     own_address_towards,
 )
 from keras_towers.rendezvous.environments import ClusterEnvironment
+from keras_towers.rendezvous.heartbeat import HeartbeatProcess
 from keras_towers.rendezvous.hosts import NO_PLACE, Slot, slots
 from keras_towers.rendezvous.liveness import waiting
-from keras_towers.rendezvous.pulse import Pulse
 from keras_towers.rendezvous.store import Endpoint, FileStore
 from keras_towers.rendezvous.variables import (
     process_environment,
@@ -64,9 +64,9 @@ _NOBODY = (OSError, http.client.HTTPException, ValueError)
 
 
 @functools.cache
-def _beside() -> Pulse:
+def _heartbeat() -> HeartbeatProcess:
     """The process beside this rank, which ends with it."""
-    return Pulse()
+    return HeartbeatProcess()
 
 
 def join() -> None:
@@ -199,7 +199,7 @@ def _receive(
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
     port = endpoint.port if endpoint else 0
-    beside = _beside()
+    beside = _heartbeat()
     try:
         own = beside.serve(
             Endpoint(bound, port, endpoint.secret if endpoint else "")
@@ -228,7 +228,7 @@ def _receive(
                 f"{_missing(environment, guests, wait_s)} Has it ended, or not "
                 f"reached this line? {MEETING_TIMEOUT} sets the seconds."
             )
-            beside.tell(_PLAN, [{"failed": text}] * len(ranks))
+            beside.publish(_PLAN, [{"failed": text}] * len(ranks))
             time.sleep(settings.LAST_WORDS_S)
             raise TowerError(text)
     except BaseException:
@@ -242,7 +242,7 @@ def _receive(
     hosts = [guest["host"] for guest in everyone]
     names = [f"rank {rank} on {everyone[rank]['name']}" for rank in ranks]
     beside.begin(hosts, names)
-    beside.tell(_PLAN, plans)
+    beside.publish(_PLAN, plans)
     abroad = [g["address"] for g in everyone if g["host"] != hosts[0]]
     return _variables(own, plans[0], next(iter(abroad), own.address))
 
@@ -326,7 +326,7 @@ def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "nonce": guest["nonce"],
             "slot": dataclasses.asdict(slot),
             "sharing": sharing[mine],
-            "first": f"rank 0 on {everyone[0]['name']}",
+            "rank0_name": f"rank 0 on {everyone[0]['name']}",
         }
         for guest, slot, mine in zip(everyone, places, cores, strict=True)
     ]
@@ -337,8 +337,8 @@ def _variables(
 ) -> dict[str, str]:
     """The environment of a rank, from what it was told."""
     slot = Slot(**plan["slot"])
-    watch.first[:] = [plan["first"]]
-    _beside().beat(endpoint, slot.rank)
+    watch.rank0_name = plan["rank0_name"]
+    _heartbeat().beat(endpoint, slot.rank)
     common = process_environment(
         seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
         seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),

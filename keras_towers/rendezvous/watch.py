@@ -1,8 +1,8 @@
-"""Signs of life of a job's ranks, and the ranks that this one waits for.
+"""Which ranks this one waits for, and which of them are gone.
 
 Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
-over Gloo. Here every rank leaves word in the store of how far it has come, and
-one that waits for long reads the words of those after it.
+over Gloo. Here every rank writes its progress into the store, and one that has
+waited for long reads the progress of those after it.
 """
 
 from __future__ import annotations
@@ -17,36 +17,78 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous.liveness import Liveness, Progress, waited_for
+from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.store import StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# So many beats after the last sign there is one no more, though one be late.
-# A rank begins to look so many before it warns.
-_SILENT_BEATS = 2.5
+# A rank begins to look at others so many beats before it warns. Silent for so
+# many beats, a rank has stopped, though one beat may be late.
 _LOOKING_BEATS = 3
-_WORD = "stall"
+_SILENT_BEATS = 2.5
+_PROGRESS = "progress"
 # With the number of a call behind it: which rank failed first in it, and why.
 _FAILED = "failed"
-# The name of rank 0, where ranks met by themselves and a process beside each
-# gives its signs of life; empty elsewhere. In the store the process beside rank
-# 0 says who is gone, and how: by their ranks, names and reasons.
-first: list[str] = []
-LOST = "lost"
-ENDED = "has ended"
-SILENT = "is lost: it gives no sign of life"
+GONE = "gone"
+"""The key of the ranks that are gone, each with its name and its state."""
 
-# What counts where Python does not see it, in the steps of a compiled loop:
-# returns how many updates of the weights were begun, and how many ended. They
-# stay: a number that sinks would make a rank look as if it were behind.
+rank0_name: str = ""
+"""The name of rank 0, where ranks met by themselves; else empty.
+
+A process beside each rank sends its heartbeat then, and the one beside rank 0
+says in the store who is gone.
+"""
+
 counters: list[Callable[[], tuple[int, int]]] = []
+"""Return how many updates of the weights were begun, and how many ended.
+
+They count the steps of a compiled loop, which Python does not see. They stay: a
+number that sinks would make a rank look as if it were behind.
+"""
+
+
+@dataclasses.dataclass
+class Progress:
+    """The progress of a rank; ``what`` is empty outside of training."""
+
+    position: int = 0
+    what: str = ""
+    beat: int = 0
+
+
+def waited_for(
+    mine: Progress,
+    others: Mapping[int, Progress | None],
+    silent: Collection[int],
+) -> dict[int, str]:
+    """Return the ranks that a rank waits for, and why each is late."""
+    found = {}
+    for rank, other in others.items():
+        if other is None:
+            found[rank] = "has given no sign of life"
+            continue
+        where = f"in {other.what}" if other.what else "outside of training"
+        if rank in silent:
+            found[rank] = "has stopped giving signs of life"
+        elif other.position < mine.position:
+            found[rank] = f"is still {where}"
+        elif other.position == mine.position and other.what != mine.what:
+            # As many steps, but others: each waits for the other one.
+            found[rank] = f"is {where}"
+    return found
 
 
 class StallWatch(threading.Thread):
@@ -65,27 +107,28 @@ class StallWatch(threading.Thread):
         self._rank = rank
         self.store: StoreClient = store
         # If each looked at all, what the store is asked would grow with N times
-        # N. Who is missed is told by those before it.
+        # N. A missing rank is reported by those before it.
         looked_at = range(1, min(size, settings.LOOKED_AT + 1))
         self._others = sorted((rank + after) % size for after in looked_at)
-        # Of the others, from the first look at them on.
-        self._signs: Liveness | None = None
+        # Of the others, while this rank waits.
+        self._liveness: Liveness | None = None
+        self._rank0 = Liveness([0], self._ask_rank0, settings.LOST_S)
+        self._gone: dict[str, State] = {}
+        self._warned_of: set[str] = set()
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._come = Progress()
-        # The thread writes what it counts, others what they mark.
+        self._progress = Progress()
+        # This thread writes what it counts, others what they mark.
         self._marks = 0
         self._waits = self._updates_wait = False
-        self._updates = self._first = _counted()
+        self._updates = self._first_updates = _count_updates()
         self._since = time.monotonic()
         self._ended = threading.Event()
-        self._heard = time.monotonic()
-        self._told: set[str] = set()
 
     def mark(self, what: str) -> None:
         """Note what this rank is about to do, or to wait in."""
         self._marks += 1
-        self._come.what = what
+        self._progress.what = what
         self._waits = bool(what)
         self._since = time.monotonic()
 
@@ -96,14 +139,14 @@ class StallWatch(threading.Thread):
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
         """Note that it takes time before this rank waits in what it marked."""
-        what, waits = self._come.what, self._waits
+        what, waits = self._progress.what, self._waits
         if what:
-            self._come.what = f"the preparation of {what}"
+            self._progress.what = f"the preparation of {what}"
         self._waits = False
         try:
             yield
         finally:
-            self._come.what, self._waits = what, waits
+            self._progress.what, self._waits = what, waits
             self._since = time.monotonic()
 
     def stop(self) -> None:
@@ -111,29 +154,29 @@ class StallWatch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Leave word at every beat; look at the others when standing still."""
+        """Report progress at every beat; look at the others when waiting."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned = 0.0
-        lost: dict[str, str] = {}
-        self._leave_word()
+        gone: dict[str, State] = {}
+        self._report()
         while not self._ended.wait(beat_s):
             self._count()
-            self._come.beat += 1
-            before, lost = lost, self._look_for_lost()
+            self._progress.beat += 1
+            before, gone = gone, self._look_for_gone()
             still_s = time.monotonic() - self._since
             waits = self._waits or self._updates_wait
-            # Who has ended may have sent what is still on its way.
-            gone = {
-                name: why
-                for name, why in lost.items()
-                if why == SILENT or name in before
+            # What a rank sent before it ended may still be on its way.
+            missing = {
+                name: state
+                for name, state in gone.items()
+                if state == State.LOST or name in before
             }
-            if gone and waits:
-                self._end(gone, still_s)
-            self._leave_word()
+            if missing and waits:
+                self._end(missing, still_s)
+            self._report()
             if not waits or still_s < self._warning_s - _LOOKING_BEATS * beat_s:
                 warned = 0.0
-                self._signs = None
+                self._liveness = None
                 continue
             found = self._look(beat_s)
             if not found or still_s < warned + self._warning_s:
@@ -144,76 +187,82 @@ class StallWatch(threading.Thread):
             else:
                 logger.warning("%s", self._text(found, still_s))
 
-    def _look_for_lost(self) -> dict[str, str]:
-        """The names of the ranks that are gone, and how that is known."""
-        if not first:
+    def _look_for_gone(self) -> dict[str, State]:
+        """Return the names of other ranks that are gone, and their states."""
+        if not rank0_name:
             return {}  # Their launcher watches them.
+        self._rank0.look()
+        state = self._rank0.state(0)
+        if state.is_gone:
+            return {rank0_name: state}
+        for name in self._gone.keys() - self._warned_of:
+            self._warned_of.add(name)
+            if self._gone[name] == State.LOST:
+                logger.warning("%s %s.", name, State.LOST)
+        return self._gone
+
+    def _ask_rank0(self, _: Sequence[int]) -> dict[int, Any]:
+        """Ask rank 0's store who is gone; the answer is its sign of life."""
+        self._gone = {}
         try:
-            lost = self.store.get(LOST) or {}
-            self._heard = time.monotonic()
+            gone = self.store.get(GONE) or {}
         except OSError as error:
             reason = getattr(error, "reason", error)
-            if isinstance(reason, ConnectionRefusedError):
-                return {first[0]: ENDED}
-            silent_s = time.monotonic() - self._heard
-            return {first[0]: SILENT} if silent_s > settings.LOST_S else {}
-        others = {
-            name: why
-            for rank, (name, why) in lost.items()
+            has_ended = isinstance(reason, ConnectionRefusedError)
+            return {0: State.ENDED} if has_ended else {}
+        self._gone = {
+            name: State(state)
+            for rank, (name, state) in gone.items()
             if int(rank) != self._rank
         }
-        for name in others.keys() - self._told:
-            self._told.add(name)
-            if others[name] == SILENT:
-                logger.warning("%s %s.", name, SILENT)
-        return others
+        return {0: ANSWERED}
 
     def _count(self) -> None:
         """Find out how far this rank has come."""
-        updates = begun, ended = _counted()
-        done = begun - self._first[0]
-        self._come.position = self._marks + done
+        updates = begun, ended = _count_updates()
+        done = begun - self._first_updates[0]
+        self._progress.position = self._marks + done
         self._updates_wait = ended < begun
         if updates != self._updates:
             self._updates = updates
             if not self._waits:
-                self._come.what = f"update {done}"
+                self._progress.what = f"update {done}"
             self._since = time.monotonic()
 
-    def _leave_word(self) -> None:
-        if first and time.monotonic() - self._heard > settings.STALL_BEAT_S:
+    def _report(self) -> None:
+        """Write this rank's progress into the store."""
+        if self._rank0.silent_s(0) > settings.STALL_BEAT_S:
             return  # It would wait for an answer once more.
         with contextlib.suppress(OSError):
-            word = dataclasses.asdict(self._come)
-            self.store.put(f"{_WORD}-{self._rank}", word)
+            progress = dataclasses.asdict(self._progress)
+            self.store.put(f"{_PROGRESS}-{self._rank}", progress)
 
     def _look(self, beat_s: float) -> dict[str, str]:
-        """The ranks that this one waits for, and why, as far as is known."""
-        if self._signs is None:
-            words = functools.partial(self.store.by_rank, _WORD)
-            self._signs = Liveness(self._others, words)
-        signs = self._signs
+        """Return the ranks that this one waits for, and why."""
+        if self._liveness is None:
+            progress = functools.partial(self.store.by_rank, _PROGRESS)
+            limit_s = _SILENT_BEATS * beat_s
+            self._liveness = Liveness(self._others, progress, limit_s)
         try:
-            signs.look()
+            self._liveness.look()
         except OSError:  # The store is gone; so will this process be.
             return {}
-        silent_s = _SILENT_BEATS * beat_s
-        silent = [r for r in self._others if signs.silent_s(r) > silent_s]
-        places = {
-            r: word and Progress(**word) for r, word in signs.signs.items()
+        others = {
+            rank: progress and Progress(**progress)
+            for rank, progress in self._liveness.signs.items()
         }
-        found = waited_for(self._come, places, silent)
+        found = waited_for(self._progress, others, self._liveness.gone())
         named = dict(itertools.islice(found.items(), settings.NAMED))
-        told = {f"rank {rank}": why for rank, why in named.items()}
+        reasons = {f"rank {rank}": why for rank, why in named.items()}
         if len(found) > len(named):
-            told[f"{len(found) - len(named)} more"] = "likewise"
-        return told
+            reasons[f"{len(found) - len(named)} more"] = "likewise"
+        return reasons
 
     def _text(self, found: Mapping[str, str], still_s: float) -> str:
-        told = "; ".join(f"{name} {why}" for name, why in found.items())
+        reasons = "; ".join(f"{name} {why}" for name, why in found.items())
         return (
             f"rank {self._rank} has waited for {still_s:.0f} s in "
-            f"{self._come.what}: {told}."
+            f"{self._progress.what}: {reasons}."
         )
 
     def _end(self, found: Mapping[str, str], still_s: float) -> None:
@@ -226,7 +275,7 @@ def end(text: str) -> None:
     os._exit(EXIT_AGAIN)
 
 
-def _counted() -> tuple[int, int]:
+def _count_updates() -> tuple[int, int]:
     counts = [count() for count in counters]
     return sum(n for n, _ in counts), sum(n for _, n in counts)
 

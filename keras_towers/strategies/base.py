@@ -252,7 +252,11 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 'batch_norm="tower" changes results: BatchNormalization has '
                 "statistics of each tower's own rows"
             )
-        if config.micro_batches > 1:
+        if config.micro_batches == "auto":
+            lines.append(
+                "each tower takes its rows in as many parts as its memory needs"
+            )
+        elif config.micro_batches > 1:
             lines.append(
                 f"each tower takes its rows in {config.micro_batches} parts, "
                 "one after another"
@@ -293,7 +297,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.scope())
-            if self._config.num_parts > 1:
+            if self._config.divides:
                 stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
@@ -351,7 +355,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise TowerError(
                 f"adopt takes a keras.Model of Keras 3, but got {model!r}."
             )
-        if self._config.num_parts > 1:
+        if self._config.divides:
             self._components.adoption.claim(model)
             with self.scope():
                 self._components.adoption.bind(model)

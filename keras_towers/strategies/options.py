@@ -18,6 +18,7 @@ from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.contract import (
     Batches,
     Extent,
+    MicroBatches,
     StepOptions,
     Updates,
 )
@@ -60,7 +61,10 @@ class Options(StepOptions):
             part at a time. The step is that of the whole batch. What has to
             know all rows, as BatchNormalization does, needs that of all parts
             up to there. With ``batch_norm="tower"`` the statistics are those
-            of each part.
+            of each part. ``"auto"``: one part; where memory is not enough in
+            the first steps of a call, twice as many, as often as needed, and
+            the step is done again from the same weights. Not for several
+            processes.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -123,10 +127,10 @@ class Options(StepOptions):
             check(name, value, hint)
             if isinstance(value, np.bool_):
                 object.__setattr__(self, name, bool(value))
-        if self.micro_batches < 1:
+        if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
-                "the number of parts of a tower's rows, 1 or more."
+                "the number of parts of a tower's rows, 1 or more, or 'auto'."
             )
         modes.check_between_ranks(self)
 
@@ -138,7 +142,7 @@ class StepKeywords(TypedDict, total=False):
     batches: Batches
     sync_every_epoch: bool
     batch_norm: Extent
-    micro_batches: int
+    micro_batches: MicroBatches
 
 
 class AllReduceKeywords(StepKeywords, total=False):

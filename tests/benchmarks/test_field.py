@@ -6,11 +6,11 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import charts, rows
+from benchmarks import charts
 from benchmarks.__main__ import app
-from benchmarks.field import TOLERANCE, Field, difference, undecided
+from benchmarks.field import FIELD, TOLERANCE, Field, difference, undecided
 from keras_towers.bench import runner
-from keras_towers.bench.rows import ROWS, find
+from keras_towers.bench.rows import ROWS, Row, find
 from keras_towers.bench.runner import Cell, Sample, Setting
 from keras_towers.doctor import probe
 from tests.bench.shared import FACTS, RANK
@@ -74,7 +74,7 @@ SAMPLES = [
 def results_of(samples, cores=8):
     setting = Setting("cpu", 64, 5, 60, frameworks=True)
     facts = FACTS | {"cores": cores}
-    field = Field(rows.FIELD, {}, ["small"], {}, setting, facts, samples)
+    field = Field(FIELD, {}, ["small"], {}, setting, facts, samples)
     return {result["row"]: result for result in field.results()}
 
 
@@ -137,7 +137,7 @@ def command(monkeypatch, tmp_path):
     def workers(model, stored, setting, row=None, cell=None):
         if cell is None:
             return [{"title": model, "note": ""}]
-        assert setting.rows == "benchmarks.rows:FIELD"
+        assert setting.rows == "benchmarks.field:FIELD"
         result = RANK | {"losses": {"plain-frozen": BAD}.get(row.name, GOOD)}
         # The other one trained a model of its own.
         other = {"witness": [0.7]} if row.name == "horovod-raw" else {}
@@ -145,7 +145,7 @@ def command(monkeypatch, tmp_path):
 
     monkeypatch.setattr(runner, "run_workers", workers)
     monkeypatch.setattr(probe, "machine_facts", lambda timeout_s: FACTS)
-    monkeypatch.setattr(rows.Row, "missing", "")
+    monkeypatch.setattr(Row, "missing", "")
 
     def run(*arguments):
         return CliRunner().invoke(app, arguments)
@@ -176,9 +176,9 @@ def test_field_is_measured_shown_and_drawn(command, tmp_path):
 
 
 def test_every_row_has_a_kind():
-    for name, row in {**ROWS, **rows.FIELD}.items():
+    for name, row in {**ROWS, **FIELD}.items():
         kind = charts.kind(name)
         assert kind in charts.KINDS
         assert (kind in ("default", "ours")) == row.ours
     assert charts.kind("tower:mode=cpu") == "ours"
-    assert find(rows.FIELD, "torch-ddp").compute == "compute-torch"
+    assert find(FIELD, "torch-ddp").compute == "compute-torch"

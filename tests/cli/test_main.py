@@ -58,7 +58,6 @@ def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
             "install m",
             "-towers install: unknown engine 'm'; choose byteps or horovod",
         ),
-        ("verify a:b --batches 3", "it is --steps now"),
     ],
 )
 def test_what_is_there_instead(words, says):

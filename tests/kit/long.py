@@ -1,13 +1,16 @@
 """Cases that repeat what others show, or of which `make test` draws some."""
 
+import datetime
 import os
 import random
 
 import pytest
 
 SEEDED_BY = "KERAS_TOWERS_TEST_SEED"
-# Another one, such as the date, draws other cases.
-SEED = int(os.environ.get(SEEDED_BY, "1"))
+# Every day draws other cases. In the environment, so that all processes of
+# pytest-xdist draw the same ones, also at midnight.
+os.environ.setdefault(SEEDED_BY, datetime.date.today().strftime("%Y%m%d"))
+SEED = int(os.environ[SEEDED_BY])
 
 
 def long_but(kept, cases):

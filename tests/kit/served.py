@@ -98,10 +98,10 @@ class Job:
     def _look(self):
         """Tell the workers who is missed, as a server does."""
         there = ServerStore(DEVICE)
-        workers = server.Roll(self._jobs["worker"], there)
+        workers = server.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.look()
-            server.tell_of(there, f"{self._name}/", workers.missed())
+            server.publish(there, f"{self._name}/", workers.missing())
 
 
 def _take(port):

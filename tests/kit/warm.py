@@ -38,47 +38,42 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 def environment(warm: bool = True) -> dict[str, str]:
     """The variables with which processes begin with TensorFlow imported."""
+    global server
     if not warm or os.environ.get(SWITCH) == "0":
         return {}
     from tests.kit.lean.warm_client import read_at_import
 
     left, known = map(read_at_import, (dict(os.environ), _ENVIRONMENT))
     assert left == known, f"a test has left {left} in place of {known}"
-    before = servers[-1] if servers else None
-    if before is None or before.ended():
-        servers.append(Server())
-    if before is not None and before is not servers[-1]:
-        # An error in the test that met it; the next ones have the new server.
+    if server is not None and server.process.poll() is not None:
+        # An error in the test that met it; the next ones have a new server.
         warnings.warn(
-            f"The server of tests/kit/warm.py has ended: {before.said()}",
+            f"The server of tests/kit/warm.py has ended: {server.said()}",
             stacklevel=2,
         )
-    return {VARIABLE: servers[-1].path}
-
-
-def cpu_seconds() -> float:
-    """What the servers and all processes that they forked have taken so far."""
-    return sum(server.cpu_seconds() for server in servers)
+        server = None
+    server = server or Server()
+    return {VARIABLE: server.path}
 
 
 class Server:
-    """A process of ``main``, and what it took."""
+    """A process that runs ``main`` until this one ends."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="keras-towers-warm-")
         self.path = os.path.join(self._folder.name, "socket")
-        self._said = os.path.join(self._folder.name, "said")
+        self._output = os.path.join(self._folder.name, "output")
         with (
             socket.socket(socket.AF_UNIX) as listener,
-            open(self._said, "wb") as said,
+            open(self._output, "wb") as output,
         ):
             listener.bind(self.path)
             listener.listen(64)
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, __file__, str(listener.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 env={
                     **_ENVIRONMENT,
                     "PYTHONPATH": f"{_LEAN}{os.pathsep}{_ROOT}",
@@ -89,36 +84,18 @@ class Server:
             )
         atexit.register(self._end)
 
-    def ended(self) -> bool:
-        """Whether it has ended, unasked."""
-        # Not ``poll()``, which would reap it: what it took could not be read.
-        return self._stat()[0] == "Z"
-
     def said(self) -> str:
         """What it has printed: why it did not fork, or why it ended."""
-        with open(self._said) as file:
+        with open(self._output) as file:
             return file.read()
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def cpu_seconds(self) -> float:
-        ticks = [int(field) for field in self._stat()[11:15]]
-        return sum(ticks) / os.sysconf("SC_CLK_TCK")
-
-    def _stat(self) -> list[str]:
-        # Not by pathlib: a test may have replaced what that reads.
-        with open(f"/proc/{self._process.pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-
     def _end(self) -> None:
-        self.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._folder.cleanup()
 
 
-# The last one is asked; those before it have ended.
-servers: list[Server] = []
+server: Server | None = None
 
 
 def main() -> None:

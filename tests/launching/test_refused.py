@@ -45,7 +45,7 @@ def refused(options):
         ("-np 2 --strategy tower", "works in one process"),
         ("-np 2 --strategy horovod --no-strategy", "or --strategy, not both"),
         ("--ps 1 --workers 2 --no-strategy", "--no-strategy or --ps, not both"),
-        ("-np 2 --strategy horovod --servers 1", "no use for BytePS's"),
+        ("-np 2 --strategy horovod --servers 1", "has no use for servers"),
         ("-np 2 --servers 1 --min-np 1", "a fixed number of processes"),
         ("-np 2 --towers 2", "--towers needs --strategy"),
         ("-np 2 --network-interface no0", "no network interface no0"),

@@ -124,7 +124,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 def test_training_alone_is_refused(under, monkeypatch):
     monkeypatch.setattr(check, "_advice", None)
-    said = under(ALONE, "--fitting", "horovod")
+    said = under(ALONE, "--advice", "horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
     assert all(part in said.err for part in ADVICE)

@@ -1,11 +1,17 @@
 """Checks of a worker: ranks that update weights of their own between rounds."""
 
+import pathlib
+import sys
+
 import keras
 import numpy as np
+import pytest
 
+import keras_towers as kt
 from tests.kit.ranks import check
 from tests.processes import small as s
 
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
 RANKS = 2
 # So many for each of four towers.
 BATCH = 8
@@ -69,7 +75,9 @@ def assert_rounds(steps, towers=1, **outer):
     with s.Strategy(towers, sync_every=steps, **outer) as strategy:
         assert f"each {steps}th step" in strategy.describe()
         history = s.fit(
-            *(mine, s.X[:COUNT], s.Y[:COUNT]),
+            mine,
+            s.X[:COUNT],
+            s.Y[:COUNT],
             batch_size=BATCH,
             epochs=EPOCHS,
             callbacks=[look],
@@ -146,6 +154,34 @@ def after_a_round_that_only_some_ranks_went_on_with():
         s.fit(mine)
     assert messages.have("[1]") == (s.RANK == 0)
     s.assert_same_model(mine)
+
+
+@check
+def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
+    """Each rank counts its own examples; the ranks' sums are logged."""
+    strategy = s.Strategy(sync_every=4)
+
+    def trained(name, mine, *callbacks):
+        backup = kt.Backup(FOLDER / name, every=2)
+        with strategy:
+            return s.fit(
+                mine,
+                s.X[:COUNT],
+                s.Y[:COUNT],
+                batch_size=BATCH,
+                epochs=EPOCHS,
+                callbacks=[backup, *callbacks],
+            )
+
+    undisturbed = s.model(optimizer=momentum())
+    wanted = trained("undisturbed", undisturbed)
+    with pytest.raises(s.Broken):
+        trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
+    resumed = s.model(optimizer=momentum())
+    found = trained("broken", resumed)
+    for name, values in wanted.history.items():
+        np.testing.assert_allclose(found.history[name], values, rtol=1e-6)
+    s.assert_same_model(resumed, undisturbed)
 
 
 @check

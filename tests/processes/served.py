@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
@@ -184,6 +185,37 @@ def who_has_no_examples_writes_no_state():
     assert np.isfinite(mine.get_weights()[0]).all()
     assert np.isfinite(seen).all()
     assert (seen[0] == seen[1]) == (s.RANK > 0), seen
+
+
+class Noise(keras.layers.Layer):
+    """Notes which of many units a Dropout has kept."""
+
+    def build(self, shape):
+        self.drop = keras.layers.Dropout(0.5)
+        self.kept = self.add_weight(
+            shape=(64,), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        ones = tf.ones((1, 64))
+        mask = self.drop(ones, training=training)
+        self.kept.assign(tf.reshape(mask, (64,)))
+        return x
+
+
+@check
+def workers_with_data_of_their_own_draw_masks_of_their_own():
+    """Although all set one seed, as scripts do."""
+    mine, kept = s.model(Noise()), []
+    look = s.Does(
+        on_train_batch_end=lambda mine: kept.append(
+            mine.layers[-1].kept.numpy().tolist()
+        )
+    )
+    with s.Strategy(batches="each"):
+        s.fit(mine, s.X[:16], s.Y[:16], batch_size=8, callbacks=[look])
+    masks = [tuple(mask) for rank in s.gather(kept) for mask in rank]
+    assert len(set(masks)) == len(masks) == 2 * len(s.gather(None)), masks
 
 
 @check

@@ -49,6 +49,7 @@ RARER = (
     "after_a_round_that_only_some_ranks_went_on_with",
     "classes_are_learned_in_rounds",
     "rounds_end_where_weights_are_used",
+    "a_backup_within_an_epoch_keeps_what_all_ranks_have_counted",
     "rounds_on_two_towers",
     "rounds_that_cannot_be",
     "rounds_with_an_outer_step",

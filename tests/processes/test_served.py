@@ -13,6 +13,7 @@ RARER = (
     "unequal_lengths_end",
     "masks_are_of_the_own_part_and_warned_of",
     "who_has_no_examples_writes_no_state",
+    "workers_with_data_of_their_own_draw_masks_of_their_own",
 )
 KEPT = ("embedding-clipped", *(name for name in USAGE if name not in RARER))
 # Every weight by itself, as large ones are.

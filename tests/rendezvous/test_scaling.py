@@ -9,24 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import environments, pulse, rendezvous, watch
+from keras_towers.rendezvous import environments, heartbeat, meet, watch
 from keras_towers.rendezvous.server import Handler, StoreServer
 from keras_towers.rendezvous.watch import StallWatch
 from tests.launching.jobs import variables, wait_until
 
 
-class Here(pulse.Pulse):
+class Here(heartbeat.HeartbeatProcess):
     """What is beside each rank, in this process."""
 
     def __init__(self):
-        self.beside = pulse._Beside()
+        self.beside = heartbeat._HeartbeatServer()
 
     def _ask(self, *order):
         name, *arguments = json.loads(json.dumps(order))
         answer = getattr(self.beside, name)(*arguments)
         return json.loads(json.dumps(answer))
 
-    _tell = _ask
+    _send = _ask
 
     def stop(self):
         self.beside.end()
@@ -42,7 +42,7 @@ def asked(monkeypatch, tmp_path):
         found[f"{handler.command} {key.rpartition('-')[0] or key}"] += 1
 
     monkeypatch.setattr(Handler, "log_message", note)
-    monkeypatch.setattr(watch, "first", [])
+    monkeypatch.setattr(watch, "rank0_name", "")
     monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
     return found
 
@@ -50,7 +50,7 @@ def asked(monkeypatch, tmp_path):
 def met(size, monkeypatch):
     """Let ranks meet; the client of their store."""
     here = Here()
-    monkeypatch.setattr(rendezvous, "_beside", lambda: here)
+    monkeypatch.setattr(meet, "_heartbeat", lambda: here)
 
     def join(rank):
         it = environments.Torchrun(
@@ -59,9 +59,8 @@ def met(size, monkeypatch):
                 f"MASTER_ADDR=localhost TORCHELASTIC_RUN_ID={size}"
             )
         )
-        meet = rendezvous._come if rank else rendezvous._receive
-        file = rendezvous.RendezvousFile(it)
-        return meet(it, None, file, 60)
+        join = meet._come if rank else meet._receive
+        return join(it, None, meet.RendezvousFile(it), 60)
 
     with ThreadPoolExecutor(size) as pool:
         # Rank 0 is the last one.
@@ -98,14 +97,14 @@ def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog):
         # Those before it tell who is missed; on a busy machine others may miss
         # a sign of life.
         assert wait_until(lambda: caplog.text.count(late) >= 5)
-    beats = asked["PUT stall"] / size
+    beats = asked["PUT progress"] / size
     for one in watches:
         one.stop()
     for one in watches:
         one.join(60)
     here.stop()
     assert caplog.text.count(late) == 5
-    # At each beat a rank leaves word, asks who is lost, and for words.
+    # At each beat a rank reports, asks who is gone, and asks for reports.
     assert sum(asked.values()) <= 3 * size * (beats + 1), (beats, asked)
     assert told and max(told) <= 5
     assert threading.active_count() < 100

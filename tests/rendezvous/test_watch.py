@@ -10,7 +10,8 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.rendezvous import watch as watch_lib
-from keras_towers.rendezvous.liveness import Liveness, Progress, waited_for
+from keras_towers.rendezvous.liveness import State
+from keras_towers.rendezvous.watch import Progress, waited_for
 from tests.launching.jobs import wait_until
 
 STEP = Progress(7, "step 3", 5)
@@ -49,7 +50,7 @@ class Store:
         self.values = {}
 
     def put(self, key, value):
-        self.signs += key == "stall-0"
+        self.signs += key == "progress-0"
         self.values[key] = value
 
     def get(self, key):
@@ -92,8 +93,8 @@ def watch(exits):
         assert not one.is_alive()
 
 
-SILENT = "rank 1 on b", watch_lib.SILENT
-ENDED = "rank 1 on b", watch_lib.ENDED
+SILENT = "rank 1 on b", State.LOST
+ENDED = "rank 1 on b", State.ENDED
 STEPS = ["step 1", "step 2", "step 3"]
 
 
@@ -148,14 +149,14 @@ def test_whoever_waits_for_a_rank_that_is_lost_ends(
 ):
     class Told(Store):
         def get(self, key):
-            if key != watch_lib.LOST:
+            if key != watch_lib.GONE:
                 return super().get(key)
             if isinstance(lost, OSError):
                 raise urllib.error.URLError(lost)
             return lost
 
     # The store is at the first of them.
-    monkeypatch.setattr(watch_lib, "first", ["rank 1 on b"])
+    monkeypatch.setattr(watch_lib, "rank0_name", "rank 1 on b")
     monkeypatch.setattr(watch_lib.settings, "LOST_S", 0.3)
     codes, _ = exits
     store = Told(Progress(7, "step 7"), alive=True)
@@ -170,7 +171,7 @@ def test_of_many_that_are_waited_for_some_are_named(exits, monkeypatch):
     store = Store(Progress(4), alive=True)
     one = watch_lib.StallWatch(0, 6, store)
     one.mark("step 1")
-    one._come.position = 5
+    one._progress.position = 5
     late = "is still outside of training"
     found = {"rank 1": late, "rank 2": late, "3 more": "likewise"}
     assert one._look(0.05) == found
@@ -181,11 +182,11 @@ def test_who_prepares_a_step_waits_for_nobody(watch, caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         one = watch(store, ["step 1"])
         with one.preparing():
-            assert one._come.what == "the preparation of step 1"
+            assert one._progress.what == "the preparation of step 1"
             wait_until(lambda: store.signs > 24)
             assert not caplog.records
         assert wait_until(lambda: caplog.records)
-    assert one._come.what == "step 1"
+    assert one._progress.what == "step 1"
 
 
 def test_no_watch_without_others_or_a_server(monkeypatch):
@@ -195,17 +196,3 @@ def test_no_watch_without_others_or_a_server(monkeypatch):
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
     assert watch_lib.from_environment(0, 1) is None
-
-
-def test_silence_ends_with_a_new_sign():
-    signs = {1: "a", 2: "a", 3: None}
-    others = Liveness(signs, lambda ranks: {r: signs[r] for r in ranks})
-    others.look()
-    others.heard = dict.fromkeys(signs, -100.0)
-    signs[2] = "b"
-    others.look()
-    assert [others.silent_s(rank) > 50 for rank in signs] == [True, False, True]
-    answers = Liveness.of_answers(signs, lambda rank: rank == 1)
-    answers.heard = dict.fromkeys(signs, -100.0)
-    answers.look(1, 2)
-    assert [answers.silent_s(rank) > 50 for rank in (1, 2)] == [False, True]

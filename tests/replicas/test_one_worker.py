@@ -113,6 +113,40 @@ def test_an_update_in_a_condition_is_refused(strategy, name):
         model.fit(X[:, :4], X[:, :1], verbose=0)
 
 
+class UpdatesTwice(keras.Sequential):
+    """Calls one optimizer, and another one in a condition."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        kernel, bias = self.trainable_variables
+        for_kernel, for_bias = tape.gradient(loss, [kernel, bias])
+        self.optimizer.apply([for_kernel], [kernel])
+
+        def update():
+            self.other.apply([for_bias], [bias])
+            return loss
+
+        return {"loss": tf.cond(loss > 0.1, update, lambda: loss)}
+
+
+@pytest.mark.parametrize(
+    "name", ["DistributedReplicatedStrategy", "SyncReplicasStrategy"]
+)
+def test_a_second_update_in_a_condition_is_refused(strategy, name):
+    model = UpdatesTwice([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    model.other = keras.optimizers.SGD()
+    for optimizer, weight in zip(
+        (model.optimizer, model.other), model.trainable_variables, strict=True
+    ):
+        optimizer.build([weight])
+    refused = pytest.raises(TowerError, match="writes into .*/bias, which")
+    with strategy(name), refused:
+        model.fit(X[:, :4], X[:, :1], verbose=0)
+
+
 def test_xla_compiles_what_a_worker_computes(strategy, caplog):
     model, reference = linear(jit_compile=True), linear()
     reference.run_eagerly = True

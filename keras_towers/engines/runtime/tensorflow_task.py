@@ -25,8 +25,7 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import listening
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
-from keras_towers.rendezvous.liveness import AnswerWatch, waiting
-from keras_towers.rendezvous.watch import SILENT
+from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -192,7 +191,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
         _watch.start()
         # TensorFlow must not be asked while Python takes it down.
         atexit.register(_watch.stop)
-    _watch.limit_s = timeout_s
+    _watch.liveness.limit_s = timeout_s
     return task
 
 
@@ -200,5 +199,5 @@ def _abort(ranks: str) -> None:
     """End the collectives of this process."""
     system.end_in_time()
     compat.eager_context().abort_collective_ops(
-        tf.errors.UNAVAILABLE, f"{ranks} {SILENT}"
+        tf.errors.UNAVAILABLE, f"{ranks} {State.LOST}"
     )

@@ -18,6 +18,7 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.out_of_memory import FittingFunction
 from keras_towers.fit.weights import trainers
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -183,10 +184,34 @@ class TowerCall:
         name = f"{kind}_function"
         mine = self.adoption.made_function(self.model, name)
         anew = force or (getattr(self.model, name) is not None and not mine)
+        self._make_own(name, anew)
+        if self.config.micro_batches == "auto" and not self.model.run_eagerly:
+            self._fit_into_memory(name)
+        self.adoption.remember_function(self.model, name)
+
+    def _make_own(self, name: str, anew: bool) -> None:
+        """Have the model make one of its functions."""
         with trainers.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
-        self.adoption.remember_function(self.model, name)
+
+    def _fit_into_memory(self, name: str) -> None:
+        """Let one of the model's functions take batches in more parts."""
+        model = self.model
+        function = getattr(model, name)
+        if not isinstance(function, FittingFunction):
+
+            def make() -> Any:
+                fitting = getattr(model, name)
+                self._make_own(name, True)
+                made = getattr(model, name)
+                setattr(model, name, fitting)
+                return made
+
+            function = FittingFunction(function, make, model, self._step)
+            setattr(model, name, function)
+        if not self.kind.endswith("_on_batch"):
+            function.begin()
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""

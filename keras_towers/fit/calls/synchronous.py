@@ -52,7 +52,7 @@ class TowerCalls:
     @property
     def alone(self) -> bool:
         """Whether all calls run as plain Keras does."""
-        return self._config.num_parts == 1
+        return not self._config.divides
 
     def _start(self, asked: KerasCall, start: Start | None) -> Any:
         kind, model = asked.kind, asked.model

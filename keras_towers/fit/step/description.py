@@ -77,11 +77,21 @@ class StepCosts:
         return [f"{said}: {line} ({x:.1%} of the step)" for line, x in found]
 
 
-def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
-    """Note what a step costs; say what is computed once, once."""
+def note(
+    config: TowerConfig, kind: str, model: str, program: Program, parts: int
+) -> None:
+    """Note what a step costs; say what is computed once, once.
+
+    Args:
+        config: the towers that run the step.
+        kind: the method of Keras that the step belongs to.
+        model: the name of its model.
+        program: what the towers do.
+        parts: the number of parts of a batch in all processes.
+    """
     does = "prediction" if "predict" in kind else "evaluation"
     name = f"{'training' if kind in TRAINING else does} of {model!r}"
-    costs = costs_of(program, config.num_parts)
+    costs = costs_of(program, parts)
     _costs.setdefault(config.strategy, {})[name] = costs
     first, *others = costs.described_once or [""]
     if first and config.peers.rank == 0 and is_news((name, first)):
@@ -90,7 +100,7 @@ def note(config: TowerConfig, kind: str, model: str, program: Program) -> None:
 
 def described(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
-    several = config.micro_batches > 1
+    several = config.micro_batches != 1
     return [
         f"{name}: {line}"
         for name, costs in _costs.get(config.strategy, {}).items()

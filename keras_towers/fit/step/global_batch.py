@@ -44,13 +44,22 @@ logger = logging.getLogger("keras_towers")
 
 
 class GlobalStep:
-    """Runs steps of Keras on all towers, with the results of one device."""
+    """Runs steps of Keras on all towers, with the results of one device.
+
+    Attributes:
+        micro_batches: the number of parts that each tower has of a batch, in
+            steps that are traced from now on.
+        on_trace: called with the graph of a step that has been traced.
+    """
 
     def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
+        number = self.config.micro_batches
+        self.micro_batches: int = 1 if number == "auto" else number
+        self.on_trace: Callable[[Any], None] = lambda graph: None
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
@@ -99,7 +108,7 @@ class GlobalStep:
             spec = data_lib.joined_spec(batch)
         pieces = batch.pieces
         batch = data_lib.micro_batches_of(
-            batch, self.config.micro_batches, divided_in(spec)
+            batch, self.micro_batches, divided_in(spec)
         )
         divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
         recorded = model if kind in TRAINING else None
@@ -109,7 +118,9 @@ class GlobalStep:
             marks.marked(recorded, self.config.devices, pieces),
         ):
             result = self._divided(step, divided, model, kind, transport)
-        return self.order.end(result)
+        result = self.order.end(result)
+        self.on_trace(compat.get_default_graph())
+        return result
 
     @property
     def _is_global(self) -> bool:
@@ -152,6 +163,13 @@ class GlobalStep:
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
+        changed: list[list[Any]] = []
+        if self.micro_batches > 1:
+            # Each part of a tower would change them.
+            for index in traced.written:
+                copied, mirrors[index] = mirrors[index], None
+                if copied is not None:
+                    changed.append(copied)
         first = len(divided.layouts)
         program = partitioned(
             traced.graph,
@@ -165,14 +183,15 @@ class GlobalStep:
         program = program if mine is None else mine.program
         if mine is not None and len(mine.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
-        description.note(config, kind, model.name, program)
+        number_of_parts = config.num_replicas * self.micro_batches
+        description.note(config, kind, model.name, program, number_of_parts)
         common, parts = divided.given(program.inputs, transport.rank == 0)
         if mine is not None:
             divided.give_all(mine, common, parts, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
-        number = config.micro_batches
+        number = self.micro_batches
         towers = [
             parts[k * number : (k + 1) * number]
             for k in range(config.num_towers)
@@ -198,6 +217,8 @@ class GlobalStep:
             self.order,
             functools.partial(self._update, traced, mine, divided),
         )
+        for handles_of_towers in changed:
+            _copy_first(handles_of_towers, config.devices)
         return traced.filled(results)
 
     @property
@@ -316,6 +337,15 @@ def _say_of_own_rows(model: str, config: TowerConfig) -> None:
             model,
             strategy,
         )
+
+
+def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
+    """Assign what a variable has on the first tower on all others."""
+    dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
+    value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
+    for handle, device in zip(handles[1:], devices[1:], strict=True):
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:

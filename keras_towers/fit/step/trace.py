@@ -18,6 +18,7 @@ from keras_towers.fit.weights import variables as variables_lib
 from keras_towers.fit.weights.moved import is_elsewhere
 from keras_towers.fit.weights.state import optimizers_in
 from keras_towers.partition import Updating
+from keras_towers.partition.effects import written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,6 +57,17 @@ class Trace:
         leaves = tf.nest.flatten(self.output, expand_composites=True)
         return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
+    @property
+    def written(self) -> list[int]:
+        """The indices of the captures that are variables it writes."""
+        changed = {
+            id(operation.inputs[k])
+            for operation in self.graph.get_operations()
+            for k in written(operation)
+        }
+        captured = self._captured
+        return [k for k, tensor in enumerate(captured) if id(tensor) in changed]
+
     def filled(self, results: Sequence[Any]) -> Any:
         """Return its output with other tensors."""
         left = iter(results)
@@ -74,6 +86,12 @@ class Trace:
     def updating(self) -> dict[str, Updating]:
         """Return what the operations mean that stand for updates."""
         return {u.name: self._updating(u.call) for u in self.updates}
+
+    @property
+    def _captured(self) -> Sequence[Any]:
+        """The graph's own tensors for its captures."""
+        first = len(self.graph.inputs) - len(self.captures)
+        return self.graph.inputs[first:]
 
     def _updating(self, call: UpdateCall) -> Updating:
         sparse, place = [], 0
@@ -101,12 +119,11 @@ class Trace:
             for v in used
             if not is_elsewhere(v)
         }
-        inside = self.graph.inputs[
-            len(self.graph.inputs) - len(self.captures) :
-        ]
         return [
             tensor
-            for tensor, outside in zip(inside, self.captures, strict=True)
+            for tensor, outside in zip(
+                self._captured, self.captures, strict=True
+            )
             if id(outside) in handles
         ]
 

@@ -199,16 +199,19 @@ def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
     return False
 
 
-# What separates the towers' first words of a seed, of which the second counts.
-_SEED_STRIDE = 1_000_003
-
-
 def _next_seed(
     original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Let towers that read the same state draw other numbers."""
     seed = original(generator, *args, **kwargs)
     tower = traced.current()
-    if tower is None:
-        return seed
-    return seed + tf.constant([tower.index * _SEED_STRIDE, 0], seed.dtype)
+    return seed if tower is None else seed_of_replica(seed, tower.index)
+
+
+# Between the seeds of two replicas; Keras counts the second number of a seed.
+_SEED_STRIDE = 1_000_003
+
+
+def seed_of_replica(seed: Any, replica: int) -> Any:
+    """Return a seed that differs from those of all other replicas."""
+    return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)

@@ -22,7 +22,10 @@ from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import state as state_lib
 from keras_towers.parameter_servers.peers import ServerPeers
 from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.update import add_atomically
+from keras_towers.replicas.asynchronous.update import (
+    add_atomically,
+    seed_of_replica,
+)
 from keras_towers.replicas.fits import (
     DroppedGradients,
     ReplicaCall,
@@ -156,7 +159,13 @@ class ServedFit(ReplicaCall):
             given.get("callbacks"), joins
         )
         add_atomically()
-        with self.told(), self._ended(), self._joined(), super().opened():
+        with (
+            patches.held(_draw_apart),
+            self.told(),
+            self._ended(),
+            self._joined(),
+            super().opened(),
+        ):
             yield
 
     def _make(self, kind: str, force: bool = False) -> None:
@@ -173,7 +182,9 @@ class ServedFit(ReplicaCall):
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         with self.session.in_trace():
-            return super().run_step(step, batch)
+            result = super().run_step(step, batch)
+        self.session.variables.refuse_writes(compat.get_default_graph())
+        return result
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
@@ -297,3 +308,18 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if session is not None and tf.executing_eagerly():
         session.write_through(variable)
     return result
+
+
+def _draw_apart() -> None:
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Let workers that read data of their own draw numbers of their own."""
+    seed = original(generator, *args, **kwargs)
+    session = session_lib.current.get()
+    if session is None or session.splits_batches:
+        return seed
+    return seed_of_replica(seed, session.rank)

@@ -31,7 +31,7 @@ class DirectSession(Session):
 
     def __init__(self, sync: bool, **given: Any):
         super().__init__(**given)
-        self.in_step = sync and self._split
+        self.in_step = sync and self.splits_batches
         self._sync = sync
         size = self.connection.size
         self.spare = 0 if sync else size

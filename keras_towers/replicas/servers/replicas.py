@@ -55,9 +55,9 @@ class ReplicaSession(Session):
         # With backup replicas those that are late are waited for no longer
         # than until there are no updates that they could be part of.
         self._until_left = (
-            aggregate if self._split and aggregate < size else None
+            aggregate if self.splits_batches and aggregate < size else None
         )
-        self.in_step = self._split and not quorum.may_drop
+        self.in_step = self.splits_batches and not quorum.may_drop
         self._comes_back = False
         self._look: Callable[[], None] = lambda: None
         self._error: BaseException | None = None

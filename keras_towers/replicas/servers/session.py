@@ -44,7 +44,7 @@ class Session:
         self.connection: Connection = peers.connection
         self.name = name = f"{peers.prefix}/model_{number}"
         self.rank: int = self.connection.rank
-        self._split = split
+        self.splits_batches = split
         self._peers = peers
         self._server = self.connection.devices[0]
         self._store = self.connection.store

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers import settings
+from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.update.optimizers import as_one_device
@@ -115,6 +115,34 @@ class ServerVariables:
                 f"the step trains {names}, which the parameter servers do not "
                 "hold: they hold the trainable weights that the model had "
                 "when fit began."
+            )
+
+    def refuse_writes(self, graph: Any) -> None:
+        """Refuse a traced step that writes into trained weights itself.
+
+        The servers' weights replace these values after the step. What calls an
+        optimizer in a condition or a loop writes them, too.
+        """
+        paths = {
+            id(component(each._value).handle): each.path
+            for each in self._held(self.trained)
+        }
+        trained = {
+            id(inside): paths[id(outside)]
+            for outside, inside in graph.captures
+            if id(outside) in paths
+        }
+        written = {
+            trained[id(resource)]: None
+            for operation in graph.get_operations()
+            for resource in compat.resources_of(operation)[1]
+            if id(resource) in trained
+        }
+        if written:
+            raise TowerError(
+                f"the step writes into {', '.join(written)}, which would be "
+                "lost: parameter servers hold the trained weights. Call apply "
+                "of an optimizer, and not in a condition or a loop."
             )
 
     def put(self, variables: Sequence[keras.Variable] | None = None) -> None:

@@ -16,11 +16,10 @@ from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.parameter_servers.server import Missed, missed
+from keras_towers.parameter_servers.server import missing_workers
 from keras_towers.parameter_servers.store import task_name
-from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.liveness import Liveness, State
 from keras_towers.rendezvous.store import wait
-from keras_towers.rendezvous.watch import SILENT
 
 
 class FitEnded(Exception):
@@ -28,23 +27,29 @@ class FitEnded(Exception):
 
 
 class Watch(Liveness):
-    """The workers' signs of life, for as long as this worker waits."""
+    """The workers' signs of life, for as long as this worker waits.
+
+    Attributes:
+        missing: the workers that do not answer, as a server has published.
+    """
 
     def __init__(self, connection: Connection, name: str):
         self._store, self._prefix = connection.store, connection.prefix
-        self.missed: dict[int, Missed] = {}
+        self.missing: dict[int, State] = {}
         super().__init__(
             range(connection.size),
-            functools.partial(self._store.by_rank, f"{name}/pulse"),
+            functools.partial(self._store.by_rank, f"{name}/heartbeat"),
+            settings.LOST_S,
         )
 
-    def look(self, *ranks: int) -> None:
-        self.missed = missed(self._store, self._prefix)
-        super().look(*ranks)
+    def look(self) -> None:
+        """Look for new signs of all workers."""
+        self.missing = missing_workers(self._store, self._prefix)
+        super().look()
 
-    def gone(self) -> dict[int, Missed]:
-        """The workers that have not answered for long, when looked at last."""
-        return {r: one for r, one in self.missed.items() if one.is_gone}
+    def unreachable(self) -> dict[int, State]:
+        """Return the workers that have not answered for long."""
+        return {r: state for r, state in self.missing.items() if state.is_gone}
 
 
 class Workers:
@@ -80,17 +85,17 @@ class Workers:
         if now - self._last_beat < settings.BEAT_S:
             return
         self._last_beat = now
-        self._store.put(self._own("pulse"), time.time_ns())
+        self._store.put(self._own("heartbeat"), time.time_ns())
         self._tell_of_gone()
 
     def _tell_of_gone(self) -> None:
         """Tell once of each other worker that does not answer any more."""
-        gone = missed(self._store, self._connection.prefix)
-        for rank, one in gone.items():
-            if rank in self._told or rank == self._rank or not one.is_gone:
+        states = missing_workers(self._store, self._connection.prefix)
+        for rank, state in states.items():
+            if rank in self._told or rank == self._rank or not state.is_gone:
                 continue
             self._told.add(rank)
-            if one.is_lost:
+            if state == State.LOST:
                 tell(f"{self._lost([rank])}; fit goes on where it can")
                 continue
             tell(
@@ -101,7 +106,7 @@ class Workers:
 
     def _lost(self, ranks: Iterable[int]) -> str:
         named = (f"{self._who(rank)} at {self._at(rank)}" for rank in ranks)
-        return f"{', '.join(named)} {SILENT}"
+        return f"{', '.join(named)} {State.LOST}"
 
     def leave(self) -> None:
         """Tell that this one has left."""
@@ -158,7 +163,7 @@ class Workers:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
-        if 0 in watch.gone():
+        if 0 in watch.unreachable():
             system.end_in_time()
             raise TowerError(
                 "the chief cannot be reached any more at "
@@ -186,8 +191,8 @@ class Workers:
             else:
                 self.beat()
                 watch.look()
-            gone = watch.gone()
-            lost = [r for r in self._others if r in gone and gone[r].is_lost]
+            gone = watch.unreachable()
+            lost = [r for r in self._others if gone.get(r) == State.LOST]
             if len(lost) > spare:
                 self._check_needed(lost, spare)
 
@@ -252,7 +257,7 @@ class Workers:
                 tell(f"the chief waits for {who} to end its fit")
 
     def _trouble(self, watch: Watch, rank: int) -> str:
-        if rank in watch.gone():
+        if rank in watch.unreachable():
             return "cannot be reached any more"
         silent_s = watch.silent_s(rank)
         if silent_s > self._stall_shutdown_s:
@@ -282,7 +287,7 @@ class Workers:
             silent_s = self._watch.silent_s(rank)
             if failed.get(rank):
                 told.append(f"{self._who(rank)} has failed ({failed[rank]})")
-            elif rank in self._watch.missed:
+            elif rank in self._watch.missing:
                 told.append(f"{self._who(rank)} cannot be reached any more")
             elif silent_s > min(settings.LOST_S, timeout_s / 2):
                 told.append(

@@ -49,6 +49,23 @@ def test_sparse_gradients(updates):
     assert_exact(compiled(m.with_embedding, clipped), used, strategy)
 
 
+class Counter(keras.layers.Layer):
+    """Counts steps, and adds to its input how many there were before."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        x = x + self.steps
+        self.steps.assign_add(1.0)
+        return x * self.steps
+
+
+def test_what_each_tower_counts():
+    strategy = kt.TowerStrategy(2, micro_batches=3, updates="each")
+    assert_exact(stacked(lambda: [Counter(), Dense(3)]), used, strategy)
+
+
 def test_at_the_weights_and_times_the_replicas():
     def tripled():
         return keras.optimizers.SGD(0.3)

@@ -1,7 +1,7 @@
 """A process beside each rank that met the others by itself.
 
-It gives the rank's signs of life, since a rank's own threads stand still while
-one of them holds Python's lock. Beside rank 0 it serves the job's store, too.
+It sends the rank's heartbeat, since a rank's own threads stand still while one
+of them holds Python's lock. Beside rank 0 it serves the job's store, too.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 from keras_towers import settings
 from keras_towers.rendezvous.hosts import slots
-from keras_towers.rendezvous.liveness import Liveness
+from keras_towers.rendezvous.liveness import Liveness, State
 from keras_towers.rendezvous.server import StoreServer
 from keras_towers.rendezvous.store import Endpoint, StoreClient
-from keras_towers.rendezvous.watch import ENDED, LOST, SILENT
+from keras_towers.rendezvous.watch import GONE
 
 # As this process finds the package.
 _CALL = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from keras_towers.rendezvous import pulse; pulse.main()"
+    "from keras_towers.rendezvous import heartbeat; heartbeat.main()"
 )
-_PULSE, _ENDED = "pulse", -1
+_KEY = "heartbeat"
 
 
-class Pulse:
+class HeartbeatProcess:
     """The process beside this one, as this one sees it."""
 
     def __init__(self):
@@ -55,17 +55,17 @@ class Pulse:
         """The values that ranks have left, each at ``key-rank``."""
         return dict(self._ask("by_rank", key, [*ranks]))
 
-    def tell(self, key: str, values: Sequence[Any]) -> None:
+    def publish(self, key: str, values: Sequence[Any]) -> None:
         """Leave a value for each rank, at ``key-rank``."""
-        self._ask("tell", key, values)
+        self._ask("publish", key, values)
 
     def begin(self, hosts: Sequence[str], names: Sequence[str]) -> None:
-        """Let ranks of these names meet, one on each of these hosts."""
+        """Begin the job of ranks of these names, one on each of these hosts."""
         self._ask("begin", hosts, names, settings.BEAT_S, settings.LOST_S)
 
     def beat(self, endpoint: Endpoint, rank: int) -> None:
-        """Give the signs of life of a rank in its job's store."""
-        self._tell("beat", dataclasses.astuple(endpoint), rank, settings.BEAT_S)
+        """Send the heartbeat of a rank to its job's store."""
+        self._send("beat", dataclasses.astuple(endpoint), rank, settings.BEAT_S)
 
     def stop(self) -> None:
         """End it."""
@@ -74,20 +74,20 @@ class Pulse:
         self._process.wait()
 
     def _ask(self, *order: object) -> Any:
-        self._tell(*order)
+        self._send(*order)
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             raise OSError(0, "the process that was to serve has ended")
         return json.loads(answer)
 
-    def _tell(self, *order: object) -> None:
+    def _send(self, *order: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
 
 
-class _Beside:
+class _HeartbeatServer:
     """The process itself; its public methods are what a rank can order."""
 
     def __init__(self):
@@ -106,7 +106,7 @@ class _Beside:
         assert self._server is not None
         return [*self._server.by_rank(key, ranks).items()]
 
-    def tell(self, key: str, values: Sequence[Any]) -> bool:
+    def publish(self, key: str, values: Sequence[Any]) -> bool:
         assert self._server is not None
         for rank, value in enumerate(values):
             self._server.put(f"{key}-{rank}", value)
@@ -125,7 +125,7 @@ class _Beside:
         return True
 
     def beat(self, endpoint: Sequence[Any], rank: int, beat_s: float) -> None:
-        client, key = Endpoint(*endpoint).client(), f"{_PULSE}-{rank}"
+        client, key = Endpoint(*endpoint).client(), f"{_KEY}-{rank}"
         self._beating = self._start(self._beat, client, key, beat_s)
 
     def end(self) -> None:
@@ -142,12 +142,12 @@ class _Beside:
         return thread
 
     def _beat(self, store: StoreClient, key: str, beat_s: float) -> None:
-        sign = 0
-        while sign != _ENDED:
-            over = self._over.wait(beat_s if sign else 0)
-            sign = _ENDED if over else sign + 1
+        for beat in itertools.count():
+            over = self._over.wait(beat_s if beat else 0)
             with contextlib.suppress(OSError):
-                store.put(key, sign)
+                store.put(key, State.ENDED if over else beat)
+            if over:
+                return
 
     def _watch(
         self,
@@ -156,27 +156,22 @@ class _Beside:
         beat_s: float,
         lost_s: float,
     ) -> None:
-        words = functools.partial(server.by_rank, _PULSE)
-        signs = Liveness(range(len(names)), words)
+        heartbeats = functools.partial(server.by_rank, _KEY)
+        liveness = Liveness(range(len(names)), heartbeats, lost_s)
         while not self._over.wait(beat_s):
-            signs.look()
-            lost = {}
-            for rank, sign in signs.signs.items():
-                if sign == _ENDED:
-                    lost[rank] = names[rank], ENDED
-                elif signs.silent_s(rank) > lost_s:
-                    lost[rank] = names[rank], SILENT
+            liveness.look()
+            gone = liveness.gone().items()
             # All ranks read it, however many are gone.
-            some = itertools.islice(lost.items(), settings.NAMED)
-            server.put(LOST, dict(some))
+            some = itertools.islice(gone, settings.NAMED)
+            server.put(GONE, {rank: (names[rank], why) for rank, why in some})
 
 
 def main() -> None:
     """Do what the lines of stdin say, until it is closed."""
-    beside = _Beside()
+    server = _HeartbeatServer()
     for line in sys.stdin:
         order, *arguments = json.loads(line)
-        answer = getattr(beside, order)(*arguments)
+        answer = getattr(server, order)(*arguments)
         if answer is not None:
             print(json.dumps(answer), flush=True)
-    beside.end()
+    server.end()

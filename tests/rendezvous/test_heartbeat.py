@@ -1,4 +1,4 @@
-"""Signs of life that come from a process beside each rank."""
+"""Heartbeats that a process beside each rank sends."""
 
 import ctypes
 import os
@@ -7,9 +7,10 @@ import signal
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import watch
-from keras_towers.rendezvous.pulse import Pulse
+from keras_towers.rendezvous.heartbeat import HeartbeatProcess
+from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.watch import GONE
 from tests.launching.jobs import wait_until
 
 RANKS = 3
@@ -19,11 +20,11 @@ RANKS = 3
 def beside(monkeypatch):
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
     monkeypatch.setattr(settings, "LOST_S", 4.0)
-    found = [Pulse() for _ in range(RANKS)]
+    found = [HeartbeatProcess() for _ in range(RANKS)]
     yield found
-    for pulse in found:
-        pulse._process.kill()
-        pulse.stop()
+    for process in found:
+        process._process.kill()
+        process.stop()
 
 
 def test_who_ends_and_who_hangs_is_lost_and_nobody_else(beside):
@@ -32,22 +33,22 @@ def test_who_ends_and_who_hangs_is_lost_and_nobody_else(beside):
     assert endpoint.port and len(endpoint.secret) > 16
     names = [f"rank {rank} on h" for rank in range(RANKS)]
     beside[0].begin(["h"] * RANKS, names)
-    for rank, pulse in enumerate(beside):
-        pulse.beat(endpoint, rank)
-    assert wait_until(lambda: store.get("pulse-2"))
+    for rank, process in enumerate(beside):
+        process.beat(endpoint, rank)
+    assert wait_until(lambda: store.get("heartbeat-2"))
     # Nothing else runs in this process meanwhile.
     ctypes.PyDLL(None).usleep(5_000_000)
-    assert store.get(watch.LOST) == {}
+    assert store.get(GONE) == {}
     beside[1].stop()
-    ended = {"1": [names[1], watch.ENDED]}
-    assert wait_until(lambda: store.get(watch.LOST) == ended)
+    ended = {"1": [names[1], State.ENDED]}
+    assert wait_until(lambda: store.get(GONE) == ended)
     hangs = beside[2]._process.pid
     os.kill(hangs, signal.SIGSTOP)
-    both = {**ended, "2": [names[2], watch.SILENT]}
-    assert wait_until(lambda: store.get(watch.LOST) == both)
+    both = {**ended, "2": [names[2], State.LOST]}
+    assert wait_until(lambda: store.get(GONE) == both)
     # As a link does that heals.
     os.kill(hangs, signal.SIGCONT)
-    assert wait_until(lambda: store.get(watch.LOST) == ended)
+    assert wait_until(lambda: store.get(GONE) == ended)
 
 
 def test_where_nobody_can_listen(beside):

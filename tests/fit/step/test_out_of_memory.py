@@ -1,0 +1,204 @@
+"""With micro_batches="auto", steps take smaller parts where memory ends."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers.partition.registry import AXES
+from keras_towers.partition.rules.elementwise import broadcast
+from tests.exactness import models as m
+from tests.kit.compare import assert_exact
+from tests.kit.training import adam, compiled, fit
+
+COUNT, BATCH = 44, 20
+X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
+
+
+class Memory:
+    """Is enough for some rows at a time.
+
+    Attributes:
+        rows: that number.
+        failures: how many steps found it too small.
+    """
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.failures = 0
+
+    def zeros(self, x):
+        # TensorFlow makes a ResourceExhaustedError of it.
+        if len(x) > self.rows:
+            self.failures += 1
+            raise MemoryError(f"no memory for {len(x)} rows")
+        return np.zeros_like(x)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Allocating(keras.layers.Layer):
+    """Returns its input, and needs memory for each row of it."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.memory = memory
+        self.steps = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        self.steps.assign_add(1.0)
+        zeros = tf.numpy_function(self.memory.zeros, [x], x.dtype, False)
+        return x + tf.ensure_shape(tf.stop_gradient(zeros), x.shape)
+
+
+@pytest.fixture(autouse=True)
+def memory_of_each_tower(monkeypatch):
+    """Let towers call the layer's function on their own rows."""
+
+    def rows(node, *inputs):
+        return broadcast(node)
+
+    monkeypatch.setitem(AXES, "PyFuncStateless", rows)
+
+
+def make_in(memory):
+    def build():
+        keras.utils.set_random_seed(4)
+        layers = [
+            keras.layers.Dense(7, "tanh"),
+            keras.layers.Dropout(0.4, seed=2),
+            Allocating(memory),
+            keras.layers.Dense(3),
+        ]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    return compiled(build, lambda: adam(global_clipnorm=0.1))
+
+
+def on_batches(model):
+    """Train on batches one by one, the last of which is the largest."""
+    sizes = (8, 8, 8, 8, 20)
+    return [model.train_on_batch(X[:n], Y[:n]) for n in sizes]
+
+
+def evaluated(model):
+    fit(model, 1, X[:4], Y[:4], 4)
+    return model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+
+
+def predicted(model):
+    return model.predict(X, batch_size=BATCH, verbose=0)
+
+
+def fitted(model):
+    return fit(model, 2, X, Y, BATCH, validation_data=(X, Y))
+
+
+def of_a_dataset(model):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    return model.fit(data.repeat(2), steps_per_epoch=3, epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("act", "towers"),
+    [
+        (fitted, 1),
+        (of_a_dataset, 2),
+        (on_batches, 2),
+        (evaluated, 2),
+        (predicted, 2),
+    ],
+)
+def test_the_result_is_that_of_one_device(act, towers, logged):
+    memory = Memory(COUNT)
+    make = make_in(memory)
+
+    def limited(model):
+        inside = tf.distribute.has_strategy()
+        memory.rows = 4 if inside else COUNT
+        return act(model)
+
+    strategy = kt.TowerStrategy(towers, micro_batches="auto")
+    assert_exact(make, limited, strategy)
+    assert memory.failures
+    (level, said), *_ = logged("memory was not enough for a step of model")
+    assert level == "INFO"
+    assert "each tower takes its rows in 2 parts" in said
+
+
+def test_several_steps_at_a_time():
+    memory = Memory(COUNT)
+    build = make_in(memory)
+
+    def make():
+        model = build()
+        model.compile(adam(), m.cross_entropy(), steps_per_execution=2)
+        return model
+
+    def limited(model):
+        memory.rows = 5 if tf.distribute.has_strategy() else COUNT
+        return fitted(model)
+
+    strategy = kt.TowerStrategy(2, micro_batches="auto")
+    assert_exact(make, limited, strategy)
+    assert memory.failures
+
+
+def test_slots_on_each_tower_are_put_back():
+    """The first steps succeed, and a larger one fails after them."""
+    memory = Memory(COUNT)
+    rows = iter((COUNT, 3) * 9)
+
+    class Less(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if tf.distribute.has_strategy():
+                memory.rows = next(rows)
+
+    def act(model):
+        memory.rows = COUNT
+        return fit(model, 1, X, Y, 22, callbacks=[Less()])
+
+    strategy = kt.TowerStrategy(2, micro_batches="auto", updates="each")
+    assert_exact(make_in(memory), act, strategy)
+    assert memory.failures
+
+
+def test_without_memory_for_one_row_the_error_is_tensorflows():
+    memory = Memory(0)
+    model = make_in(memory)()
+    before = model.get_weights()
+    with (
+        kt.TowerStrategy(2, micro_batches="auto"),
+        pytest.raises(tf.errors.ResourceExhaustedError),
+    ):
+        fit(model, 1, X, Y, 8)
+    # 4 rows of each tower: in 1, 2 and 4 parts.
+    assert memory.failures >= 3
+    for found, wanted in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_after_the_first_steps_nothing_is_held():
+    model = make_in(Memory(COUNT))()
+    with kt.TowerStrategy(2, micro_batches="auto"):
+        fit(model, 1, X, Y, 8)
+        function = model.train_function
+        assert not function._variables._values
+        assert function._variables._handles
+
+
+def test_several_processes_are_refused():
+    config = kt.TowerStrategy(1, micro_batches="auto")._config
+    several = SimpleNamespace(size=2, rank=0)
+    with pytest.raises(kt.TowerError, match="Give all processes the same num"):
+        dataclasses.replace(config, transport=several)
+
+
+def test_a_step_that_is_not_traced_is_as_without_it():
+    model = make_in(Memory(COUNT))()
+    model.run_eagerly = True
+    with kt.TowerStrategy(2, micro_batches="auto"):
+        fit(model, 1, X, Y, 22)
