@@ -1,8 +1,8 @@
-"""A contrastive loss over the whole batch, on towers as it stands.
+"""Train with a contrastive loss over the whole batch, unchanged, on towers.
 
-``python examples/contrastive.py``. Each image is to be found among all of the
-batch by another view of it. Each tower compares its own images with those of
-all towers, which exchange them.
+``python examples/contrastive.py``. The loss compares each view of an image with
+the other views of the whole batch. Each tower has some of the images; towers
+exchange what the others need.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ class InfoNCE(keras.losses.Loss):
     def call(self, y_true, y_pred):
         first, second = keras.ops.unstack(y_pred, axis=1)
         logits = keras.ops.matmul(first, keras.ops.transpose(second)) / 0.1
-        itself = keras.ops.sum(first * second, axis=1) / 0.1
-        return keras.ops.logsumexp(logits, axis=1) - itself
+        positive = keras.ops.sum(first * second, axis=1) / 0.1
+        return keras.ops.logsumexp(logits, axis=1) - positive
 
 
 def train(strategy):

@@ -1,6 +1,7 @@
-"""The same model on one device and on towers: ``make demo``.
+"""Train the same model on one device and on towers, and compare.
 
-``python examples/digits.py``; the data are scikit-learn's scanned digits.
+``make demo`` or ``python examples/digits.py``; the data are scikit-learn's
+scanned digits.
 """
 
 import contextlib
@@ -33,19 +34,25 @@ class StepTimes(keras.callbacks.Callback):
 
 def fit(strategy):
     keras.utils.set_random_seed(1)
-    layers = keras.layers
     model = keras.Sequential(
         [
-            layers.Conv2D(32, 3, padding="same", activation="relu"),
-            layers.Conv2D(64, 3, strides=2, activation="relu"),
-            *(layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(10)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(64, 3, strides=2, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, "relu"),
+            keras.layers.Dense(10),
         ]
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    sgd = keras.optimizers.SGD(0.05, momentum=0.9)
-    model.compile(sgd, loss, metrics=["accuracy"])
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    times = StepTimes()
     with strategy:  # the only line that knows of towers
-        model.fit(x[train], y[train], 64, 8, callbacks=[times := StepTimes()])
+        model.fit(
+            x[train], y[train], batch_size=64, epochs=8, callbacks=[times]
+        )
     accuracy = model.evaluate(x[test], y[test], verbose=0)[1]
     step_ms = 1e3 * statistics.median(np.diff(times.ends))
     print(f"test accuracy {accuracy:.2%}, {step_ms:.2f} ms per step\n")

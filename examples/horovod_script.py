@@ -21,7 +21,7 @@ if gpus:
 # Each process reads its part of the data, the same number of examples.
 x = np.random.default_rng(0).random((1280, 20), "float32")
 y = x.sum(axis=1, keepdims=True)
-mine = slice(hvd.rank(), None, hvd.size())
+shard = slice(hvd.rank(), None, hvd.size())
 
 model = keras.Sequential(
     [keras.Input((20,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]
@@ -38,9 +38,9 @@ if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint("model.keras"))
 
 model.fit(
-    x[mine],
-    y[mine],
-    BATCH_SIZE,
+    x[shard],
+    y[shard],
+    batch_size=BATCH_SIZE,
     epochs=EPOCHS,
     callbacks=callbacks,
     verbose=2 if hvd.rank() == 0 else 0,

@@ -1,4 +1,4 @@
-"""KerasHub's BERT, whose dropout is that of one device.
+"""Train KerasHub's BERT on towers, with the dropout of one device.
 
 ``python examples/keras_hub_bert.py``. Installing KerasHub with its dependencies
 puts the package tensorflow over tensorflow-cpu: use ``pip install --no-deps
@@ -17,9 +17,9 @@ import keras_towers as kt
 kt.virtual_towers(2)  # splits the CPU; leave it out with GPUs
 
 EXAMPLES, LENGTH, WORDS = 64, 16, 100
-draw = np.random.default_rng(0)
-tokens = draw.integers(1, WORDS, (EXAMPLES, LENGTH))
-lengths = draw.integers(4, LENGTH + 1, (EXAMPLES, 1))
+rng = np.random.default_rng(0)
+tokens = rng.integers(1, WORDS, (EXAMPLES, LENGTH))
+lengths = rng.integers(4, LENGTH + 1, (EXAMPLES, 1))
 inputs = {
     "token_ids": tokens,
     "segment_ids": np.zeros_like(tokens),

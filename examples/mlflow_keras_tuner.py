@@ -1,4 +1,4 @@
-"""A search by KerasTuner on towers, each trial of it a run of MLflow.
+"""Search with KerasTuner on towers, and log each trial to MLflow.
 
 ``python examples/mlflow_keras_tuner.py``; needs keras-tuner and mlflow. Neither
 knows of towers: the block is around the search.
@@ -19,11 +19,13 @@ y = x.sum(axis=1, keepdims=True)
 
 class Search(keras_tuner.HyperModel):
     def build(self, hp):
-        layers = [
-            keras.layers.Dense(hp.Int("units", 8, 64, step=8), "relu"),
-            keras.layers.Dense(1),
-        ]
-        model = keras.Sequential([keras.Input((20,)), *layers])
+        model = keras.Sequential(
+            [
+                keras.Input((20,)),
+                keras.layers.Dense(hp.Int("units", 8, 64, step=8), "relu"),
+                keras.layers.Dense(1),
+            ]
+        )
         rate = hp.Choice("rate", [1e-3, 1e-2])
         model.compile(keras.optimizers.Adam(rate), "mse")
         return model

@@ -1,7 +1,7 @@
-"""A model with a training step of its own, on towers by one line.
+"""Train a model with its own ``train_step`` on towers, by one line.
 
-``python examples/own_model.py``. ``kt.verify`` measures beforehand how far the
-step on towers is from that on one device.
+``python examples/own_model.py``. ``kt.verify`` measures how far the step on
+towers is from the step on one device.
 """
 
 import keras
@@ -24,7 +24,7 @@ class Robust(keras.Model):
         self.hidden = keras.layers.Dense(64, "relu")
         self.mean = keras.layers.Dense(1)
         self.scale = keras.layers.Dense(1, "softplus")
-        self.shown = keras.metrics.Mean("loss")  # what fit prints
+        self.loss_mean = keras.metrics.Mean("loss")
 
     def call(self, inputs):
         hidden = self.hidden(inputs)
@@ -38,8 +38,8 @@ class Robust(keras.Model):
             loss = tf.reduce_mean(errors)
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)
-        self.shown.update_state(loss)
-        return {"loss": self.shown.result()}
+        self.loss_mean.update_state(loss)
+        return {"loss": self.loss_mean.result()}
 
 
 keras.utils.set_random_seed(1)

@@ -1,8 +1,8 @@
-"""Workers that share weights on a parameter server; one is killed.
+"""Share weights on a parameter server, and lose a worker.
 
 ``python examples/parameter_servers.py`` starts a server and two workers here,
-kills one and starts it again: it goes on after the last batch that it had
-trained on. On several machines each task runs ``train`` with its ``TF_CONFIG``.
+kills one and starts it again: it goes on after the last batch that it trained
+on. On several machines each task runs ``train`` with its ``TF_CONFIG``.
 """
 
 import json
@@ -26,10 +26,10 @@ def train():
         model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         name = f"worker {strategy.rank}"
-        told = keras.callbacks.LambdaCallback(
+        progress = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, _: print(f"{name}: epoch {epoch + 1}")
         )
-        model.fit(x, y, epochs=6, verbose=0, callbacks=[told])
+        model.fit(x, y, epochs=6, verbose=0, callbacks=[progress])
     print(f"{name}: bias {model.weights[1].numpy()}")
 
 
@@ -42,10 +42,11 @@ def start(role, index, addresses, **options):
 
 
 def main():
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in servers]
-    for one in servers:
-        one.close()  # the tasks listen there
+    # Three free ports, where the tasks will listen.
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    for one in sockets:
+        one.close()
     tasks = [start("ps", 0, addresses), start("worker", 0, addresses)]
     doomed = start("worker", 1, addresses, stdout=subprocess.PIPE, text=True)
     next(line for line in doomed.stdout if "epoch 2" in line)
@@ -56,4 +57,7 @@ def main():
 
 
 if __name__ == "__main__":
-    train() if "TF_CONFIG" in os.environ else main()
+    if "TF_CONFIG" in os.environ:
+        train()
+    else:
+        main()

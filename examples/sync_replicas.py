@@ -1,8 +1,8 @@
-"""Synchronous updates that do not wait for a slow worker.
+"""Train synchronously, without waiting for a slow worker.
 
 ``keras-towers run --ps 1 --workers 3 examples/sync_replicas.py``. Each update
-averages the first two gradients of three workers. The last worker is slow: its
-gradients come too late, and are dropped and counted.
+averages the first two gradients of three workers. The last worker is slow: most
+of its gradients come too late, and are dropped and counted.
 """
 
 import time
@@ -24,13 +24,14 @@ with kt.SyncReplicasStrategy(replicas_to_aggregate=2) as strategy:
     model.compile("adam", "mse")
 
     def wait(batch, logs):
-        # Any other reason would do: another GPU, a busy machine, a slow disk.
-        time.sleep(SLOW_S * (strategy.rank == strategy.size - 1))
+        # It stands for a slower GPU, a busy machine or a slow disk.
+        if strategy.rank == strategy.size - 1:
+            time.sleep(SLOW_S)
 
     slow = keras.callbacks.LambdaCallback(on_train_batch_begin=wait)
-    begun = time.monotonic()
+    start = time.monotonic()
     model.fit(x, y, batch_size=48, verbose=0, callbacks=[slow])
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
 
 if strategy.is_chief:
     print(f"{STEPS} steps took {seconds:.1f} s, the slow worker's sleep alone")

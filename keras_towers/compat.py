@@ -220,6 +220,9 @@ get_resource_handle_data = resolve(
 )
 set_handle_data = resolve(f"{_TF}.ops.handle_data_util:set_handle_data")
 
+# How many draws without a seed of their own a graph has, which numbers them.
+draws_of_graphs = resolve(f"{_TF}.framework.random_seed:_graph_to_seed_dict")
+
 
 def type_of_variable(handle: Any) -> Any:
     """Return the type of the variable of an eager handle; None: it is none."""

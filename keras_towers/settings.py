@@ -1,6 +1,8 @@
-"""Environment variables and time limits, which ``docs/settings.md`` lists."""
+"""Environment variables, which ``docs/errors.md`` lists, and time limits.
 
-# A test compares them: the comment above a name is its line there.
+The comment above a variable is its line on the page. A script may change a
+limit before it trains; those that end in ``_S`` are seconds.
+"""
 
 #: Folder of built wheels and their logs. Default: `keras-towers` in the user's
 #: cache folder.
@@ -8,22 +10,19 @@ CACHE = "KERAS_TOWERS_CACHE"
 #: Seed of all processes of a job; `keras-towers run` sets it. Default: not
 #: seeded.
 SEED = "KERAS_TOWERS_SEED"
-#: Rank of a process, where [no launcher](clusters.md#anything-else) gives one.
+#: Rank of a process, where no launcher gives one.
 RANK = "KERAS_TOWERS_RANK"
 #: Number of a job's processes, likewise.
 SIZE = "KERAS_TOWERS_SIZE"
-#: Word that tells a job from others, [where ranks
-#: meet](clusters.md#how-the-ranks-meet).
+#: Word that tells a job from others, where ranks meet.
 JOB = "KERAS_TOWERS_JOB"
-#: Folder of the [file by which ranks meet](clusters.md#how-the-ranks-meet),
-#: shared by all machines. Default: the temporary folder on one machine, else
-#: `~/.cache/keras-towers`.
+#: Folder of the file by which ranks meet, shared by all machines. Default: the
+#: temporary folder on one machine, else `~/.cache/keras-towers`.
 MEETING_FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
-#: `host:port` of rank 0, [in place of that
-#: file](clusters.md#how-the-ranks-meet).
+#: `host:port` of rank 0, in place of that file.
 RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
-#: Secret of a job, of 16 characters or more, [in place of that
-#: file](clusters.md#how-the-ranks-meet); launchers set it.
+#: Secret of a job, of 16 characters or more, in place of that file; launchers
+#: set it.
 SECRET = "KERAS_TOWERS_SECRET"
 #: `host:port` of the store of a job without Horovod; `keras-towers run` sets
 #: it.
@@ -33,11 +32,10 @@ STORE = "KERAS_TOWERS_STORE"
 OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it watches.
 BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
-#: Seconds in which all ranks have to [meet](clusters.md#how-the-ranks-meet).
-#: Default: 600.
+#: Seconds in which all ranks have to meet. Default: 600.
 MEETING_TIMEOUT = "KERAS_TOWERS_MEETING_TIMEOUT"
-#: Seconds in which [processes of BytePS](byteps.md) that nobody launched have
-#: to find one another. Default: 300.
+#: Seconds in which processes of BytePS that nobody launched have to find one
+#: another. Default: 300.
 START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
 #: Seconds until a waiting rank names the ranks that it waits for:
 #: `--stall-warning`. Default: 30.
@@ -63,8 +61,7 @@ SCRIPT_GRACE_S = 30
 ELASTIC_TIMEOUT_S = 600
 #: Longest time between two signs of life of a rank in the store.
 STALL_BEAT_S = 5.0
-#: Without a sign of life for so long, [a host or a process is
-#: lost](clusters.md#what-is-lost).
+#: Without a sign of life for so long, a host or a process is lost.
 LOST_S = 40.0
 #: Until a process tells for the first time whom it waits for at the start.
 NOTICE_S = 5.0
@@ -124,8 +121,7 @@ CULPRIT_S = 10.0
 SERVERS_S = 5.0
 #: Between two states of a rank's progress bar in a shared terminal.
 REDRAW_S = 2.0
-#: For other ranks to come to a save that rank 0 writes [once for
-#: all](clusters.md).
+#: For other ranks to come to a save that rank 0 writes once for all.
 SAVE_WAIT_S = 10.0
 #: For rank 0 to begin with a save, until a rank takes it for its own.
 SAVE_OWN_S = 1.0
@@ -141,6 +137,6 @@ TOOL_S = 60
 IMPORT_S = 120
 #: Between SIGTERM and SIGKILL for a command that is not a job's.
 COMMAND_GRACE_S = 10
-#: Bytes, at least, of [the parts of large weights](parameter_servers.md#speed)
-#: that parameter servers update one after another.
+#: Bytes, at least, of the parts of large weights that parameter servers update
+#: one after another.
 PART_BYTES = 2_000_000

@@ -14,9 +14,11 @@ from tests.docs.pages import ROOT
 pytestmark = pytest.mark.core
 
 PACKAGE = ROOT / "keras_towers"
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-# The first column of its tables, without what is said of it behind.
-MESSAGES = re.findall(r"^\| `([^`]+)`", PAGE, re.MULTILINE)
+PAGE = (ROOT / "docs" / "errors.md").read_text()
+# The first column of its tables of messages.
+MESSAGES = re.findall(
+    r"^\| `([^`]+)`", PAGE.partition("## No error")[0], re.MULTILINE
+)
 # The parts as a table lists them, from the top down.
 ORDER = re.findall(
     r"\b([a-z_]+(?:\.py|/))",

@@ -1,4 +1,4 @@
-"""``docs/settings.md`` says what ``keras_towers/settings.py`` does."""
+"""``docs/errors.md`` lists the variables of ``keras_towers/settings.py``."""
 
 import re
 
@@ -9,27 +9,14 @@ from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.core
 
-PAGE = ROOT / "docs" / "settings.md"
-HEAD = """# Settings
+PAGE = ROOT / "docs" / "errors.md"
+HEAD = """## Environment variables
 
-Environment variables that the package reads or sets, and its time limits, made
-of `keras_towers/settings.py`. How a strategy trains is said by its options:
-[strategies](strategies.md).
-"""
-VARIABLES = """
-## Environment variables
+A test makes this list from `keras_towers/settings.py`, which also has the time
+limits that are no [options of a strategy](strategies.md).
 
 | variable | meaning |
 |---|---|
-"""
-LIMITS = """
-## Time limits
-
-Constants of `keras_towers.settings`, which a script may change
-before it trains; those that end in `_S` are seconds.
-
-| name | value | meaning |
-|---|---|---|
 """
 _SETTING = re.compile(r"^((?:#: .+\n)+)([A-Z_]+) =", re.MULTILINE)
 _NAME = re.compile(r"^[A-Z_]+ =", re.MULTILINE)
@@ -40,24 +27,27 @@ _VARIABLE = re.compile(r"\"KERAS_TOWERS_\w+\"")
 _MEASURES = ("bench", "timeline")
 
 
-def rendered():
-    """The page, from the module's names and the comments above them."""
+def section():
+    """The section, from the module's names and the comments above them."""
     text = (ROOT / "keras_towers/settings.py").read_text()
-    variables, limits = [], []
-    for comment, key in _SETTING.findall(text):
-        value = getattr(settings, key)
-        meaning = " ".join(comment.replace("#: ", "").split())
-        if isinstance(value, str):
-            variables.append(f"| `{value}` | {meaning} |\n")
-        else:
-            limits.append(f"| `{key}` | {value:g} | {meaning} |\n")
-    assert len(variables) + len(limits) == len(_NAME.findall(text))
-    return HEAD + VARIABLES + "".join(variables) + LIMITS + "".join(limits)
+    found = _SETTING.findall(text)
+    assert len(found) == len(_NAME.findall(text)), "a setting has no comment"
+    lines = []
+    for comment, name in found:
+        variable = getattr(settings, name)
+        if isinstance(variable, str):
+            meaning = " ".join(comment.replace("#: ", "").split())
+            lines.append(f"| `{variable}` | {meaning} |\n")
+    return HEAD + "".join(lines)
 
 
-def test_the_page_says_what_the_module_does():
+def rest_of_page():
+    return PAGE.read_text().partition("## Environment variables")[0]
+
+
+def test_the_page_lists_every_variable():
     """To write it: ``python -m tests.docs.test_settings``."""
-    assert PAGE.read_text() == rendered()
+    assert PAGE.read_text() == rest_of_page() + section()
 
 
 def test_no_other_module_has_settings_of_its_own():
@@ -71,4 +61,4 @@ def test_no_other_module_has_settings_of_its_own():
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered())
+    PAGE.write_text(rest_of_page() + section())

@@ -23,8 +23,14 @@ logger = logging.getLogger("keras_towers")
 # may be each rank's own where each reads its own data.
 _ALWAYS = ("epochs", "validation_freq")
 _OF_SAME_DATA = (
-    *("batch_size", "shuffle", "steps_per_epoch", "steps", "class_weight"),
-    *("validation_split", "validation_steps", "validation_batch_size"),
+    "batch_size",
+    "shuffle",
+    "steps_per_epoch",
+    "steps",
+    "class_weight",
+    "validation_split",
+    "validation_steps",
+    "validation_batch_size",
 )
 _RATE = "learning_rate"
 _LAYERS = "layers"

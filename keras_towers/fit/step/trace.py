@@ -147,12 +147,16 @@ def trace(
     leaves = tf.nest.flatten(batch, expand_composites=True)
     specs = [leaf for leaf in leaves if leaf is not None]
     updates: list[TracedUpdate] = []
+    outer, numbers = compat.get_default_graph(), compat.draws_of_graphs
 
     def run(*given: tf.Tensor) -> Any:
         left = iter(given)
         inside = [None if leaf is None else next(left) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
         graph = compat.get_default_graph()
+        # Draws without a seed are those of the graph that the step belongs to,
+        # which may have several steps.
+        numbers[graph] = numbers.get(outer, 0)
 
         def note(call: UpdateCall) -> None:
             updates.append(TracedUpdate(call, _stand_in(call)))
@@ -171,6 +175,7 @@ def trace(
 
     with compat.single_device_mode():
         graph = compat.func_graph_from_py_func("one_device", run, specs, {})
+    numbers[outer] = numbers.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
             "the step captures what is known only when it is called, which "
