@@ -177,9 +177,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def synced(transport: Transport, given: dict[str, Any]) -> Iterator[None]:
-    """Let callbacks that some ranks lack act for all, in a block."""
-    # Those that all have act on each rank, as in Horovod, which need not be at
-    # the same place in its epochs.
+    """Let callbacks that some ranks lack act for all, in a block.
+
+    Callbacks that all ranks have act on each of them, as in Horovod; the ranks
+    need not be at the same place in their epochs.
+    """
     callbacks = listed(given.get("callbacks"))
     mine = [type(callback).__name__ for callback in callbacks]
     ranks = check.gather(transport, mine, "is at the beginning of fit")

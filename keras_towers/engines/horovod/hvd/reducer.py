@@ -144,10 +144,12 @@ class GradientReducer(Reducer):
         return begun, ended
 
     def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
-        """Compare the gradients of all ranks; needs nothing of the step."""
-        # If ranks had gradients of different names, each would wait for what
-        # the others never send. A number stands for them, of which the ranks
-        # take the maximum: a rank that has joined takes no part in that.
+        """Compare the gradients of all ranks; needs nothing of the step.
+
+        If ranks had gradients of different names, each would wait for what the
+        others never send. A number stands for the names, of which the ranks
+        take the maximum: a rank that has joined takes no part in that.
+        """
         same = "\n".join(kind for kind, _ in described)
         digest = zlib.crc32(same.encode()) + 1
         name = f"keras_towers_alike_{self._key}"
