@@ -343,11 +343,11 @@ class BytePSTransport(SummingTransport):
         """The message if not all ranks are about to declare these names."""
         known = "\n".join([str(len(self._names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
-        mine = np.frombuffer(digest, np.int32)
+        own_digest = np.frombuffer(digest, np.int32)
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        vector = tf.reshape(place[:, tf.newaxis] * mine, [-1])
-        (every,) = self._sum_known([vector], _AGREEMENT)
-        if (every.numpy().reshape(-1, 2) == mine).all():
+        vector = tf.reshape(place[:, tf.newaxis] * own_digest, [-1])
+        (digests,) = self._sum_known([vector], _AGREEMENT)
+        if (digests.numpy().reshape(-1, 2) == own_digest).all():
             return None
         lists = self.gather_objects(list(new))
         return (

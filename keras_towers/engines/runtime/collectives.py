@@ -164,11 +164,11 @@ class CollectiveTransport(EngineTransport):
         tensor = tf.convert_to_tensor(tensor)
         sent = carried(tf.reshape(tensor, [-1]))
         shapes, _ = self._announce(tensor, sent, key)
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(shapes == shapes[:1]),
             ["the ranks' tensors differ in shape", shapes],
         )
-        with tf.control_dependencies(_control_inputs(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             each = tf.reduce_prod(shapes[0]) // self.size
         padded, group = _padded(tf.reshape(sent, [self.size, -1]), each)
         number = self._keys.number(key, "swap", sent.dtype.name)
@@ -236,7 +236,7 @@ class CollectiveTransport(EngineTransport):
         kinds, shapes, words = tf.split(
             heads, [2, _MOST_DIMENSIONS, _WORDS], axis=1
         )
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(kinds == kind)
             & tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:]),
             [
@@ -245,7 +245,7 @@ class CollectiveTransport(EngineTransport):
                 heads,
             ],
         )
-        with tf.control_dependencies(_control_inputs(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             elements = tf.bitcast(words, sent.dtype)
             return (
                 shapes[:, :dimensions],
