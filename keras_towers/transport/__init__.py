@@ -108,10 +108,12 @@ _used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
 
 
 def next_key(purpose: str) -> str:
-    """Return a key for the next collective of the function being traced."""
-    # Numbering restarts in every traced function, so that a rank that retraces
-    # one, for another batch shape, keeps using the same keys as the others.
-    # Eager collectives block until they are done, so they need no number.
+    """Return a key for the next collective of the function being traced.
+
+    Numbering restarts in every traced function, so that a rank that retraces
+    one, for another batch shape, keeps using the same keys as the others. Eager
+    collectives block until they are done, so they need no number.
+    """
     if tf.executing_eagerly():
         return f"kt.{purpose}.eager"
     # Functions inside the outermost graph may run concurrently.

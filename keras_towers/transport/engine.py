@@ -142,9 +142,12 @@ class EngineTransport(Transport):
         tensors: Sequence[tf.Tensor],
         rows: int | None = -1,
     ) -> list[tf.Tensor]:
-        """Run a collective, eagerly too, as one traced function."""
-        # ``what`` tells it from all others; ``rows`` is None if the first
-        # dimensions differ from call to call.
+        """Run a collective, eagerly too, as one traced function.
+
+        Args:
+            what: tells it from all others.
+            rows: None if the first dimensions differ from call to call.
+        """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []

@@ -57,7 +57,7 @@ class BytePSStrategy(BaseStrategy):
     ):
         # Also where ranks share memory: servers are what was asked for.
         options["compression"] = options.get("compression") or "none"
-        given = Options(**options)
+        checked = Options(**options)
         transport = BytePSTransport()
         if transport.size == 1 and not transport.was_launched:
             logger.warning(
@@ -68,7 +68,7 @@ class BytePSStrategy(BaseStrategy):
         self.engine: EngineModule = EngineModule(transport.module)
         devices = share_machine(transport, towers)
         super().__init__(
-            devices_lib.resolve(devices), given, transport=transport
+            devices_lib.resolve(devices), checked, transport=transport
         )
         self._compose()
 

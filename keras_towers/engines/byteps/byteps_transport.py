@@ -98,10 +98,12 @@ def connect(bps: ModuleType) -> None:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let threads that are started meanwhile sleep no shorter than needed."""
-    # Each of BytePS's looks for work every microsecond. On a machine with few
-    # cores that leaves little for the model. A thread inherits the slack of its
-    # timers from the one that starts it.
+    """Let threads that are started meanwhile sleep no shorter than needed.
+
+    Each thread of BytePS looks for work every microsecond, which leaves little
+    for the model on a machine with few cores. A thread inherits the slack of
+    its timers from the one that starts it.
+    """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
     try:
@@ -144,10 +146,12 @@ def _ending_late_start(worker: str | None) -> Iterator[None]:
 
 
 def _leave_job(bps: ModuleType) -> None:
-    """Leave the job at the end of Python."""
-    # BytePS's ``shutdown`` ends the servers too, once all workers have called
-    # it. Where the launcher ends them there is nothing to wait for, and after
-    # an error in this process there would be no end to it.
+    """Leave the job at the end of Python.
+
+    BytePS's ``shutdown`` ends the servers too, once all workers have called it.
+    Where the launcher ends them there is nothing to wait for, and after an
+    error in this process there would be no end to it.
+    """
     failed = getattr(sys, "last_value", None) is not None
     if _worker is not None and (BYTEPS_LAUNCHED in os.environ or failed):
         # Destructors of BytePS would find its threads running. This is called
@@ -303,10 +307,12 @@ class BytePSTransport(SummingTransport):
         return sums
 
     def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector of which TensorFlow does not know that it is constant."""
-        # Its constant folding would run the operation, which has no side
-        # effects as far as it is told, once for all, on a rank that happens to
-        # trace.
+        """A vector of which TensorFlow does not know that it is constant.
+
+        Its constant folding would run the operation, which has no side effects
+        as far as TensorFlow knows, once for all steps, and only on a rank that
+        happens to trace.
+        """
         flat = tf.reshape(vector, self._flat.read_value())
         return tf.ensure_shape(flat, vector.shape)
 
@@ -337,11 +343,11 @@ class BytePSTransport(SummingTransport):
         """The message if not all ranks are about to declare these names."""
         known = "\n".join([str(len(self._names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
-        mine = np.frombuffer(digest, np.int32)
+        own_digest = np.frombuffer(digest, np.int32)
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        vector = tf.reshape(place[:, tf.newaxis] * mine, [-1])
-        (every,) = self._sum_known([vector], _AGREEMENT)
-        if (every.numpy().reshape(-1, 2) == mine).all():
+        vector = tf.reshape(place[:, tf.newaxis] * own_digest, [-1])
+        (digests,) = self._sum_known([vector], _AGREEMENT)
+        if (digests.numpy().reshape(-1, 2) == own_digest).all():
             return None
         lists = self.gather_objects(list(new))
         return (
@@ -367,9 +373,11 @@ class BytePSTransport(SummingTransport):
 
 
 def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
-    """A vector that raises an error when it is asked for."""
-    # Not now: a step that compares the gradients of the ranks does not ask,
-    # and knows better what differs.
+    """A vector that raises an error when it is asked for.
+
+    Not earlier: a step that compares the gradients of the ranks does not ask
+    for it, and knows better what differs.
+    """
     with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
         return tf.identity(vector)
 

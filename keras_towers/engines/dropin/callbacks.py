@@ -49,8 +49,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local: set[Any] = set()
         self._done: set[Any] = set()
         self._finished = False
-        given = [] if local_variables is None else local_variables
-        for variable in keras.tree.flatten(given):
+        excluded = [] if local_variables is None else local_variables
+        for variable in keras.tree.flatten(excluded):
             if not isinstance(variable, tf.Variable | keras.Variable):
                 raise TowerError(
                     "local_variables takes a Keras or TensorFlow variable or a "
@@ -152,10 +152,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         names = sorted(logs)
         transport.mark("the mean of an epoch's logs")
-        told = check.gather(transport, names, "averages its logs")
-        for rank, others in enumerate(told):
-            if others != told[0]:
-                odd = ", ".join(sorted({*others} ^ {*told[0]}))
+        names_of_ranks = check.gather(transport, names, "averages its logs")
+        for rank, others in enumerate(names_of_ranks):
+            if others != names_of_ranks[0]:
+                odd = ", ".join(sorted({*others} ^ {*names_of_ranks[0]}))
                 raise TowerError(
                     f"ranks 0 and {rank} do not have the same logs to average: "
                     f"they differ in {odd}. Use the same metrics, validation "
@@ -176,20 +176,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def synced(transport: Transport, given: dict[str, Any]) -> Iterator[None]:
-    """Let callbacks that some ranks lack act for all, in a block."""
-    # Those that all have act on each rank, as in Horovod, which need not be at
-    # the same place in its epochs.
-    callbacks = listed(given.get("callbacks"))
-    mine = [type(callback).__name__ for callback in callbacks]
-    ranks = check.gather(transport, mine, "is at the beginning of fit")
+def synced(transport: Transport, arguments: dict[str, Any]) -> Iterator[None]:
+    """Let callbacks that some ranks lack act for all, in a block.
+
+    Callbacks that all ranks have act on each of them, as in Horovod; the ranks
+    need not be at the same place in their epochs.
+    """
+    callbacks = listed(arguments.get("callbacks"))
+    own_names = [type(callback).__name__ for callback in callbacks]
+    ranks = check.gather(transport, own_names, "is at the beginning of fit")
     odd = [
         callback
-        for callback, name in zip(callbacks, mine, strict=True)
+        for callback, name in zip(callbacks, own_names, strict=True)
         if len({names.count(name) for names in ranks}) > 1
     ]
     last = SyncedCallbacks(transport, odd, _trained)
-    given["callbacks"] = with_added(given.get("callbacks"), last)
+    arguments["callbacks"] = with_added(arguments.get("callbacks"), last)
     with last.watching():
         yield
 

@@ -265,9 +265,11 @@ def _raising_losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _notified_of_hosts(state: _elastic.State) -> Iterator[None]:
-    """Tell a state of hosts that come or go, as its launcher does."""
-    # Under ours it asks. Horovod's driver tells it, through a service of each
-    # worker that listens on all addresses.
+    """Tell a state of hosts that come or go, as its launcher does.
+
+    Under our launcher the state asks. Horovod's driver tells it, through a
+    service of each worker that listens on all addresses.
+    """
     if getattr(state, "_launcher", None):
         yield
         return

@@ -54,7 +54,7 @@ class HorovodStrategy(BaseStrategy):
     def __init__(
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
-        given = Options(**options)
+        checked = Options(**options)
         self._horovod = HorovodTransport()
         if self._horovod.size == 1 and environments.detect() is None:
             logger.warning(
@@ -64,7 +64,7 @@ class HorovodStrategy(BaseStrategy):
             )
         devices = share_machine(self._horovod, towers)
         super().__init__(
-            devices_lib.resolve(devices), given, transport=self._horovod
+            devices_lib.resolve(devices), checked, transport=self._horovod
         )
         self._compose()
 

@@ -137,11 +137,14 @@ class HorovodTransport(engine.EngineTransport):
         self._hvd.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another: found out by trying."""
-        # Where a rank is lost Horovod stops on all others, and whatever is sent
-        # then fails at once. Else either all ranks ask this, after an error
-        # that all had, and the try succeeds; or the others train, and it waits
-        # for them in vain: longer than Horovod takes to notice a loss.
+        """Whether the ranks still reach one another: found out by trying.
+
+        Where a rank is lost Horovod stops on all others, and whatever is sent
+        then fails at once. Otherwise either all ranks ask this, after an error
+        that all had, and the attempt succeeds; or the others train, and the
+        attempt waits for them in vain: longer than Horovod takes to notice a
+        loss.
+        """
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         # An earlier attempt may still wait for the others.
         HorovodTransport._attempts += 1

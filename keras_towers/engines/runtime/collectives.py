@@ -164,11 +164,11 @@ class CollectiveTransport(EngineTransport):
         tensor = tf.convert_to_tensor(tensor)
         sent = carried(tf.reshape(tensor, [-1]))
         shapes, _ = self._announce(tensor, sent, key)
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(shapes == shapes[:1]),
             ["the ranks' tensors differ in shape", shapes],
         )
-        with tf.control_dependencies(_control_inputs(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             each = tf.reduce_prod(shapes[0]) // self.size
         padded, group = _padded(tf.reshape(sent, [self.size, -1]), each)
         number = self._keys.number(key, "swap", sent.dtype.name)
@@ -210,10 +210,14 @@ class CollectiveTransport(EngineTransport):
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tell the ranks of one another's tensors, which may differ in rows."""
-        # ``sent`` has the elements as a vector, in the dtype that is sent. The
-        # results are, as rows, the shape of each rank's tensor and its first
-        # elements.
+        """Tell the ranks of one another's tensors, which may differ in rows.
+
+        Args:
+            sent: the elements as a vector, in the dtype that is sent.
+
+        Returns:
+            As rows, the shape of each rank's tensor and its first elements.
+        """
         dimensions = tensor.shape.rank
         if not dimensions or dimensions > _MOST_DIMENSIONS:
             raise TowerError(
@@ -232,7 +236,7 @@ class CollectiveTransport(EngineTransport):
         kinds, shapes, words = tf.split(
             heads, [2, _MOST_DIMENSIONS, _WORDS], axis=1
         )
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(kinds == kind)
             & tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:]),
             [
@@ -241,7 +245,7 @@ class CollectiveTransport(EngineTransport):
                 heads,
             ],
         )
-        with tf.control_dependencies(_control_inputs(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             elements = tf.bitcast(words, sent.dtype)
             return (
                 shapes[:, :dimensions],
@@ -261,10 +265,12 @@ class CollectiveTransport(EngineTransport):
     def _options(
         self, number: int, group: tf.Tensor | int, over_nccl: bool = False
     ) -> dict[str, Any]:
-        """The arguments of all operations."""
-        # TensorFlow would run them one by one, in the order of the program, and
-        # wait forever where that differs between ranks. With tokens it keeps
-        # those in order that have the same, which NCCL needs.
+        """The arguments of all operations.
+
+        TensorFlow would run them one by one, in the order of the program, and
+        wait forever where that differs between ranks. With tokens it keeps
+        those in order that have the same, which NCCL needs.
+        """
         token = "nccl" if over_nccl else str(number)
         if token not in self._tokens:
             place = self._gpu if over_nccl else self._task.host

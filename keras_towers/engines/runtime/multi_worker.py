@@ -78,7 +78,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         start_timeout_s: float = 600,
         **options: Unpack[RankKeywords],
     ):
-        given = Options(**options)
+        checked = Options(**options)
         check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
         check_seconds("start_timeout_s", start_timeout_s)
         cluster = tf_config.required()
@@ -93,7 +93,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             cluster, towers, heartbeat_timeout_s, start_timeout_s
         )
         super().__init__(
-            devices_lib.resolve(towers), given, transport=transport
+            devices_lib.resolve(towers), checked, transport=transport
         )
         self._compose()
 

@@ -81,10 +81,12 @@ class Task:
 
 
 def prepare() -> None:
-    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us."""
-    # It is where there are several tasks that train, and no parameter servers.
-    # Nothing starts, and nothing is said of what is wrong: strategies do that.
-    # Processes that read data inherit the variable.
+    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us.
+
+    It is where there are several tasks that train, and no parameter servers.
+    Nothing starts, and nothing is said of what is wrong: strategies do that.
+    Processes that read data inherit the variable, and are no tasks.
+    """
     if multiprocessing.parent_process() is not None:
         return
     with contextlib.suppress(TowerError):

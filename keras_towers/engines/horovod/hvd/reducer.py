@@ -66,7 +66,7 @@ class GradientReducer(Reducer):
         self.of_all = options.process_set.process_set_id == 0
         self._key = key
         self._compiled = tf.function(
-            self._reduce_alike, reduce_retracing=True, autograph=False
+            self._compare_and_reduce, reduce_retracing=True, autograph=False
         )
 
     def communicates(self) -> bool:
@@ -97,16 +97,16 @@ class GradientReducer(Reducer):
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
         described = [
-            _described(*each)
+            _kind_and_path(*each)
             for each in zip(grads, variables, names, strict=True)
         ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
             return self._compiled(grads, names, groups, described)
         self._refuse_xla()
-        return self._reduce_alike(grads, names, groups, described)
+        return self._compare_and_reduce(grads, names, groups, described)
 
-    def _reduce_alike(
+    def _compare_and_reduce(
         self,
         grads: list[Any],
         names: list[str],
@@ -119,7 +119,7 @@ class GradientReducer(Reducer):
         in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
         if in_xla or not eager:
             return self._reduce_groups(grads, names, groups)
-        with tf.control_dependencies([self._alike(described)]):
+        with tf.control_dependencies([self._compare_gradients(described)]):
             reduced = self._reduce_groups(grads, names, groups)
         begun, ended = self._counts
         with tf.device("CPU:0"):
@@ -143,11 +143,15 @@ class GradientReducer(Reducer):
             )
         return begun, ended
 
-    def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
-        """Compare the gradients of all ranks; needs nothing of the step."""
-        # If ranks had gradients of different names, each would wait for what
-        # the others never send. A number stands for them, of which the ranks
-        # take the maximum: a rank that has joined takes no part in that.
+    def _compare_gradients(
+        self, described: Sequence[tuple[str, str]]
+    ) -> tf.Tensor:
+        """Compare the gradients of all ranks; needs nothing of the step.
+
+        If ranks had gradients of different names, each would wait for what the
+        others never send. A number stands for the names, of which the ranks
+        take the maximum: a rank that has joined takes no part in that.
+        """
         same = "\n".join(kind for kind, _ in described)
         digest = zlib.crc32(same.encode()) + 1
         name = f"keras_towers_alike_{self._key}"
@@ -155,10 +159,10 @@ class GradientReducer(Reducer):
             # In a loop no comparison begins before the last step has ended;
             # and TensorFlow's constant folding would run that of a constant.
             ended = self._counts[1] >= 0
-            mine = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            own = tf.where(ended, tf.constant(digest, tf.int64), 0)
             highest, lowest = tf.unstack(
                 hvd.allreduce(
-                    tf.stack([mine, _BEYOND - mine]),
+                    tf.stack([own, _BEYOND - own]),
                     op=hvd.Max,
                     name=name,
                     process_set=self.options.process_set,
@@ -306,7 +310,7 @@ def _name(variable: Any) -> str:
     return getattr(variable, "name", None) or "tensor"
 
 
-def _described(grad: Any, variable: Any, name: str) -> tuple[str, str]:
+def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
     """What the gradients of all ranks have in common, and that with a path."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"

@@ -11,7 +11,10 @@ import tensorflow as tf
 
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.horovod.hvd.functions import prepare_process
-from keras_towers.engines.horovod.hvd.optimizer import checked, layers_in
+from keras_towers.engines.horovod.hvd.optimizer import (
+    checked_options,
+    layers_in,
+)
 from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
 from keras_towers.transport import next_key
@@ -64,7 +67,7 @@ def DistributedGradientTape(
         >>> grads = tape.gradient(loss, model.trainable_variables)
         >>> optimizer.apply(grads, model.trainable_variables)
     """
-    options = checked(
+    options = checked_options(
         "DistributedGradientTape",
         name="DistributedGradientTape",
         device_dense=device_dense,
