@@ -270,6 +270,7 @@ BaseTrainer = resolve(
     f"{_KERAS}.trainers.trainer:Trainer",
     "compile _resolve_auto_jit_compile",
 )
+Tracker = resolve(f"{_KERAS}.utils.tracking:Tracker")
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
     f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"

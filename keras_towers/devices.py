@@ -37,7 +37,7 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
         >>> kt.virtual_towers(4)
         ['/device:CPU:0', '/device:CPU:1', '/device:CPU:2', '/device:CPU:3']
     """
-    number = whole(towers)
+    number = as_whole_number(towers)
     if number is None or number < 1:
         raise TowerError(
             f"virtual_towers got {towers!r}: give a whole number, 1 or more."
@@ -87,7 +87,7 @@ def resolve(towers: Towers | None) -> list[str]:
     visible = cpus if split_cpu else gpus or cpus
     if towers is None:
         return visible[: len(_made) or None]
-    number = whole(towers)
+    number = as_whole_number(towers)
     if number is not None:
         if number < 1:
             raise TowerError(
@@ -129,7 +129,7 @@ def _here(kind: str) -> list[str]:
     return [n for n in names if tf.DeviceSpec.from_string(n).job != "ps"]
 
 
-def whole(value: Any) -> int | None:
+def as_whole_number(value: Any) -> int | None:
     """Convert a whole number of any type to ``int``; None otherwise."""
     if isinstance(value, bool):
         return None
@@ -141,7 +141,7 @@ def whole(value: Any) -> int | None:
 
 def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     known = [*gpus, *cpus]
-    number = whole(tower)
+    number = as_whole_number(tower)
     if number is not None:
         wanted = f"/device:GPU:{number}"
     else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.devices import canonical, whole
+from keras_towers.devices import as_whole_number, canonical
 from keras_towers.errors import TowerError
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -220,7 +220,7 @@ def _parts(name: Any) -> tuple:
 
 
 def _checked_bytes(small_bytes: Any) -> int:
-    number = whole(small_bytes)
+    number = as_whole_number(small_bytes)
     if number is None or number < 0:
         raise TowerError(
             f"small_bytes={small_bytes!r} is not allowed: give a whole number "

@@ -21,7 +21,7 @@ import keras
 from keras_towers import compat
 from keras_towers.backup.resuming import ResumingCallback, SavedPosition
 from keras_towers.errors import CompatibilityError, TowerError
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 
 try:
     import ray.train

@@ -154,7 +154,7 @@ def run_on_each_tower(
     return [calls.results[index] for index in sorted(calls.results)]
 
 
-class _Asked(NamedTuple):
+class _RequestedVariable(NamedTuple):
     """A variable that a tower requests; None means unknown."""
 
     name: str
@@ -165,14 +165,14 @@ class _Asked(NamedTuple):
         shape = "?" if self.shape is None else list(self.shape)
         return f"{self.name!r} {shape} {self.dtype or '?'}"
 
-    def same_name(self, other: _Asked) -> bool:
+    def same_name(self, other: _RequestedVariable) -> bool:
         # TensorFlow appends a number to names that are taken.
         mine, others = (
             re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (self, other)
         )
         return mine == others
 
-    def same_value(self, other: _Asked) -> bool:
+    def same_value(self, other: _RequestedVariable) -> bool:
         return all(
             mine is None or others is None or mine == others
             for mine, others in zip(self[1:], other[1:], strict=True)
@@ -184,8 +184,8 @@ class _TowerCalls:
 
     def __init__(self):
         self.results: dict[int, Any] = {}
-        self._created: dict[int, list[_Asked]] = {}
-        self._missing: dict[int, list[_Asked]] = {}
+        self._created: dict[int, list[_RequestedVariable]] = {}
+        self._missing: dict[int, list[_RequestedVariable]] = {}
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -206,23 +206,23 @@ class _TowerCalls:
             return next_creator(**kwargs)
         if index == 0:
             variable = next_creator(**kwargs)
-            asked = _Asked(
+            requested = _RequestedVariable(
                 kwargs.get("name") or "Variable",
                 _known(variable.shape),
                 variable.dtype.name,
             )
-            self._created[0].append(asked)
+            self._created[0].append(requested)
             return variable
         # TensorFlow will return tower 0's variable to this tower, without
         # checking shape and dtype.
         if not self._created[index]:
             self._missing[index] = list(self._created[0])
-        asked = _asked(kwargs)
-        self._created[index].append(asked)
-        twin = next(filter(asked.same_name, self._missing[index]), None)
-        if twin is None or not asked.same_value(twin):
+        requested = _requested(kwargs)
+        self._created[index].append(requested)
+        twin = next(filter(requested.same_name, self._missing[index]), None)
+        if twin is None or not requested.same_value(twin):
             there = "no such variable" if twin is None else twin.described()
-            raise _unlike(index, asked.described(), there)
+            raise _other_variables(index, requested.described(), there)
         self._missing[index].remove(twin)
         return next_creator(**kwargs)
 
@@ -230,8 +230,10 @@ class _TowerCalls:
         """Compare the towers after all calls."""
         for index, missing in sorted(self._missing.items()):
             if missing:
-                names = ", ".join(asked.described() for asked in missing)
-                raise _unlike(index, "nothing", names)
+                names = ", ".join(
+                    requested.described() for requested in missing
+                )
+                raise _other_variables(index, "nothing", names)
         shares = []
         for _, result in sorted(self.results.items()):
             pairs = list(_pairs(result))
@@ -244,7 +246,7 @@ class _TowerCalls:
         check_equal_gradients(shares)
 
 
-def _unlike(index: int, here: str, there: str) -> TowerError:
+def _other_variables(index: int, here: str, there: str) -> TowerError:
     return TowerError(
         f"tower {index} creates other variables than tower 0: it creates "
         f"{here} where tower 0 creates {there}. Either every tower has to "
@@ -253,7 +255,7 @@ def _unlike(index: int, here: str, there: str) -> TowerError:
     )
 
 
-def _asked(kwargs: dict[str, Any]) -> _Asked:
+def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     """The variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
     initial = kwargs.get("initial_value")
@@ -267,7 +269,7 @@ def _asked(kwargs: dict[str, Any]) -> _Asked:
                 initial = tf.convert_to_tensor(initial, dtype)
             shape = initial.shape if shape is None else shape
             dtype = initial.dtype if dtype is None else dtype
-    return _Asked(
+    return _RequestedVariable(
         kwargs.get("name") or "Variable",
         None if shape is None else _known(tf.TensorShape(shape)),
         None if dtype is None else tf.as_dtype(dtype).name,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import ml_dtypes
@@ -15,9 +17,9 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.context import attributes, blocks
+from keras_towers.fit.context import blocks
 from keras_towers.fit.data.iterator import Undistributed
-from keras_towers.fit.weights import state, trainers
+from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
 
@@ -26,7 +28,13 @@ from keras_towers.strategies.tower import TowerStrategy
 _DETERMINED = 0.01
 # The generator of draws without a seed, and the last names that layers got.
 _GLOBALS = ("global_seed_generator", "object_name_uids")
-_OF_COMPILE = (keras.losses.Loss, keras.metrics.Metric)
+_KERAS_OBJECTS = (
+    keras.layers.Layer,
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    compat.Tracker,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +65,10 @@ class Verification:
     description: str
 
     def __str__(self) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         return (
-            f"After {self.steps} step{'s' * (self.steps > 1)} the largest "
-            "relative difference from one device is\n"
+            f"After {steps} the largest relative difference from one device "
+            "is\n"
             f"{self.difference:.1e}, in {self.where} ({self.rounding:.1e} by "
             f"rounding alone).\n{self.description}"
         )
@@ -97,7 +106,7 @@ def verify(
         TowerError: the model is not compiled, or is on towers; there are no
             data, or ``steps`` is invalid. What ``fit`` raises is raised.
     """
-    if (devices.whole(steps) or 0) < 1:
+    if (devices.as_whole_number(steps) or 0) < 1:
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
     _check(model)
     strategy = TowerStrategy() if strategy is None else strategy
@@ -119,7 +128,7 @@ def _check(model: Any) -> None:
         raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
     inside = tf.distribute.has_strategy()
     if not inside:
-        trainers.leave_home(model)
+        model_binding.release_from_home(model)
     if inside or contract.home_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"verify {what}: call it before the `with` block.")
@@ -164,7 +173,7 @@ def _results(
             options: Any = {"verbose": 0, "shuffle": False}
             type(model).fit(model, data, callbacks=[noting], **options)
         # State of metrics and of draws is not compared: what it results in is.
-        all_of = state.collect(model)
+        all_of = model_state.collect(model)
         skipped = {id(v) for v in (*all_of.seeds, *all_of.metrics)}
         for variable in _variables(model):
             name = getattr(variable, "path", variable.name)
@@ -201,32 +210,97 @@ def _change_last_bits(model: keras.Model) -> None:
 
 def _variables(model: keras.Model) -> list[Any]:
     """Return all variables of a model and its training."""
-    leaves = attributes.leaves(list(map(vars, compat.layers_of(model))))
-    plain = [leaf for leaf in leaves if isinstance(leaf, tf.Variable)]
-    return [*state.collect(model).everything(), *plain]
+    plain = [v for v in _reachable([model]) if isinstance(v, tf.Variable)]
+    return [*model_state.collect(model).everything(), *plain]
 
 
 @contextlib.contextmanager
 def _left_as_it_was(model: keras.Model) -> Iterator[None]:
     """Put variables, attributes and random states back after a block."""
     values = [(variable, variable.numpy()) for variable in _variables(model)]
-    parts: list[Any] = compat.layers_of(model)
-    inside = [value for part in parts for value in vars(part).values()]
-    parts += [value for value in inside if isinstance(value, _OF_COMPILE)]
-    parts += [*state.collect(model).optimizers, *model.metrics]
-    parts += [vars(p)["_tracker"] for p in parts if "_tracker" in vars(p)]
-    before = [(part, attributes.attributes_of(part)) for part in parts]
-    put_draws_back = attributes.python_draws()
-    of_keras = [*map(compat.get_global_attribute, _GLOBALS)]
-    of_keras = [attributes.copied(value) for value in of_keras]
+    keras_globals = [*map(compat.get_global_attribute, _GLOBALS)]
+    objects = [*_reachable([model, *model.metrics, *keras_globals])]
+    contents = [(one, _content_of(one)) for one in objects]
+    arrays = [(a, a.copy()) for a in objects if isinstance(a, np.ndarray)]
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         with blocks.interrupts_deferred():
             for variable, value in values:
                 variable.assign(value)
-            for part, found in before:
-                attributes.put_back(part, found)
-            put_draws_back()
-            for name, was in zip(_GLOBALS, of_keras, strict=True):
-                compat.set_global_attribute(name, attributes.restored(*was))
+            for one, content in contents:
+                if _identities(_content_of(one)) != _identities(content):
+                    _put_back(one, content)
+            for array, value in arrays:
+                if array.flags.writeable:
+                    array[...] = value
+            for name, value in zip(_GLOBALS, keras_globals, strict=True):
+                compat.set_global_attribute(name, value)
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+class _Content(NamedTuple):
+    """Copies of an object's attributes, and of its items if it has any."""
+
+    attributes: dict[str, Any]
+    items: dict[Any, Any]
+
+
+def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield what Keras's objects and containers hold, each object once."""
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            content = _content_of(value)
+            waiting += content.attributes.values()
+            waiting += content.items.values()
+
+
+def _content_of(value: Any) -> _Content:
+    plain = _unwrapped(value)
+    items = {}
+    if isinstance(plain, dict):
+        items = dict(plain)
+    elif isinstance(plain, (list, tuple, set, collections.deque)):
+        items = dict(enumerate(plain))
+    elif not isinstance(value, _KERAS_OBJECTS):
+        return _Content({}, {})
+    return _Content(dict(getattr(value, "__dict__", {})), items)
+
+
+def _identities(content: _Content) -> list[list[tuple[Any, int]]]:
+    return [[(key, id(v)) for key, v in part.items()] for part in content]
+
+
+def _put_back(value: Any, content: _Content) -> None:
+    """Restore attributes and items, without a ``__setattr__`` or tracking."""
+    if content.attributes or getattr(value, "__dict__", None):
+        vars(value).clear()
+        vars(value).update(content.attributes)
+    plain = _unwrapped(value)
+    for kind in (collections.OrderedDict, dict):
+        if isinstance(plain, kind):
+            kind.clear(plain)
+            kind.update(plain, content.items)
+            return
+    items = content.items.values()
+    if isinstance(plain, list):
+        list.__setitem__(plain, slice(None), items)
+    elif isinstance(plain, set):
+        set.clear(plain)
+        set.update(plain, items)
+    elif isinstance(plain, collections.deque):
+        plain.clear()
+        plain.extend(items)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the dictionary that TensorFlow wraps, or the value."""
+    wrapped = getattr(value, "__wrapped__", None)
+    return wrapped if isinstance(wrapped, dict) else value

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.context import patches
-from keras_towers.strategies import distribution
+from keras_towers.strategies import keras_distribution
 
 pytestmark = pytest.mark.core
 
@@ -121,7 +121,7 @@ def test_keras_can_be_imported_where_nothing_fits(monkeypatch, caplog):
     def connect():
         raise kt.CompatibilityError("no such name")
 
-    monkeypatch.setattr(distribution, "connect", connect)
+    monkeypatch.setattr(keras_distribution, "connect", connect)
     kt._connect()
     assert "not connected to towers" in caplog.text
     assert "no such name" in caplog.text

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_towers as kt
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from tests.exactness import models as m
 from tests.kit.long import some_of
 
@@ -98,7 +98,7 @@ class Counting(keras.Model):
         self.steps += 1
         self.seen.append(data[0].shape[-1])
         self.plain[0].assign(2.0)
-        if self.error and tf.distribute.has_strategy():
+        if self.error:
             raise self.error
         return super().train_step(data)
 
@@ -149,10 +149,8 @@ def test_everything_is_as_before(name):
         kt.verify(model, X, Y, **options)
     assert drawn() == wanted
     now = state_lib.collect(model).everything()
-    # The first draw has made a generator.
-    assert [v.path for v in now[-len(variables) :]] == [
-        v.path for v in variables
-    ]
+    # The first draw may have made a generator more.
+    assert {v.path for v in variables} <= {v.path for v in now}
     for variable, value in zip(variables, values, strict=True):
         np.testing.assert_array_equal(variable, value)
     for layer, attributes in before.items():

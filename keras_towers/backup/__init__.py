@@ -18,7 +18,7 @@ import numpy as np
 from keras_towers import compat
 from keras_towers.backup.resuming import ResumingCallback, SavedPosition
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.system import writable
 
 _NAME = "backup{}.npz"

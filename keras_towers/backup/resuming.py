@@ -16,7 +16,7 @@ from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
@@ -167,7 +167,8 @@ class ResumingCallback(ResumesFit):
         """Whether each rank counts its own examples, as with ``sync_every``."""
         adoption = _adoption()
         return adoption is not None and any(
-            adoption.holds_apart(metric) for metric in self._metrics()
+            adoption.may_differ_between_ranks(metric)
+            for metric in self._metrics()
         )
 
     def _counts_for_all(self) -> bool:

@@ -111,9 +111,9 @@ def _facts() -> dict[str, Any]:
     else:
         facts["known_to_work"] = compat.KNOWN_TO_WORK
         if facts["backend"] == "tensorflow":
-            from keras_towers.strategies import distribution
+            from keras_towers.strategies import keras_distribution
 
-            facts["distribution"] = distribution.is_connected()
+            facts["distribution"] = keras_distribution.is_connected()
     return facts
 
 

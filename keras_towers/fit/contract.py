@@ -84,7 +84,7 @@ class TowerConfig(StepOptions):
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        replicas_are_called: the word for a replica in messages.
+        replica_noun: the word for a replica in messages.
     """
 
     strategy: Strategy
@@ -93,7 +93,7 @@ class TowerConfig(StepOptions):
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
-    replicas_are_called: str = "tower"
+    replica_noun: str = "tower"
 
     def __post_init__(self) -> None:
         if self.micro_batches == "auto" and self.peers.size > 1:
@@ -147,12 +147,13 @@ class NamedGradients:
 
     def described(self) -> list[str]:
         """Describe each gradient: variable, shape or ``sparse``, dtype."""
-        return [
-            f"{name} {'sparse' if sparse else grad.shape} {grad.dtype.name}"
-            for name, grad in zip(self.names, self.grads, strict=True)
-            if grad is not None
-            for sparse in [isinstance(grad, tf.IndexedSlices)]
-        ]
+        lines = []
+        for name, grad in zip(self.names, self.grads, strict=True):
+            if grad is not None:
+                sparse = isinstance(grad, tf.IndexedSlices)
+                shape = "sparse" if sparse else grad.shape
+                lines.append(f"{name} {shape} {grad.dtype.name}")
+        return lines
 
 
 def name_of(variable: Any) -> str:

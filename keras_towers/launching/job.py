@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console
-from keras_towers.launching.ranks import Rank, check_reachable
+from keras_towers.launching.rank_process import Rank, check_reachable
 from keras_towers.launching.supervision import (
     Connected,
     Outcome,
@@ -29,14 +29,14 @@ from keras_towers.launching.supervision import (
 )
 from keras_towers.rendezvous import environments, store
 from keras_towers.rendezvous.addresses import LOOPBACK, is_local, meeting_point
-from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
-from keras_towers.rendezvous.hosts import allocation, assign
-from keras_towers.rendezvous.server import StoreServer
-from keras_towers.rendezvous.variables import (
+from keras_towers.rendezvous.environment_variables import (
     job_environment,
     process_environment,
 )
+from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.hosts import allocation, fill_slots
+from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 
@@ -135,7 +135,7 @@ def run_job(job: Job) -> Outcome:
     """Run a job until it ends."""
     engine = engines.of_launcher(job.servers)
     engine.check_installed()
-    plan = assign(job.hosts, job.ranks)
+    plan = fill_slots(job.hosts, job.ranks)
     if len(plan) < job.ranks:
         raise TowerError(
             f"{job.ranks} processes do not fit into the hosts' {len(plan)} "

@@ -17,13 +17,13 @@ from ray.train.backend import Backend, BackendConfig
 
 from keras_towers import settings
 from keras_towers.rendezvous.addresses import LOOPBACK
-from keras_towers.rendezvous.hosts import Slot, slots
-from keras_towers.rendezvous.server import StoreServer
-from keras_towers.rendezvous.store import Endpoint
-from keras_towers.rendezvous.variables import (
+from keras_towers.rendezvous.environment_variables import (
     process_environment,
     rank_environment,
 )
+from keras_towers.rendezvous.hosts import RankPlacement, place_ranks
+from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.store_server import StoreServer
 
 
 @dataclass
@@ -57,15 +57,15 @@ def _own_address() -> str:
     return ray.util.get_node_ip_address()
 
 
-def meet(hosts: list[str]) -> tuple[Endpoint, list[Slot]]:
+def meet(hosts: list[str]) -> tuple[Endpoint, list[RankPlacement]]:
     """Open the server that the workers on these hosts meet at."""
     server = StoreServer(hosts[0] if len(set(hosts)) > 1 else LOOPBACK)
-    plan = slots(hosts)
+    plan = place_ranks(hosts)
     server.begin(plan)
     return server.endpoint, plan
 
 
-def _join(endpoint: Endpoint, slot: Slot, config: RanksConfig) -> None:
+def _join(endpoint: Endpoint, slot: RankPlacement, config: RanksConfig) -> None:
     common = process_environment(
         config.stall_warning_s, config.stall_shutdown_s
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.launching.output import Console
-from keras_towers.launching.ranks import Rank, signal_name
+from keras_towers.launching.rank_process import Rank, signal_name
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import Running

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.partition import rules
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.conversions import SIZE, CannotGather, local_shape
 from keras_towers.partition.delay import delayed
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
@@ -29,13 +30,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
 )
-from keras_towers.partition.partitioner import (
-    SIZE,
-    CannotGather,
-    Partitioner,
-    Updating,
-    local_shape,
-)
+from keras_towers.partition.partitioner import Partitioner, Updating
 from keras_towers.partition.program import Inputs, Program, Tensor, needed
 from keras_towers.partition.rules import ragged, sparse
 from keras_towers.partition.sizes import EXAMPLES, name_of, symbol
@@ -77,20 +72,13 @@ def laid_out(
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
 ) -> tuple[Program, dict[str, Value]]:
-    """Lay out a graph; return what is known of its tensors, too.
+    """Lay out a graph as ``partitioned``; also return what it knows of tensors.
 
-    Args:
-        graph: the trace of what one device does.
-        layouts: those of its N inputs.
-        wanted: tensors of the graph that are to be known to all.
-        updates: the operations that stand for updates of an optimizer, by name.
-        ranks: whether several processes run the program.
-        mirrored: for each of the N inputs: whether it is the handle of a
-            variable of which each tower has its own copy, and all have the
-            same; None: there are none.
+    Returns:
+        The program, and the values of the graph's tensors by their names.
     """
     lay_out = functools.partial(
-        _laid_out, graph, layouts, wanted, updates, ranks, mirrored
+        _attempt, graph, layouts, wanted, updates, ranks, mirrored
     )
     try:
         return lay_out(lists=True)
@@ -99,7 +87,7 @@ def laid_out(
         return lay_out(lists=False)
 
 
-def _laid_out(
+def _attempt(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
@@ -132,7 +120,7 @@ def _laid_out(
         for index, own in enumerate(given)
         if mirrored is not None and mirrored[index]
     }
-    partition.copies = {own: given[k] for k, own in copies.items()}
+    partition.order.copies = {own: given[k] for k, own in copies.items()}
     values = [
         _value(index, tensor, own, layout, partition, sizes)
         for index, (tensor, own, layout) in enumerate(

@@ -17,7 +17,7 @@ from keras_towers.partition.sizes import (
     broadcast,
     compared,
 )
-from keras_towers.partition.slices import index_of
+from keras_towers.partition.slice_spans import index_of
 
 # Of more entries it is not worth it.
 LARGEST = 512

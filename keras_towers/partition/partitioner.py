@@ -12,11 +12,16 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.conversions import (
+    SIZE,
+    Converter,
+    is_small,
+    local_shape,
+)
 from keras_towers.partition.effects import (
     Effect,
     effect_of,
@@ -24,21 +29,16 @@ from keras_towers.partition.effects import (
     written,
 )
 from keras_towers.partition.factors import Factors, Labels
-from keras_towers.partition.folding import LARGEST, constant, folded
+from keras_towers.partition.folding import constant, folded
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    FoundUnit,
     Layout,
     ListOf,
-    Partial,
-    RowSplits,
     Sharded,
-    SparseIndices,
     Unit,
     Value,
 )
-from keras_towers.partition.lists import whole_list
 from keras_towers.partition.node import Node
 from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import (
@@ -50,15 +50,8 @@ from keras_towers.partition.registry import (
     RULES,
     SHAPES,
 )
-from keras_towers.partition.sizes import Size, name_of
-from keras_towers.partition.sizes import own as own_size
-
-# What sizes are computed in.
-SIZE = tf.int64
-
-
-class CannotGather(Exception):
-    """A list of rows meets what has no rule."""
+from keras_towers.partition.resource_order import ResourceOrder
+from keras_towers.partition.sizes import Size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +68,7 @@ class Updating:
     uses: Sequence[Any] | None
 
 
-class Partitioner:
+class Partitioner(Converter):
     """Lays out graphs, and collects the operations of a program.
 
     Args:
@@ -92,7 +85,7 @@ class Partitioner:
         updating: the operations that stand for updates, by name.
         updates: the updates of the program.
         values: what is known of the graph that is laid out, by tensors' names.
-        copies: of the towers' own handles of variables the common ones.
+        order: that of the operations that use the same resources.
         variances: what was found with the means that they follow from, by the
             names of their operations.
     """
@@ -106,10 +99,7 @@ class Partitioner:
         lists: bool = True,
         ranks: bool = False,
     ):
-        self.unit = unit
-        self.is_first = is_first
-        self.sizes = dict(sizes)
-        self.builder = builder
+        super().__init__(unit, is_first, sizes, builder)
         self.lists = lists
         self.ranks = ranks
         self.once: list[Any] = []
@@ -117,18 +107,8 @@ class Partitioner:
         self.updating: Mapping[str, Updating] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.copies: dict[Tensor, Tensor] = {}
         self.variances: dict[str, Value] = {}
-        self._shares: dict[Any, Tensor] = {}
-        self._rows: dict[Any, Tensor] = {}
-        self._parts: dict[Any, Tensor] = {}
-        # By what they follow from, and by their symbols.
-        self._found: dict[Any, FoundUnit] = {}
-        self._units: dict[str, FoundUnit] = {}
-        # The times from which on a resource may be read, and written: twice
-        # the level, and one more for what towers do.
-        self._ready: dict[Any, tuple[int, int]] = {}
-        self._least = (0, 0)
+        self.order = ResourceOrder()
 
     def inside(self, builder: Builder) -> Partitioner:
         """Return one for a function that towers call."""
@@ -154,7 +134,7 @@ class Partitioner:
             for tensor, value in zip(graph.inputs, given, strict=True)
         }
         before, self.values = self.values, values
-        for operation in in_order(graph.get_operations(), values):
+        for operation in topologically_sorted(graph.get_operations(), values):
             if operation.outputs and operation.outputs[0].name in values:
                 continue
             inputs = [values[tensor.name] for tensor in operation.inputs]
@@ -209,17 +189,11 @@ class Partitioner:
                 part = self.partial if value.is_partial else self.whole
                 given[k] = part(value)
         every = [given[k] for k in range(len(inputs))]
-        keys: list[Any] = list(self._ready)
+        keys: list[Any] | None = None
         if updating.uses is not None:
             keys = [self.values[t.name].whole for t in updating.uses]
-        # It happens at the end of a level, behind what towers do in it.
-        before = [self._ready.get(key, self._least)[1] // 2 for key in keys]
-        level = max([*before, *(tensor.level for tensor in every)], default=0)
+        level = self.order.update(keys, every)
         self.updates.append(Update(node.operation.name, every, level, rows))
-        behind = 2 * (level + 1), 2 * (level + 1)
-        self._ready.update(dict.fromkeys(keys, behind))
-        if updating.uses is None:
-            self._least = behind
 
     def _constant(self, node: Node) -> Value:
         (whole,) = self.builder.copy(node.operation, (), is_repeated=True)
@@ -426,7 +400,8 @@ class Partitioner:
         own = [self.local(value) for value in inputs]
         wholes = [value.whole for value in inputs if value.whole is not None]
         is_there = len(wholes) == len(own) and (
-            self.after(node, wholes, True) <= self.after(node, own, True)
+            self.order.after(node, wholes, True)
+            <= self.order.after(node, own, True)
         )
         results = [Value(REPLICATED, t) for t in self._done(node, own)]
         if is_there:
@@ -474,7 +449,7 @@ class Partitioner:
             reads: whether it reads resources only.
             at_root: whether of several processes only the first does it.
         """
-        least = self.after(node, given, reads)
+        least = self.order.after(node, given, reads)
         results = self.builder.copy(
             node.operation,
             given,
@@ -482,7 +457,7 @@ class Partitioner:
             has_effect=not reads,
             at_root=at_root,
         )
-        self.note_use(node, given, reads, least)
+        self.order.note_use(node, given, reads, least)
         return results
 
     def _from_root(self, whole: Tensor) -> Tensor:
@@ -525,13 +500,13 @@ class Partitioner:
             [handle],
             attributes,
             [(dtype, shape)],
-            least=self.after(node, [handle], True),
+            least=self.order.after(node, [handle], True),
         )
         if at_root:
             value = build.exchange("root", value)
         given = [self.local(variable), value]
         attributes["validate_shape"] = attribute(False)
-        least = self.after(node, given, False)
+        least = self.order.after(node, given, False)
         build.add(
             "AssignVariableOp",
             given,
@@ -540,7 +515,7 @@ class Partitioner:
             least=least,
             has_effect=True,
         )
-        self.note_use(node, given, False, least)
+        self.order.note_use(node, given, False, least)
 
     def _is_on_towers(self, node: Node, inputs: Sequence[Value]) -> bool:
         """Whether all towers have what an operation needs.
@@ -556,14 +531,14 @@ class Partitioner:
         ):
             return False
         own = [(v, t.shape) for v, t in given if self._has_local(v)]
-        small = all(_is_small(shape) for shape in node.shapes)
+        small = all(is_small(shape) for shape in node.shapes)
         if small and any(value.whole is None for value, _ in own):
             return True
         return any(
-            value.whole is not None or not _is_small(shape)
+            value.whole is not None or not is_small(shape)
             for value, shape in own
         ) and all(
-            self._has_local(v) or _is_small(t.shape) or self._is_repeated(v)
+            self._has_local(v) or is_small(t.shape) or self._is_repeated(v)
             for v, t in given
         )
 
@@ -577,40 +552,6 @@ class Partitioner:
         """Whether every function that needs a value makes it anew."""
         operation = None if value.whole is None else value.whole.operation
         return operation is not None and operation.is_repeated
-
-    def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
-        """Return the level from which on an operation finds its resources."""
-        keys = self._keys(node, given)
-        ready = [self._ready.get(key, self._least) for key in keys]
-        time = max((own[0] if reads else own[1] for own in ready), default=0)
-        return (time + 1 - self._on_towers(given)) // 2
-
-    def note_use(
-        self,
-        node: Node,
-        given: Sequence[Tensor],
-        reads: bool,
-        least: int,
-    ) -> None:
-        """Have what uses the same resources later come behind."""
-        level = max([least, *(tensor.level for tensor in given)])
-        time = 2 * level + self._on_towers(given)
-        for key in self._keys(node, given):
-            to_read, to_write = self._ready.get(key, self._least)
-            to_read = to_read if reads else max(to_read, time)
-            self._ready[key] = to_read, max(to_write, time)
-
-    @staticmethod
-    def _on_towers(given: Sequence[Tensor]) -> int:
-        """The part of a level: 0: what is computed once comes first."""
-        return int(any(tensor.on_towers for tensor in given))
-
-    def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
-        """The resources that an operation uses; None: what has no name."""
-        keys: list[Any] = [
-            self.copies.get(t, t) for t in given if t.dtype == tf.resource
-        ]
-        return keys or ([None] if node.is_stateful else [])
 
     def _complete(
         self, node: Node, inputs: Sequence[Value], outputs: Sequence[Value]
@@ -649,316 +590,8 @@ class Partitioner:
         factors = AXES[node.type](node, *inputs)
         return None if factors is None else factors.shapes(inputs)
 
-    # ---- conversions ---------------------------------------------------------
 
-    def whole(self, value: Value) -> Tensor:
-        """Return the value of one device, which all have."""
-        if value.whole is None:
-            value.whole = self._whole(value)
-        return value.whole
-
-    def _whole(self, value: Value) -> Tensor:
-        if isinstance(value.layout, ListOf):
-            found = whole_list(self, value) if self.builder.meets else None
-            if found is None:
-                raise CannotGather if self.builder.meets else NeedsExchange
-            return found
-        if value.linear is not None:
-            # Less to exchange, as it follows from what is needed elsewhere.
-            source, index, inputs = value.linear
-            wholes = [self.whole(given) for given in inputs]
-            return self.builder.copy(source, wholes)[index]
-        local = cast("Tensor", value.local)
-        if isinstance(value.layout, Partial):
-            return self.builder.exchange("sum", local)
-        if isinstance(value.layout, Sharded):
-            return self._gathered(value.layout, local, value.shape or ())
-        return self.builder.exchange("first", local)
-
-    def _gathered(
-        self, layout: Sharded, local: Tensor, shape: Sequence[Any]
-    ) -> Tensor:
-        axis, build = layout.axis, self.builder
-        if layout.blocks == 1:
-            return build.exchange("gather", local, axis, layout.size)
-        # Every block has rows of all towers.
-        sizes = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
-        own = self.times(layout.rows, layout.unit.count)
-        split = self.reshaped(local, sizes, axis + 1, own, shape, axis)
-        rows = layout.rows * layout.unit.size
-        gathered = build.exchange("gather", split, axis + 1, rows)
-        all_of_them = self.times(layout.count, layout.unit.total)
-        joined = [*shape[:axis], None, *shape[axis + 1 :]]
-        return self.reshaped(gathered, joined, axis, all_of_them, sizes, axis)
-
-    def reshaped(
-        self,
-        tensor: Tensor,
-        sizes: Sequence[Any],
-        axis: int,
-        count: Tensor,
-        before: Sequence[Any],
-        was: int,
-    ) -> Tensor:
-        """Return a tensor whose axis of rows is divided, or joined.
-
-        Args:
-            tensor: it.
-            sizes: the sizes of the result, None where they are not known.
-            axis: the axis of the result that has the rows.
-            count: how many they are.
-            before: the sizes of the tensor.
-            was: the first axis of the tensor that is changed.
-        """
-        build = self.builder
-        changed = len(before) - len(sizes)
-        entries: list[Tensor] = []
-        whole: Tensor | None = None
-        for at, size in enumerate(sizes):
-            if at == axis:
-                entries.append(count)
-            elif isinstance(size, int):
-                entries.append(build.constant(size, SIZE))
-            else:
-                if whole is None:
-                    whole = build.op(
-                        "Shape", [tensor], is_repeated=True, out_type=SIZE
-                    )
-                place = at if at < was else at + changed
-                entries.append(self.entry(whole, place))
-        target = build.op(
-            "Pack", entries, (len(entries),), is_repeated=True, axis=0
-        )
-        return build.op("Reshape", [tensor, target], static(sizes))
-
-    def local(self, value: Value) -> Tensor:
-        """Return the value of one device where a tower uses it."""
-        if value.layout == REPLICATED and value.local is not None:
-            return value.local
-        return self.whole(value)
-
-    def rows(self, value: Value, layout: Sharded) -> Tensor | None:
-        """Return each tower's own rows of a value; None: it has no such.
-
-        Args:
-            value: the value.
-            layout: where its rows are to be.
-        """
-        if value.layout == layout:
-            return value.local
-        if value.shape is None or value.shape[layout.axis] != layout.size:
-            return None
-        key = value, layout
-        if key not in self._rows:
-            self._rows[key] = self._own_rows(value, layout)
-        return self._rows[key]
-
-    def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        build, axis, tensor = self.builder, layout.axis, self.local(value)
-        shape: list[Any] = list(value.shape or ())
-        shape[axis] = None
-        first = self.times(layout.rows, layout.unit.start)
-        count = self.times(layout.rows, layout.unit.count)
-        if layout.blocks == 1:
-            places = [int(a == axis) for a in range(len(shape))]
-            at = build.constant(places, SIZE)
-            begin = build.op("Mul", [at, first])
-            all_others = build.constant([p - 1 for p in places], SIZE)
-            own = build.op("Mul", [at, count], is_repeated=True)
-            size = build.op("AddV2", [all_others, own], is_repeated=True)
-            return build.op("Slice", [tensor, begin, size], static(shape))
-        zero, one = build.constant(0, SIZE), build.constant(1, SIZE)
-        own = build.op("Range", [zero, count, one], (None,))
-        own = build.op("AddV2", [own, first], (None,))
-        blocks = build.constant(np.arange(layout.blocks)[:, None], SIZE)
-        ahead = build.op(
-            "Mul", [blocks, self.times(layout.rows, layout.unit.total)]
-        )
-        flat = build.op(
-            "Reshape",
-            [build.op("AddV2", [ahead, own]), build.constant([-1], SIZE)],
-        )
-        return build.op(
-            "GatherV2",
-            [tensor, flat, build.constant(axis, SIZE)],
-            static(shape),
-        )
-
-    def partial(self, value: Value) -> Tensor:
-        """Return each tower's part of a sum: the first tower has all of it."""
-        if value.is_partial:
-            return cast("Tensor", value.local)
-        if value not in self._parts:
-            whole = self.local(value)
-            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
-            self._parts[value] = self.builder.op(
-                "SelectV2", [self.is_first, whole, zeros], whole.shape
-            )
-        return self._parts[value]
-
-    # ---- units ---------------------------------------------------------------
-
-    def found_unit(self, key: Any, count: Tensor) -> FoundUnit:
-        """Return the unit of what each tower has found.
-
-        Args:
-            key: what it follows from: for the same all towers find as many.
-            count: how many a tower has found.
-        """
-        if key not in self._found:
-            size = own_size(f"found{len(self._units)}")
-            unit = FoundUnit(size, count, self.builder)
-            self._found[key] = self._units[name_of(size)] = unit
-        return self._found[key]
-
-    def share(self, unit: Unit | FoundUnit, dtype: Any) -> Tensor:
-        """Return of each tower the part of all that it has of a unit."""
-        key = unit, dtype
-        if key not in self._shares:
-            counts = [
-                self.cast(count, tf.float64)
-                for count in (unit.count, unit.total)
-            ]
-            share = self.builder.op("RealDiv", counts, ())
-            self._shares[key] = self.cast(share, dtype, is_repeated=False)
-        return self._shares[key]
-
-    def shares(self, layout: Sharded, dtype: Any, rank: int) -> Tensor:
-        """Return the shares of all towers along the axis that has the rows."""
-        key = layout.axis, layout.unit, dtype, rank
-        if key not in self._shares:
-            share, build = self.share(layout.unit, dtype), self.builder
-            ones = (1,) * rank
-            shape = build.constant(ones, tf.int32)
-            own = build.op("Reshape", [share, shape], ones)
-            self._shares[key] = build.exchange("gather", own, layout.axis)
-        return self._shares[key]
-
-    def note_unit(self, key: Any, unit: FoundUnit) -> None:
-        """Note the unit of what each tower will find by a key."""
-        self._found.setdefault(key, unit)
-
-    def rows_along(self, axis: int, size: Any) -> Sharded | None:
-        """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self._units.values()):
-            layout = Sharded(axis, unit)
-            rows = layout.units_in(size)
-            if rows:
-                return dataclasses.replace(layout, rows=rows)
-        return None
-
-    # ---- sizes ---------------------------------------------------------------
-
-    def times(self, number: int, tensor: Tensor) -> Tensor:
-        """Return a number of sizes."""
-        if number == 1:
-            return tensor
-        factor = self.builder.constant(number, SIZE)
-        return self.builder.op("Mul", [tensor, factor], (), is_repeated=True)
-
-    def entry(self, vector: Tensor, index: int) -> Tensor:
-        """Return an entry of a vector."""
-        build = self.builder
-        ends = [build.constant([k], tf.int32) for k in (index, index + 1, 1)]
-        return build.op(
-            "StridedSlice",
-            [vector, *ends],
-            (),
-            is_repeated=True,
-            shrink_axis_mask=1,
-        )
-
-    def size(self, size: Any) -> Tensor | None:
-        """Return a size of one device; None: nobody knows it yet."""
-        if isinstance(size, (int, np.integer)):
-            return self.builder.constant(int(size), SIZE)
-        if not isinstance(size, Size) or not isinstance(size.number, int):
-            return None
-        result: Tensor | None = None
-        for symbol, power in size.powers:
-            factor = self._of_symbol(symbol)
-            if factor is None or power < 1:
-                return None
-            for _ in range(power):
-                if result is None:
-                    result = factor
-                    continue
-                result = self.builder.op(
-                    "Mul", [result, factor], (), is_repeated=True
-                )
-        return None if result is None else self.times(size.number, result)
-
-    def _of_symbol(self, symbol: str) -> Tensor | None:
-        if symbol in self._units:
-            return self._units[symbol].total
-        return self.sizes.get(symbol)
-
-    def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
-        """Return a vector of sizes."""
-        build, shape = self.builder, (len(entries),)
-        if not entries:
-            return build.constant([], dtype)
-        found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
-        return self.cast(found, dtype)
-
-    def cast(
-        self, tensor: Tensor, dtype: Any, is_repeated: bool = True
-    ) -> Tensor:
-        """Return a tensor of another dtype."""
-        if tensor.dtype == dtype:
-            return tensor
-        return self.builder.op(
-            "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
-        )
-
-    def local_target(
-        self, target: Value, sizes: Sequence[Any], layout: Sharded
-    ) -> Tensor:
-        """Return the shape that each tower makes its rows of.
-
-        Args:
-            target: the shape that one device makes: a vector.
-            sizes: its entries, as far as they are known.
-            layout: where the rows are.
-        """
-        own = self.times(layout.count, layout.unit.count)
-        entries = [
-            own if axis == layout.axis else self.size(size)
-            for axis, size in enumerate(sizes)
-        ]
-        whole = [
-            self.entry(self.local(target), axis) if entry is None else entry
-            for axis, entry in enumerate(entries)
-        ]
-        dtype = self.local(target).dtype
-        cast_ = [self.cast(entry, SIZE) for entry in whole]
-        return self.vector(cast_, dtype)
-
-
-def _is_small(shape: tf.TensorShape) -> bool:
-    """Whether it is not worth an exchange."""
-    size = shape.num_elements()
-    return size is not None and size <= LARGEST
-
-
-def static(shape: Sequence[Any]) -> tf.TensorShape:
-    """Return what TensorFlow knows of a shape with symbols."""
-    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
-
-
-def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
-    """Return the shape on a tower of a tensor of the trace."""
-    if shape.rank is None:
-        return shape
-    sizes = list(shape)
-    if isinstance(layout, Sharded):
-        sizes[layout.axis] = None
-    elif isinstance(layout, (RowSplits, SparseIndices)):
-        sizes[0] = None
-    return tf.TensorShape(sizes)
-
-
-def in_order(
+def topologically_sorted(
     operations: Sequence[Any], known: Mapping[str, Any]
 ) -> Iterator[Any]:
     """Yield operations, each after those whose outputs it takes.

@@ -28,6 +28,14 @@ from keras_towers.reduction.collective import (
     nccl_all_reduce,
     nccl_available,
 )
+from keras_towers.reduction.communication_hooks import (
+    CommunicationHook,
+    Link,
+    across_ranks,
+    all_reduce,
+    chain,
+    sum_over_ranks,
+)
 from keras_towers.reduction.compression import (
     CompressionName,
     bf16_shards,
@@ -44,15 +52,7 @@ from keras_towers.reduction.gradients import (
     scaled,
 )
 from keras_towers.reduction.packing import GradientPacker, pack, packed
-from keras_towers.reduction.ranks import (
-    CommunicationHook,
-    Link,
-    across_ranks,
-    all_reduce,
-    chain,
-    sum_over_ranks,
-)
-from keras_towers.reduction.sums import (
+from keras_towers.reduction.tower_sums import (
     hierarchical_all_reduce,
     sum_at_variables,
     sum_on_host,

@@ -12,7 +12,7 @@ from keras_towers import compat
 from keras_towers.devices import host_of, same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import Gradient, Gradients
-from keras_towers.reduction.sums import copy_to, reduce_in_graph
+from keras_towers.reduction.tower_sums import copy_to, reduce_in_graph
 
 HINTS = ("ring", "nccl", "auto")
 
@@ -109,7 +109,9 @@ class CollectiveAllReduce:
             )
         slot = None if tf.executing_eagerly() else self._next_slot()
         return reduce_in_graph(
-            *(grads, devices, _DTYPES),
+            grads,
+            devices,
+            _DTYPES,
             functools.partial(self._all_reduce, slot),
         )
 
@@ -140,10 +142,12 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps in the graph atomically, modulo ``_SLOTS``."""
-        # With a single key, two threads that run the same graph would mix up
-        # their buffers. With a new key for every step, TensorFlow would leak
-        # memory.
+        """Count the steps in the graph atomically, modulo ``_SLOTS``.
+
+        With a single key, two threads that run the same graph would mix up
+        their buffers. With a new key for every step, TensorFlow would leak
+        memory.
+        """
         with tf.device(self._host):
             step = tf.raw_ops.ResourceCountUpTo(
                 resource=self._steps.handle, limit=2**62, T=tf.int64

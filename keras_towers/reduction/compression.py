@@ -23,20 +23,20 @@ from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers.reduction.communication_hooks import (
+    CommunicationHook,
+    Decode,
+    Link,
+    all_reduce,
+    chain,
+    sum_separately,
+)
 from keras_towers.reduction.feedback import (
     error_feedback,
     is_rounded,
     power_sgd,
 )
 from keras_towers.reduction.gradients import check_floats
-from keras_towers.reduction.ranks import (
-    CommunicationHook,
-    Decode,
-    Link,
-    all_reduce,
-    chain,
-    sum_apart,
-)
 from keras_towers.transport import Transport
 from keras_towers.transport.messages import packed
 
@@ -84,7 +84,7 @@ def _shards(dtype: tf.DType) -> CommunicationHook:
             )
 
         check_floats(tensors)
-        return sum_apart(
+        return sum_separately(
             transport, tensors, key, lambda t: is_rounded(t, dtype), by_shards
         )
 
@@ -131,10 +131,12 @@ def _sum_two(
     tensors: Sequence[tf.Tensor],
     key: str,
 ) -> list[tf.Tensor]:
-    """Sum the tensors of two ranks, which send each other all values."""
-    # Not as an all-to-all or a gather: where two ranks are both neighbours of
-    # each other, Gloo sends in one direction of the link after the other. A sum
-    # of integers, which may wrap around, less a rank's own is the other's.
+    """Sum the tensors of two ranks, which send each other all values.
+
+    Not as an all-to-all or a gather: where two ranks are both neighbours of
+    each other, Gloo sends in one direction of the link after the other. A sum
+    of integers, which may wrap around, less a rank's own is the other's.
+    """
     sent = [tf.cast(t, dtype) for t in tensors]
     mine = [_words(t) for t in sent]
     both = transport.all_reduce(mine, f"{key}.both")

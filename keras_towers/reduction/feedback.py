@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.reduction.gradients import check_floats
-from keras_towers.reduction.ranks import (
+from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     Decode,
     Link,
-    sum_apart,
+    sum_separately,
 )
+from keras_towers.reduction.gradients import check_floats
 from keras_towers.transport import Transport
 
 
@@ -41,9 +41,11 @@ class Memory:
         initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
         shape: tf.TensorShape,
     ) -> tf.Variable:
-        """Return the variable of a gradient."""
-        # Gradients of another model may use the same key, so a name has index,
-        # shape and dtype, too.
+        """Return the variable of a gradient.
+
+        Gradients of another model may use the same key, so a name has index,
+        shape and dtype, too.
+        """
         if name not in self._variables:
             with tf.init_scope(), compat.single_device_mode():
                 value = initial(shape, name[3])
@@ -138,7 +140,7 @@ def power_sgd(rank: int = 4) -> CommunicationHook:
             return _sum_factors(transport, memory, rank, tensors, key)
 
         check_floats(tensors)
-        return sum_apart(
+        return sum_separately(
             transport, tensors, key, lambda t: _is_worth(t, rank), by_factors
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
+from keras_towers.reduction.communication_hooks import Decode, Link
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -19,7 +20,6 @@ from keras_towers.reduction.gradients import (
     in_order,
     sparse_of,
 )
-from keras_towers.reduction.ranks import Decode, Link
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -245,9 +245,11 @@ def _recut(
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
 ) -> list[tf.Tensor]:
-    """Cut a sequence of tensors in different places."""
-    # The order of the pieces does not change, so each element is copied about
-    # once; concatenating everything and splitting it again would copy it twice.
+    """Cut a sequence of tensors in different places.
+
+    The order of the pieces does not change, so each element is copied about
+    once; concatenating everything and splitting it again would copy it twice.
+    """
     pieces = itertools.chain.from_iterable(
         tf.split(tensor, lengths) if len(lengths) > 1 else [tensor]
         for tensor, lengths in zip(tensors, before, strict=True)

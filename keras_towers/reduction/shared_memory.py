@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.reduction.ranks import sum_apart
+from keras_towers.reduction.communication_hooks import sum_separately
 from keras_towers.transport import Transport
 from keras_towers.transport.messages import packs
 
@@ -67,7 +67,9 @@ class SharedMemoryAllReduce:
                     sums[i] = total
             return sums
 
-        return sum_apart(transport, tensors, key, _can_be_shared, by_buckets)
+        return sum_separately(
+            transport, tensors, key, _can_be_shared, by_buckets
+        )
 
     def _sum(
         self, transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -136,13 +138,14 @@ _ALIGNMENT = 64
 
 
 class SharedBucket:
-    """Sums one group of arrays over the ranks of a machine."""
+    """Sums one group of arrays over the ranks of a machine.
 
-    # Each rank publishes its arrays (post), sums its share of the elements over
-    # all ranks (reduce), and reads the sums of all shares (collect). The caller
-    # ensures that no rank starts a phase before all have finished the previous
-    # one. Each element is summed by a single rank, in a fixed order, so the
-    # results are bit-identical on every rank.
+    Each rank publishes its arrays (post), sums its share of the elements over
+    all ranks (reduce), and reads the sums of all shares (collect). The caller
+    ensures that no rank starts a phase before all have finished the previous
+    one. Each element is summed by a single rank, in a fixed order, so the
+    results are bit-identical on every rank.
+    """
 
     def __init__(
         self,

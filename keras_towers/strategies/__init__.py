@@ -65,17 +65,15 @@ def strategy(name: str, **options: Any) -> Any:
         ...     model.fit(x, y)
     """
     made_by = _load(find(name))
-    # Imports TensorFlow, which the commands that import this module need not.
-    from keras_towers.strategies.options import unknown
-
     signature = inspect.signature(made_by)
     try:
         signature.bind(**options)
     except TypeError as error:
-        given = ", ".join(options)
+        known = signature.parameters
+        hints = [did_you_mean(o, known) for o in options if o not in known]
         raise TowerError(
-            f"the strategy '{name}' does not take these options: {given} "
-            f"({error}{unknown(options, signature)})"
+            f"the strategy '{name}' does not take these options: "
+            f"{', '.join(options)} ({error}{''.join(hints)})"
         ) from error
     return made_by(**options)
 

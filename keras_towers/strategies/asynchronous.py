@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from keras_towers import devices as devices_lib
-from keras_towers.replicas.asynchronous.calls import AsyncCalls
+from keras_towers.replicas.asynchronous.async_calls import AsyncCalls
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.asynchronous.threads import Staleness
-from keras_towers.replicas.asynchronous.update import HogwildUpdate
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import Options, takes_options
+from keras_towers.strategies.options import Options
 
 
 class AsyncTowerStrategy(BaseStrategy):
@@ -43,7 +43,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
     Args:
         towers: as for ``TowerStrategy``.
-        scale_gradient: as in ``Options``.
+        scale_gradient: divide gradients by the number of towers.
 
     Attributes:
         staleness: a ``Staleness`` with ``mean``, ``max`` and ``histogram``: how
@@ -62,7 +62,6 @@ class AsyncTowerStrategy(BaseStrategy):
 
     _own_mode = "async"
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers | None = None,

@@ -71,7 +71,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
-        replicas_are_called: str | None = None,
+        replica_noun: str | None = None,
     ):
         # TensorFlow reads it, too, and expects a JSON object.
         tf_config.read()
@@ -87,9 +87,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         tf.distribute.Strategy.__init__(
             self, TowerExtended(self, devices, reduce, transport)
         )
-        if replicas_are_called is None:
+        if replica_noun is None:
             one_each = transport.size > 1 and len(devices) == 1
-            replicas_are_called = "rank" if one_each else "tower"
+            replica_noun = "rank" if one_each else "tower"
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
@@ -100,7 +100,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             ),
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and (others or transport).size == 1,
-            replicas_are_called=replicas_are_called,
+            replica_noun=replica_noun,
             **{
                 field.name: getattr(self._options, field.name)
                 for field in dataclasses.fields(StepOptions)
@@ -199,11 +199,12 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on each tower, as ``tf.distribute.Strategy`` does.
 
+        Of all that such a model calls, wherever it was made and compiled, only
+        its steps are known to be its own.
+
         Raises:
             TowerError: it is a step of a model of tf_keras.
         """
-        # Of all that such a model calls, wherever it was made and compiled,
-        # only its steps are known to be its own.
         module = getattr(fn, "__module__", None) or ""
         if module.partition(".")[0] == _KERAS_2:
             error = TowerError(_OTHER_KERAS)
@@ -229,9 +230,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __repr__(self) -> str:
         names = [traced.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        towers = f"{self.num_towers} tower{'s' * (self.num_towers > 1)}"
+        towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
         size = self._config.transport.size
-        each = f" in each of {size} processes" * (size > 1)
+        each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"
 
     def _described(self) -> list[str]:
@@ -262,7 +263,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 "one after another"
             )
         if config.transport.size > 1:
-            lines += modes.between_ranks(self._options)
+            lines += modes.describe_rank_options(self._options)
         if type(config.transport) is not SingleProcess:
             lines.append(
                 f"rank {self.rank} of {self.size} over "

@@ -11,21 +11,27 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import traced
-from keras_towers.parameter_servers.connection import Connection, take_role
-from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.parameter_servers.connection import (
+    Connection,
+    ServerPeers,
+    take_role,
+)
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas.servers.calls import ServedCalls
-from keras_towers.replicas.servers.direct import DirectSession
-from keras_towers.replicas.servers.update import CachedOnce, CopiesOnTowers
+from keras_towers.replicas.servers.direct_session import DirectSession
+from keras_towers.replicas.servers.served_calls import (
+    CachedOnce,
+    CopiesOnTowers,
+    ServedCalls,
+)
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
     check,
-    takes_options,
+    options_of,
 )
-from keras_towers.strategies.ranks import share_machine
 
 _numbers = itertools.count()
 
@@ -62,7 +68,7 @@ class Servers:
                 "each": "every worker reads its own data",
             }[self.options.batches],
             f"worker {me.rank} of {me.size}, {servers} parameter "
-            f"server{'s' * (servers > 1)}",
+            f"server{'s' if servers > 1 else ''}",
         ]
 
 
@@ -78,7 +84,7 @@ class _WorkerStrategy(BaseStrategy):
         cluster: tf_config.Cluster | None,
         options: ServerKeywords,
     ):
-        given = Options(**options)
+        given = options_of(self, ServerKeywords, options)
         self._servers = Servers(type(self).__name__, towers, given, cluster)
         devices, peers = self._servers.devices, self._servers.peers
         super().__init__(devices, given, others=peers)
@@ -134,7 +140,12 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             ``"gpu"``: small weights on the first tower, large ones spread over
             all. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
         cluster: the job; None: the one that ``TF_CONFIG`` describes.
-        **options: as keyword arguments, ``Options`` of workers.
+        scale_gradient: divide gradients by the number of workers.
+        batches: ``"split"``: the workers share every batch. ``"each"``: every
+            worker reads its own data.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        **options: described in more detail by ``Options``.
 
     Attributes:
         sync: as given.
@@ -151,7 +162,6 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     _own_mode = "distributed-parameter-server"
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers = 1,
@@ -197,7 +207,12 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
     Args:
         towers: devices of this worker, as for ``HorovodStrategy``.
         cluster: the job; None: the one that ``TF_CONFIG`` describes.
-        **options: as keyword arguments, ``Options`` of workers.
+        scale_gradient: divide gradients by the number of workers.
+        batches: ``"split"``: the workers share every batch. ``"each"``: every
+            worker reads its own data.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone.
+        **options: described in more detail by ``Options``.
 
     Raises:
         SystemExit: this is a parameter server, and training has ended.
@@ -210,7 +225,6 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
 
     _own_mode = "distributed-replicated"
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers = 1,

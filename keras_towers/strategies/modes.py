@@ -119,11 +119,14 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
         if options.sync_every is None:
             reduce = reduction.across_ranks(reduce, transport, hook)
         else:
-            from keras_towers.fit.update.rounds import Rounds
+            from keras_towers.fit.update.local_sgd import LocalSGD
 
-            rounds = Rounds(
-                *(config, options.sync_every, over_ranks),
-                *(options.outer_momentum, options.outer_learning_rate),
+            rounds = LocalSGD(
+                config,
+                options.sync_every,
+                over_ranks,
+                momentum=options.outer_momentum,
+                learning_rate=options.outer_learning_rate,
             )
     if updates == "sharded" and config.num_replicas == 1:
         logger.warning(
@@ -171,10 +174,12 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
             config.devices, update.slot_bytes, strict=False
         )
     ]
-    return [line, *[f"optimizer state: {', '.join(held)}"] * bool(held)]
+    if not held:
+        return [line]
+    return [line, f"optimizer state: {', '.join(held)}"]
 
 
-def check_between_ranks(options: Options) -> None:
+def check_rank_options(options: Options) -> None:
     """Refuse options between ranks that contradict each other."""
     steps = options.sync_every
     outer = options.outer_momentum, options.outer_learning_rate
@@ -213,10 +218,10 @@ def check_between_ranks(options: Options) -> None:
             )
 
 
-def between_ranks(options: Options) -> list[str]:
+def describe_rank_options(options: Options) -> list[str]:
     """Describe what the exchange between ranks changes."""
     line = compression_lib.described(options.compression)
-    lines = [line] * bool(line)
+    lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"
         if (options.outer_momentum, options.outer_learning_rate) != (0, 1):

@@ -10,7 +10,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop import NoOpCalls
 from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import takes_options
 
 
 class NoOpStrategy(BaseStrategy):
@@ -47,7 +46,6 @@ class NoOpStrategy(BaseStrategy):
 
     _own_mode = "noop"
 
-    @takes_options
     def __init__(self, *, logs: Mapping[str, float] | None = None):
         if logs is not None and not isinstance(logs, Mapping):
             raise TowerError(

@@ -6,11 +6,10 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -29,8 +28,6 @@ from keras_towers.reduction import (
 )
 from keras_towers.strategies import modes
 from keras_towers.strategies.modes import ModeName
-
-Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,9 +82,9 @@ class Options(StepOptions):
             ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
             ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
             another rank than 4), or a function of a transport, tensors and a
-            key: see ``keras_towers.reduction.ranks``. These change results.
-            Sparse gradients, metrics and statistics
-            are never compressed.
+            key: see ``keras_towers.reduction.communication_hooks``. These
+            change results. Sparse gradients, metrics and statistics are never
+            compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
             each rank updates weights of its own, from its part of each batch,
             and after k updates, at the end of an epoch and before ``evaluate``
@@ -132,7 +129,7 @@ class Options(StepOptions):
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
             )
-        modes.check_between_ranks(self)
+        modes.check_rank_options(self)
 
 
 class StepKeywords(TypedDict, total=False):
@@ -171,55 +168,30 @@ class ServerKeywords(TypedDict, total=False):
     stall_shutdown_s: float
 
 
-def takes_options(init: Init) -> Init:
-    """Let a constructor check, show and document the ``Options`` it takes.
+def options_of(
+    strategy: object, keywords: type, options: Mapping[str, Any]
+) -> Options:
+    """Return the options that a strategy got as keyword arguments.
 
     Args:
-        init: ends with ``**options: Unpack[...]`` of a class above, or takes
-            all of its options by name.
+        strategy: the strategy, for the message.
+        keywords: one of the classes above: what the strategy takes.
+        options: the arguments.
 
     Raises:
-        TypeError: when called with an option that it does not take.
+        TowerError: an option is not one of the strategy's, or has a value
+            that is not allowed.
     """
-    own = inspect.signature(init)
-    parameters = list(own.parameters.values())
-    if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
-        unpacked = typing.get_type_hints(init)[parameters.pop().name]
-        (keywords,) = typing.get_args(unpacked)
-        fields = {field.name: field for field in dataclasses.fields(Options)}
-        parameters += [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=fields[name].default,
-                annotation=fields[name].type,
-            )
-            for name in keywords.__annotations__
-        ]
-    signature = own.replace(parameters=parameters)
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **options: Any) -> None:
-        kind = type(self).__name__
-        try:
-            signature.bind(self, *args, **options)
-        except TypeError as error:
-            hint = unknown(options, signature)
-            if "positional" in str(error):
-                hint = ": give options by name"
-            raise TypeError(f"{kind}() {error}{hint}") from None
-        init(self, *args, **options)
-
-    vars(checked).update(__signature__=signature)
-    shared = [p.name for p in parameters if p.name not in own.parameters]
-    checked.__doc__ = _documentation(shared)
-    return typing.cast(Init, checked)
-
-
-def unknown(options: Iterable[str], signature: inspect.Signature) -> str:
-    """The end of a message about options that a strategy does not take."""
-    known = signature.parameters
-    return "".join(did_you_mean(o, known) for o in options if o not in known)
+    kind = type(strategy)
+    named = inspect.signature(kind).parameters
+    known = [name for name in named if name != "options"]
+    known += keywords.__annotations__
+    for name in options:
+        if name not in known:
+            advice = did_you_mean(name, known)
+            advice = advice or f". Its options are {', '.join(known)}."
+            raise TowerError(f"{kind.__name__} has no option {name!r}{advice}")
+    return Options(**options)
 
 
 def check_seconds(name: str, seconds: Any) -> None:
@@ -232,7 +204,7 @@ def check_seconds(name: str, seconds: Any) -> None:
 
 
 def _refuse(name: str, value: Any, allowed: list[str]) -> typing.NoReturn:
-    text = ", ".join(allowed[:-1]) + "," * (len(allowed) > 2)
+    text = ", ".join(allowed[:-1]) + ("," if len(allowed) > 2 else "")
     raise TowerError(
         f"{name}={value!r} is not allowed: give {text} or {allowed[-1]}."
     )
@@ -274,11 +246,3 @@ def check(name: str, value: Any, hint: Any) -> None:
             named = part is not types.NoneType
             allowed.append(f"a {part.__name__}" if named else "None")
     _refuse(name, value, allowed)
-
-
-def _documentation(names: list[str]) -> str:
-    """The text on some options in the docstring of ``Options``."""
-    text = inspect.getdoc(Options) or ""
-    entries = dict(re.findall(r"^    (\w+): (.+(?:\n {6,}.+)*)", text, re.M))
-    args = "".join(f"\n    {name}: {entries[name]}" for name in names)
-    return "Create the strategy." + (f"\n\nArgs:{args}" if args else "")

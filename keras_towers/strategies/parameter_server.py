@@ -12,10 +12,9 @@ from keras_towers.fit.update.reduce import UpdateAtVariable
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
-    Options,
     StepKeywords,
     check,
-    takes_options,
+    options_of,
 )
 
 
@@ -44,7 +43,16 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ps_device: ``"cpu"``: all weights are on the host. ``"gpu"``: they are
             spread over the towers, each going to the tower that holds the
             fewest bytes. None: ``"gpu"`` for one or two towers, else ``"cpu"``.
-        **options: as keyword arguments, ``Options`` of synchronous steps.
+        average: True: gradients are those of one device. False: they are that
+            times the number of replicas, as in tensorpack.
+        batches: ``"split"``: the towers share every batch. ``"each"``: every
+            tower draws a whole one.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        batch_norm: ``"global"``: BatchNormalization has the statistics of the
+            global batch. ``"tower"``: those of each tower's rows.
+        micro_batches: how many parts each tower takes its rows in, one after
+            another, to save memory; ``"auto"``: as many as memory needs.
+        **options: described in more detail by ``Options``.
 
     Attributes:
         ps_device: where the weights are: ``"cpu"`` or ``"gpu"``.
@@ -60,7 +68,6 @@ class ParameterServerTowerStrategy(BaseStrategy):
 
     _own_mode = "parameter-server"
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers | None = None,
@@ -69,7 +76,8 @@ class ParameterServerTowerStrategy(BaseStrategy):
         **options: Unpack[StepKeywords],
     ):
         check("ps_device", ps_device, Literal["cpu", "gpu"] | None)
-        given, devices = Options(**options), devices_lib.resolve(towers)
+        given = options_of(self, StepKeywords, options)
+        devices = devices_lib.resolve(towers)
         if ps_device is None:
             ps_device = "gpu" if len(devices) <= 2 else "cpu"
         self.ps_device: Literal["cpu", "gpu"] = ps_device

@@ -15,14 +15,16 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.update import HogwildUpdate
-from keras_towers.replicas.servers.calls import ServedCalls
-from keras_towers.replicas.servers.replicas import ReplicaSession
-from keras_towers.replicas.servers.update import CopiesOnTowers
+from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.servers.averaging_session import ReplicaSession
+from keras_towers.replicas.servers.served_calls import (
+    CopiesOnTowers,
+    ServedCalls,
+)
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
-from keras_towers.strategies.options import Options, check, takes_options
+from keras_towers.strategies.options import Options, check
 
 Tokens = Literal["per_replica", "shared"]
 """Whether each replica has tokens of its own, or all draw from one queue."""
@@ -84,7 +86,8 @@ class SyncReplicasStrategy(BaseStrategy):
             dropped whatever T and R are.
         towers: the devices, as for ``TowerStrategy``; one for each replica.
             Across processes those of this worker, 1 by default.
-        stall_shutdown_s: as in ``Options``.
+        stall_shutdown_s: seconds to wait for workers that are slow or gone;
+            in one process, seconds in which no replica ends a step.
         cluster: the job; None: the one that ``TF_CONFIG`` describes, if any.
         batches: across processes only. ``"split"``, the default: all workers
             get the same data, and each takes its part of every batch.
@@ -105,7 +108,6 @@ class SyncReplicasStrategy(BaseStrategy):
 
     _own_mode = "sync-replicas"
 
-    @takes_options
     def __init__(
         self,
         *,
@@ -169,12 +171,12 @@ class SyncReplicasStrategy(BaseStrategy):
             devices,
             given,
             others=servers.peers if servers else None,
-            replicas_are_called="replica",
+            replica_noun="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
         if servers is None:
             update = HogwildUpdate(
-                self._config, self._mode.reduce, also=self._average
+                self._config, self._mode.reduce, after_update=self._average
             )
             self._calls = ReplicaCalls(update, quorum, stall_shutdown_s)
             self._compose(update, self._calls)
@@ -237,18 +239,17 @@ class SyncReplicasStrategy(BaseStrategy):
         spare = there - wanted
         extra = "each computes one"
         if spare > 0:
-            extra = f"{spare} backup replica{'s' * (spare > 1)}"
+            extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
             extra = f"{there} compute {wanted}"
+        data = ["every replica takes the next whole batch"]
+        if self._servers is not None:
+            data = self._servers.described()
         return [
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",
             f"tokens are {self.tokens.replace('_', ' ')}",
-            *(
-                ["every replica takes the next whole batch"]
-                if self._servers is None
-                else self._servers.described()
-            ),
+            *data,
         ]
 
 

@@ -8,8 +8,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     AllReduceKeywords,
-    Options,
-    takes_options,
+    options_of,
 )
 
 
@@ -33,7 +32,23 @@ class TowerStrategy(BaseStrategy):
         towers: number of devices, a list of GPU ids, a list of device names,
             or None for those that ``virtual_towers`` made; without it, for
             all visible GPUs, or all logical CPUs if there are none.
-        **options: as keyword arguments, ``Options`` of synchronous towers.
+        average: True: gradients are those of one device. False: they are that
+            times the number of replicas, as in tensorpack.
+        batches: ``"split"``: the towers share every batch. ``"each"``: every
+            tower draws a whole one.
+        sync_every_epoch: synchronize all variables at the end of each epoch.
+        batch_norm: ``"global"``: BatchNormalization has the statistics of the
+            global batch. ``"tower"``: those of each tower's rows.
+        micro_batches: how many parts each tower takes its rows in, one after
+            another, to save memory; ``"auto"``: as many as memory needs.
+        mode: how gradients are summed: ``"nccl"``, ``"collective"``,
+            ``"hierarchical"``, ``"gpu"``, ``"cpu"``, or None to choose.
+        updates: ``"once"``: one tower updates the weights; ``"each"``: every
+            tower its copy; ``"sharded"``: every tower its share; None to
+            choose.
+        packer: packs gradients into a few buffers before they are summed: a
+            ``GradientPacker``, True, False, or None to choose.
+        **options: described in more detail by ``Options``.
 
     Attributes:
         mode: the mode that runs.
@@ -50,11 +65,11 @@ class TowerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers | None = None,
         **options: Unpack[AllReduceKeywords],
     ):
-        super().__init__(devices_lib.resolve(towers), Options(**options))
+        given = options_of(self, AllReduceKeywords, options)
+        super().__init__(devices_lib.resolve(towers), given)
         self._compose()

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit import errors
+from keras_towers.fit import error_notes
 from tests.kit.compare import close
 from tests.kit.long import long_but
 
@@ -277,11 +277,11 @@ def test_an_error_of_the_data_is_seen(source):
 
 def test_a_root_that_tensorflow_has_lost_is_said_so():
     with kt.TowerStrategy(2) as strategy:
-        mark = {errors._DERIVED: b""}
+        mark = {error_notes._DERIVED: b""}
         lost = tf.errors.CancelledError(None, None, "RecvAsync", mark)
         with (
             pytest.raises(tf.errors.CancelledError) as caught,
-            errors.explained(strategy._config),
+            error_notes.explained(strategy._config),
         ):
             raise lost
     assert (
@@ -322,7 +322,7 @@ def test_a_function_on_one_device_shares_its_callers_rendezvous():
 
     def attribute(function):
         made = tf.function(function).get_concrete_function(tf.constant(1.0))
-        return made.function_def.attr[errors.SHARED].b
+        return made.function_def.attr[error_notes.SHARED].b
 
     def elsewhere(x):
         with tf.device("CPU:1"):

@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from tests.kit.long import some_of
+from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.hostile import STEPS
 from tests.partition.steps import differences, on_towers, trained
 
@@ -20,5 +21,5 @@ def test_a_step_as_users_write_it(name, updates):
     step, programs = STEPS[name], []
     one = trained(step, contextlib.nullcontext())
     many = trained(step, on_towers(programs, updates=updates))
-    assert programs
     assert not differences(one, many)
+    assert computed_once(programs) == ONCE.get(name, "")

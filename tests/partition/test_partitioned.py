@@ -79,7 +79,23 @@ def test_operations_have_the_names_of_the_trace():
 
     program = check(function, rows(-1, 4), same(4, 3))
     names = {o.type: o.name for o in program.operations}
-    assert names["MatMul"] == "layer/MatMul"
+    assert names["MatMul"] == "layer/matmul"
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_count_of_nothing_makes_a_weight_infinite(limited):
+    """As of classes by how many examples they have, of which one has none."""
+
+    def function(x):
+        wrong = tf.reduce_sum(tf.cast(x > -9, tf.float32))
+        right = tf.reduce_sum(tf.cast(x > 9, tf.float32))
+        some = tf.sqrt(right)  # So that the count is there already.
+        weight = wrong / right
+        return some, tf.minimum(weight, 10.0) if limited else weight
+
+    program = check(function, rows(-1, 3), towers=((2, 0, 3), (1, 1)))
+    assert kinds(program) == {"sum": 2}
+    assert program.levels == 2
 
 
 def test_what_has_no_rule_is_computed_once():

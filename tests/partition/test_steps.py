@@ -13,6 +13,7 @@ from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.kit.long import some_of
 from tests.partition.cases import CASES
+from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import differences, on_towers, trained
 
 DRAWN = 45
@@ -24,8 +25,8 @@ def test_a_step_is_that_of_one_device(name):
     case, programs = CASES[name], []
     one = trained(case, contextlib.nullcontext())
     many = trained(case, on_towers(programs))
-    assert programs
     assert not differences(one, many)
+    assert computed_once(programs) == ONCE.get(name, "")
 
 
 # What there is of each class to be tried.
@@ -60,4 +61,4 @@ def test_keras_classes_are_those_of_one_device(kind, names):
     programs = []
     towers = on_towers(programs)
     assert not groups.compared(parts, groups.of_recipes, towers)
-    assert programs
+    assert computed_once(programs) == ONCE.get(names[0], "")

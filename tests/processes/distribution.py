@@ -5,7 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from keras_towers.strategies import distribution as jobs
+from keras_towers.strategies import keras_distribution as jobs
 from tests.kit.ranks import check
 from tests.processes import small as s
 

@@ -20,7 +20,7 @@ from keras_towers.reduction import (
     sum_on_host,
     sum_on_towers,
 )
-from keras_towers.reduction.sums import sum_slices
+from keras_towers.reduction.tower_sums import sum_slices
 from tests.reduction.cases import (
     assert_placed,
     assert_sums,

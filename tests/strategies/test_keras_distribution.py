@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers.fit import contract
 from keras_towers.rendezvous import environments
-from keras_towers.strategies import distribution as distribution_lib
+from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.exactness import models as m
 from tests.kit.compare import (
     assert_exact,

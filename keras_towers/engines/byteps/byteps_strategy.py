@@ -9,12 +9,8 @@ from typing import Any, Unpack
 from keras_towers import devices as devices_lib
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import (
-    Options,
-    RankKeywords,
-    takes_options,
-)
-from keras_towers.strategies.ranks import share_machine
+from keras_towers.strategies.machine_share import share_machine
+from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -35,7 +31,14 @@ class BytePSStrategy(BaseStrategy):
 
     Args:
         towers: as for ``HorovodStrategy``.
-        **options: as keyword arguments, ``Options`` of ranks.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
 
     Attributes:
         engine: BytePS's module, with the names that it shares with Horovod's:
@@ -51,13 +54,12 @@ class BytePSStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    @takes_options
     def __init__(
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
         # Also where ranks share memory: servers are what was asked for.
         options["compression"] = options.get("compression") or "none"
-        checked = Options(**options)
+        checked = options_of(self, RankKeywords, options)
         transport = BytePSTransport()
         if transport.size == 1 and not transport.was_launched:
             logger.warning(

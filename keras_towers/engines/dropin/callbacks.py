@@ -15,9 +15,9 @@ from keras_towers.engines.dropin import plain, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callbacks import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
-from keras_towers.fit.weights import agreement
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import rank_state
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import check
 from keras_towers.transport import Transport
 
@@ -121,7 +121,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         transport = self._transport()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
-            agreement.broadcast(
+            rank_state.broadcast(
                 transport, list(map(plain, new)), self.root_rank
             )
         transport.mark("")

@@ -23,7 +23,7 @@ from keras_towers.engines.dropin.optimizer import (
     reducer_of,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.transport import Transport
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected

@@ -20,7 +20,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy
 from keras_towers.fit.update import optimizers
-from keras_towers.fit.weights.state import optimizers_in
+from keras_towers.fit.weights.model_state import optimizers_in
 
 # Bypasses Keras's attribute tracking, which searches for variables.
 _REDUCER = "_keras_towers_reducer"
@@ -213,7 +213,7 @@ def _give(optimizer: Any, reducer: Reducer) -> None:
 def _refuse_strategies(optimizer: Any) -> None:
     strategy = tf.distribute.get_strategy()
     # A strategy of ours updates as if on one device.
-    name = optimizers.taker_of(optimizer)
+    name = optimizers.interceptor_of(optimizer)
     if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
         name = type(strategy).__name__
     if name is not None:

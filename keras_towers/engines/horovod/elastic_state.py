@@ -36,8 +36,8 @@ import tensorflow as tf
 from keras_towers.backup.resuming import FitPosition, ResumingCallback
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.errors import TowerError
-from keras_towers.fit.weights import agreement
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous import store
 
 _hvd = horovod_transport.load()
@@ -135,8 +135,8 @@ class VariablesState(ObjectState):
 
     def _broadcast(self) -> None:
         variables = self._shared()
-        agreement.check_same(self._transport, variables)
-        agreement.broadcast(self._transport, [v._value for v in variables])
+        rank_state.check_same(self._transport, variables)
+        rank_state.broadcast(self._transport, [v._value for v in variables])
 
 
 class ModelState(VariablesState):

@@ -9,12 +9,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.rendezvous import environments
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.options import (
-    Options,
-    RankKeywords,
-    takes_options,
-)
-from keras_towers.strategies.ranks import share_machine
+from keras_towers.strategies.machine_share import share_machine
+from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -39,7 +35,14 @@ class HorovodStrategy(BaseStrategy):
         towers: devices of this process: a number, GPU ids or device names. On
             a machine with GPUs, a number is of those that are the rank's by
             its local rank, if the launcher (Ray does) has not assigned them.
-        **options: as keyword arguments, ``Options`` of ranks.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
 
     Raises:
         TowerError: Horovod is not installed or was built for another
@@ -50,11 +53,10 @@ class HorovodStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    @takes_options
     def __init__(
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
-        checked = Options(**options)
+        checked = options_of(self, RankKeywords, options)
         self._horovod = HorovodTransport()
         if self._horovod.size == 1 and environments.detect() is None:
             logger.warning(

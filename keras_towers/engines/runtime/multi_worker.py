@@ -16,13 +16,12 @@ from keras_towers.rendezvous import store
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
+from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
-    Options,
     RankKeywords,
     check_seconds,
-    takes_options,
+    options_of,
 )
-from keras_towers.strategies.ranks import share_machine
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -56,7 +55,14 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             all tasks again: ``keras.callbacks.BackupAndRestore`` and
             ``kt.Backup`` go on where training was.
         start_timeout_s: seconds to wait for the others to start.
-        **options: as keyword arguments, ``Options`` of ranks.
+        compression: how ranks exchange gradients: None or ``"none"``, without
+            loss; ``"fp16"``, ``"bf16"``, ``"power-sgd"``, ..., or a function.
+        sync_every: after how many steps ranks average their weights, instead
+            of exchanging gradients in every step.
+        outer_momentum: with ``sync_every``, the momentum of that average.
+        outer_learning_rate: with ``sync_every``, its learning rate.
+        **options: those of ``TowerStrategy``, and those above; ``Options``
+            describes them in more detail.
 
     Raises:
         TowerError: ``TF_CONFIG`` is missing or malformed, or this process does
@@ -69,7 +75,6 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         ...     model.fit(x, y, epochs=5)
     """
 
-    @takes_options
     def __init__(
         self,
         towers: devices_lib.Towers = 1,
@@ -78,7 +83,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         start_timeout_s: float = 600,
         **options: Unpack[RankKeywords],
     ):
-        checked = Options(**options)
+        checked = options_of(self, RankKeywords, options)
         check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
         check_seconds("start_timeout_s", start_timeout_s)
         cluster = tf_config.required()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import TRAINING
-from keras_towers.fit.weights import trainers
+from keras_towers.fit.weights import model_binding
 
 logger = logging.getLogger("keras_towers")
 
@@ -70,7 +70,7 @@ def needs_build(model: keras.Model, kind: str) -> bool:
 
 def uses_optimizer(model: keras.Model, kind: str) -> bool:
     """Whether a method uses ``model.optimizer`` for all trainable weights."""
-    return kind in TRAINING and trainers.has_keras_step(model)
+    return kind in TRAINING and model_binding.has_keras_step(model)
 
 
 def _optimizer(model: keras.Model) -> list[Any]:

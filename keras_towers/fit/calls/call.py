@@ -19,11 +19,11 @@ from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.step.out_of_memory import FittingFunction
-from keras_towers.fit.weights import trainers
+from keras_towers.fit.weights import model_binding
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
-    from keras_towers.fit.data.ranks import Order
+    from keras_towers.fit.data.rank_data import ShuffleOrder
 
 _calls: Slot[TowerCall] = Slot()
 
@@ -126,7 +126,7 @@ class TowerCall:
         self.not_built: Exception | None = None
         # Takes over what callbacks of other ranks have written so far.
         self.agree: Callable[[], None] = lambda: None
-        self.order: Order | None = None
+        self.order: ShuffleOrder | None = None
         self._step = step
         self._prepared = prepared
 
@@ -191,7 +191,7 @@ class TowerCall:
 
     def _make_own(self, name: str, anew: bool) -> None:
         """Have the model make one of its functions."""
-        with trainers.without_xla(self.model):
+        with model_binding.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
 
@@ -280,7 +280,7 @@ class TowerCall:
             )
         if new or self.kind == "fit":
             self.adoption.synchronise(self.model, self.config.peers)
-        self.adoption.remember(self.model, self.kind)
+        self.adoption.mark_prepared(self.model, self.kind)
         self._prepared = True
 
     def _end(self, logs: Any) -> Any:

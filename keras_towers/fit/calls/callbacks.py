@@ -16,7 +16,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.rendezvous.check import Peers
 
 logger = logging.getLogger("keras_towers")

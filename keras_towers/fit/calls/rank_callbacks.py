@@ -28,8 +28,8 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
-from keras_towers.fit.weights import agreement
-from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights import rank_state
+from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.adoption import Adoption, held_in_common
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
@@ -178,18 +178,20 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        roots, unlike = agreement.written(
+        roots, unlike = rank_state.find_written(
             self._transport,
             self._variables(self.model),
             self._written,
-            self._adoption.holds_apart if self._adoption else lambda v: False,
+            self._adoption.may_differ_between_ranks
+            if self._adoption
+            else lambda v: False,
         )
         self._written.clear()
         if roots and self._adoption is not None:
-            self._adoption.take_over()
+            self._adoption.prepare_for_values_of_others()
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
-            agreement.broadcast(self._transport, values, root)
+            rank_state.broadcast(self._transport, values, root)
         if unlike and self._transport.rank == 0 and is_news(unlike):
             logger.warning(
                 "callbacks have written other values on some ranks into %s: "

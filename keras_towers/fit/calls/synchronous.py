@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import errors
+from keras_towers.fit import error_notes
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
@@ -31,7 +31,7 @@ class TowerCalls:
     def run(self, asked: KerasCall) -> Any:
         if call_lib.current() is not None:
             return self._resume(asked)
-        with errors.explained(self._config):
+        with error_notes.explained(self._config):
             return self._resume(asked)
 
     def _resume(self, asked: KerasCall) -> Any:
@@ -65,7 +65,7 @@ class TowerCalls:
             outer.settle(asked.trains)
             outer.agree()
         # Loops over batches call this for every batch: prepare only once.
-        prepared = kind.endswith("_on_batch") and self.adoption.knows(
+        prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
             model, kind
         )
         if outer is None:
@@ -109,9 +109,9 @@ class TowerCalls:
         asked = call.asked
         order: Any = contextlib.nullcontext()
         if call.kind == "fit" and (call.start or self._config.peers.size > 1):
-            from keras_towers.fit.data.ranks import Order
+            from keras_towers.fit.data.rank_data import ShuffleOrder
 
-            call.order = Order(self._config.peers, call.start)
+            call.order = ShuffleOrder(self._config.peers, call.start)
             order = call.order.of_sequences()
         nested = call_lib.current() is not None
         with call.opened():

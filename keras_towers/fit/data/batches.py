@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.data.rows import (
+from keras_towers.fit.data.batch_rows import (
     RowCheck,
     first_rows_of,
     has_rows,
@@ -309,9 +309,11 @@ def _with_equal_rows(*batch: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def _forget_sizes(*batch: Any) -> Any:
-    """Erase the static batch size."""
-    # With it, TensorFlow would drop the last batches if there are too few for
-    # all towers.
+    """Erase the static batch size.
+
+    With it, TensorFlow would drop the last batches if there are too few for all
+    towers.
+    """
 
     def forget(leaf):
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):

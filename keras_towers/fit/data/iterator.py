@@ -15,7 +15,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data import ranks as ranks_lib
+from keras_towers.fit.data import rank_data as ranks_lib
 
 logger = logging.getLogger("keras_towers")
 
@@ -26,10 +26,11 @@ _UNTIL_ALL_END = -1
 
 
 class TowerEpochIterator(compat.TFEpochIterator):
-    """Keras's epoch iterator over per-tower batches."""
+    """Keras's epoch iterator over per-tower batches.
 
-    # ``between`` is called between two steps. An ``order`` makes several ranks
-    # shuffle identically.
+    ``between`` is called between two steps. An ``order`` makes several ranks
+    shuffle identically.
+    """
 
     _distributed_dataset: Any
     _current_iterator: Any
@@ -42,7 +43,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         config: TowerConfig,
         kind: str,
         between: Callable[[], None] = lambda: None,
-        order: ranks_lib.Order | None = None,
+        order: ranks_lib.ShuffleOrder | None = None,
         whole: bool = False,
         **kwargs: Any,
     ):
@@ -61,7 +62,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             own = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                own = ranks_lib.of_arrays(self.data_adapter, config)
+                own = ranks_lib.read_own_rows(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -153,8 +154,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._each and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
-                f"{config.replicas_are_called}s ({need}): give more, or use "
-                f"fewer {config.replicas_are_called}s."
+                f"{config.replica_noun}s ({need}): give more, or use "
+                f"fewer {config.replica_noun}s."
             )
 
     def skip_to(self, start: Start) -> None:
@@ -223,9 +224,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._set_steps()
 
     def release(self) -> None:
-        """Let go of the data, once what is being read has been read."""
-        # Keras's generator and its iterator hold one another. Only the end of
-        # the process waits for data that does not come.
+        """Let go of the data, once what is being read has been read.
+
+        Keras's generator and its iterator hold one another. Only the end of the
+        process waits for data that does not come.
+        """
         held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
         threading.Thread(target=held.clear, name=RELEASES).start()

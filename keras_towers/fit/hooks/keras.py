@@ -4,15 +4,16 @@ The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. ``tf.random.shuffle`` and the
 ``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
-creates its data on several ranks with different seeds (``fit/data/ranks.py``).
+creates its data on several ranks with different seeds
+(``fit/data/rank_data.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
-(``replicas/asynchronous/update.py``); a worker of parameter servers patches
-those of variables (``replicas/servers/calls.py``).
+(``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
+those of variables (``replicas/servers/served_calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``, ``trainers.without_xla``,
+attributes during a call (``TowerCall.shadows``, ``without_xla``,
 ``calls/noop.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
 (``calls/callbacks.py``).
@@ -33,7 +34,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit import contract, errors
+from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import blocks, patches, traced
 from keras_towers.fit.step import batch_norm as batch_norm_lib
@@ -67,7 +68,7 @@ def _install() -> None:
     patches.replace(tf.compat.v1, "reset_default_graph", _reset_default_graph)
     patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
     # An error in a function is that of its caller.
-    name, ours = "from_func_graph", errors.shares_rendezvous
+    name, ours = "from_func_graph", error_notes.shares_rendezvous
     patches.replace(compat.function_module, name, ours)
     # A step may use optimizers that its model does not hold.
     look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer

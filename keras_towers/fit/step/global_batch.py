@@ -17,8 +17,8 @@ from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.ranks import SameBatches, joined
-from keras_towers.fit.data.rows import RowCheck
+from keras_towers.fit.data.batch_rows import RowCheck
+from keras_towers.fit.data.rank_data import SameBatches, joined
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
@@ -29,9 +29,9 @@ from keras_towers.fit.step.inputs import (
 )
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.order import StepOrder
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights import trainers
+from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.weights import model_binding
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
@@ -98,7 +98,7 @@ class GlobalStep:
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
-            batch = self.order.behind(check, batch)
+            batch = self.order.begin_after(check, batch)
         batch = self._with_total(batch, kind)
         of_all = batch
         batch = self._of_this_process(batch, kind)
@@ -206,7 +206,7 @@ class GlobalStep:
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            trainers.log_without_xla(model, kind in TRAINING, why)
+            model_binding.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
             self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(

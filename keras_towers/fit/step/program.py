@@ -14,7 +14,7 @@ from keras_towers.fit.step.function import (
     Uncompilable,
     Way,
 )
-from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
     Exchange,

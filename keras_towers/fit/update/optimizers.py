@@ -23,25 +23,25 @@ from keras_towers.fit import contract
 from keras_towers.fit.context import patches, traced
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TakesGradients, UpdateCall, name_of
-from keras_towers.fit.update import rules
-from keras_towers.fit.weights import variables as variables_lib
-from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.fit.weights.variables import TowerOf, component
+from keras_towers.fit.update import update_rules
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.tower_variables import TowerOf, component
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import Shares
 
 _updating: Slot[bool] = Slot()
-_takers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_interceptors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def take(optimizer: Any, taker: str) -> None:
-    """Make an optimizer reduce over the towers; ``taker`` is for messages."""
+def intercept(optimizer: Any, interceptor: str) -> None:
+    """Make an optimizer reduce over the towers of the named strategy."""
     for part in optimizers_in(optimizer):
-        _takers[part] = taker
+        _interceptors[part] = interceptor
 
 
-def settle(optimizer: Any) -> None:
+def use_default_strategy(optimizer: Any) -> None:
     """Set an optimizer's strategy to TensorFlow's default one."""
     with compat.single_device_mode():
         default = tf.distribute.get_strategy()
@@ -49,16 +49,16 @@ def settle(optimizer: Any) -> None:
         part._distribution_strategy = default
 
 
-def give_back(optimizer: Any) -> None:
-    """Undo ``take``."""
+def stop_intercepting(optimizer: Any) -> None:
+    """Undo ``intercept``."""
     for part in optimizers_in(optimizer):
-        _takers.pop(part, None)
-    settle(optimizer)
+        _interceptors.pop(part, None)
+    use_default_strategy(optimizer)
 
 
-def taker_of(optimizer: Any) -> str | None:
+def interceptor_of(optimizer: Any) -> str | None:
     """Return the name of the strategy that took an optimizer, or None."""
-    return _takers.get(optimizer)
+    return _interceptors.get(optimizer)
 
 
 def update_in_force() -> TakesGradients | None:
@@ -202,9 +202,11 @@ _OTHERS: patches.Shadows = {
 def attribute_of_optimizer(
     original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """Replace the look-up of the methods above."""
-    # A step may use an optimizer that nobody has taken, since it is not an
-    # attribute of the model.
+    """Replace the look-up of the methods above.
+
+    A step may use an optimizer that nobody has taken, since it is not an
+    attribute of the model.
+    """
     value = original(optimizer, name)
     if name in _OTHERS and not isinstance(value, patches.Bound):
         return functools.partial(_OTHERS[name], optimizer, value)
@@ -220,10 +222,11 @@ def attribute_of_optimizer(
 
 
 class _AtTheVariable:
-    """The strategy interface that optimizers use; updates run in place."""
+    """The strategy interface that optimizers use; updates run in place.
 
-    # TensorFlow's default strategy leaves the device of an update open; here it
-    # runs on the device of the variable.
+    TensorFlow's default strategy leaves the device of an update open; here it
+    runs on the device of the variable.
+    """
 
     def __init__(self, default: Strategy, only: Shares | None):
         self._default = default
@@ -265,7 +268,7 @@ def updating(
     with contextlib.ExitStack() as stack:
         for each in optimizers_in(optimizer):
             methods = {
-                **rules.shadows(each),
+                **update_rules.shadows(each),
                 **(only.shadows() if only is not None else {}),
             }
             mine = patches.bound(each, methods)
@@ -289,11 +292,13 @@ def as_one_device(
     index: TowerOf = 0,
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Run an optimizer as if its variables existed once."""
-    # Inside, the Keras variables of the model and of the optimizer resolve to
-    # their components on one tower, or that of each variable, and no strategy
-    # is active. Operations that do not update a variable run on the device of
-    # the first one.
+    """Run an optimizer as if its variables existed once.
+
+    Inside, the Keras variables of the model and of the optimizer resolve to
+    their components on one tower, or that of each variable, and no strategy is
+    active. Operations that do not update a variable run on the device of the
+    first one.
+    """
     known = _known_to(optimizer, trainable_variables)
     device = home(trainable_variables, 0 if callable(index) else index)
     with (

@@ -29,12 +29,12 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.optimizers import as_one_device
-from keras_towers.fit.update.order import StepOrder
-from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.copies import Copies
-from keras_towers.fit.weights.moved import MovedVariables
-from keras_towers.fit.weights.state import optimizers_in, slots_of
-from keras_towers.fit.weights.variables import TowerOf, component
+from keras_towers.fit.weights.model_state import optimizers_in, slots_of
+from keras_towers.fit.weights.relocated import RelocatedVariables
+from keras_towers.fit.weights.tower_variables import TowerOf, component
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -44,7 +44,7 @@ from keras_towers.reduction import (
 )
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.rounds import Rounds
+    from keras_towers.fit.update.local_sgd import LocalSGD
     from keras_towers.fit.update.sharded import Shares
 
 
@@ -52,7 +52,10 @@ class UpdateOnce:
     """Tower 0 updates the weights and copies them to the other towers.
 
     The base class of all updates: where trained weights and slot variables
-    live, and who updates them.
+    live, and who updates them. This one makes one update instead of K, with
+    slot variables on tower 0 only. ``reduction`` is None if a subclass
+    overrides ``_reduce``; with ``rounds``, in which ranks update weights apart,
+    it is that of one rank.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
@@ -69,15 +72,11 @@ class UpdateOnce:
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
-    # One update instead of K, and slot variables on tower 0 only.
-    # ``reduction`` is None if a
-    # subclass overrides ``_reduce``; with ``rounds``, in which ranks update
-    # weights apart, it is that of one rank.
     def __init__(
         self,
         config: TowerConfig,
         reduction: Reduction | None = None,
-        rounds: Rounds | None = None,
+        rounds: LocalSGD | None = None,
     ):
         self.config = config
         self.copies: Copies = Copies(config, self._mirrors(config))
@@ -99,22 +98,24 @@ class UpdateOnce:
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Intercept the optimizer's calls; keep its slot variables once."""
-        self.take_optimizer(optimizer)
-        optimizers.settle(optimizer)
+        self.intercept_optimizer(optimizer)
+        optimizers.use_default_strategy(optimizer)
         for variable in optimizer.variables:
             self._place_slot(variable)
 
-    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+    def intercept_optimizer(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> None:
         """Intercept the calls of an optimizer, which may be half built."""
-        optimizers.take(optimizer, self.config.name)
+        optimizers.intercept(optimizer, self.config.name)
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
         self.copies.hold_once(variable)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Undo ``place_optimizer`` and ``take_optimizer``."""
-        optimizers.give_back(optimizer)
+        """Undo ``place_optimizer`` and ``intercept_optimizer``."""
+        optimizers.stop_intercepting(optimizer)
 
     def drop_slots_of_others(self) -> None:
         """Let one rank alone hold a slot variable: steps of training follow."""
@@ -127,18 +128,18 @@ class UpdateOnce:
         if self.rounds is not None:
             self.rounds.end(self.order)
 
-    def take_back(self, variable: keras.Variable) -> None:
+    def restore(self, variable: keras.Variable) -> None:
         """Undo ``place``."""
-        self.copies.take_back(variable)
+        self.copies.restore(variable)
 
     def release(self) -> None:
         """Undo every placement that is still in effect."""
         if self.rounds is not None:
             self.rounds.forget()
         for optimizer in self._taken:
-            optimizers.give_back(optimizer)
+            optimizers.stop_intercepting(optimizer)
         self._taken.clear()
-        self.copies.take_all_back()
+        self.copies.restore_all()
 
     def apply(self, call: UpdateCall) -> None:
         """Sum gradients of a replica over all of them, then update once."""
@@ -264,9 +265,10 @@ class UpdateEach(UpdateOnce):
 
 
 class UpdateAtVariable(UpdateOnce):
-    """Every trained weight exists once; gradients are summed on its device."""
+    """Every trained weight exists once; gradients are summed on its device.
 
-    # ``place`` returns the device to hold a given weight.
+    ``place`` returns the device to hold a given weight.
+    """
 
     name = "at_variable"
     description = "trained weights exist once and are updated in place"
@@ -276,7 +278,7 @@ class UpdateAtVariable(UpdateOnce):
     ):
         super().__init__(config)
         self._place = place
-        self._held = MovedVariables(empties=False)
+        self._held = RelocatedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
         """Hold a weight on its device; return whether it moved."""
@@ -300,13 +302,13 @@ class UpdateAtVariable(UpdateOnce):
     def _mirrors(config: TowerConfig) -> bool:
         return False
 
-    def take_back(self, variable: keras.Variable) -> None:
-        self._held.give_back(variable)
-        super().take_back(variable)
+    def restore(self, variable: keras.Variable) -> None:
+        self._held.restore(variable)
+        super().restore(variable)
 
     def release(self) -> None:
         try:
-            self._held.give_all_back()
+            self._held.restore_all()
         finally:
             super().release()
 

@@ -21,12 +21,15 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.order import done_by_all
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights import state as state_lib
-from keras_towers.fit.weights.moved import MovedVariables, SlotsOverRanks
-from keras_towers.fit.weights.state import optimizers_in
-from keras_towers.fit.weights.variables import component
+from keras_towers.fit.update.step_order import done_by_all
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.relocated import (
+    RelocatedVariables,
+    SlotsSharedByRanks,
+)
+from keras_towers.fit.weights.tower_variables import component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.reduction import (
     Gradient,
@@ -43,18 +46,20 @@ _HOST = "CPU:0"
 
 
 class UpdateSharded(UpdateOnce):
-    """Each tower of each rank updates its share of the weights."""
+    """Each tower of each rank updates its share of the weights.
+
+    The other towers copy the result. Slots of a weight are on the tower that
+    updates it. While steps run, other ranks do not have slots of its update
+    rule, but moving averages and accumulated gradients, which Keras computes
+    from values that all ranks have. Without a ``reduction`` a gradient is
+    summed on the tower that updates its weight.
+    """
 
     name = "sharded"
     description = "each tower updates its share of the weights"
     # Slots of all weights may be too large for the tower of Keras's build().
     builds_optimizers = True
 
-    # The other towers copy the result. Slots of a weight are on the tower that
-    # updates it. While steps run, other ranks do not have slots of its update
-    # rule, but moving averages and accumulated gradients, which Keras computes
-    # from values that all ranks have. Without a ``reduction`` a gradient is
-    # summed on the tower that updates its weight.
     def __init__(
         self,
         config: TowerConfig,
@@ -64,8 +69,8 @@ class UpdateSharded(UpdateOnce):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = Shares(config)
-        self._slots = MovedVariables()
-        self._of_ranks = SlotsOverRanks(config.transport)
+        self._slots = RelocatedVariables()
+        self._of_ranks = SlotsSharedByRanks(config.transport)
         if config.transport.size > 1:
             self._only = self._shares
         self.updater = self._shares.tower_of
@@ -125,16 +130,16 @@ class UpdateSharded(UpdateOnce):
     def gather_slots(self) -> None:
         self._of_ranks.gather()
 
-    def take_back(self, variable: keras.Variable) -> None:
-        self._slots.give_back(variable)
-        self._of_ranks.give_back(variable)
-        super().take_back(variable)
+    def restore(self, variable: keras.Variable) -> None:
+        self._slots.restore(variable)
+        self._of_ranks.restore(variable)
+        super().restore(variable)
 
     def release(self) -> None:
         self._slot_bytes_before = self.slot_bytes
         try:
-            self._slots.give_all_back()
-            absent = self._of_ranks.give_all_back()
+            self._slots.restore_all()
+            absent = self._of_ranks.restore_all()
         finally:
             self._shares.clear()
             super().release()
@@ -176,10 +181,11 @@ class UpdateSharded(UpdateOnce):
 
 
 class Shares:
-    """Divides weights between all towers of all ranks, large ones first."""
+    """Divides weights between all towers of all ranks, large ones first.
 
-    # The shares then differ by less than the largest weights do. All ranks come
-    # to the same result, as they have the same weights in the same order.
+    The shares then differ by less than the largest weights do. All ranks come
+    to the same result, as they have the same weights in the same order.
+    """
 
     def __init__(self, config: TowerConfig):
         self._towers = config.num_towers
@@ -230,9 +236,11 @@ class Shares:
         self._placement.clear()
 
     def shadows(self) -> patches.Shadows:
-        """Return methods of an optimizer that update this rank's share."""
-        # Its update rule sees these weights alone. The new values of all are
-        # there before constraints and moving averages are computed from them.
+        """Return methods of an optimizer that update this rank's share.
+
+        Its update rule sees these weights alone. The new values of all are
+        there before constraints and moving averages are computed from them.
+        """
         return {
             "_apply_weight_decay": self._apply_weight_decay,
             "_backend_update_step": self._update_step,

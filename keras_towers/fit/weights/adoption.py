@@ -13,8 +13,8 @@ import keras
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, another, home_of
-from keras_towers.fit.weights import agreement, trainers
-from keras_towers.fit.weights import state as state_lib
+from keras_towers.fit.weights import model_binding, rank_state
+from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.rendezvous.check import Peers
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ class _Notes:
 
 
 class Adoption:
-    """The models placed on a strategy's towers."""
+    """The models placed on a strategy's towers.
 
-    # The update places weights and optimizers; all else is held once. Models
-    # made in a block train on its towers after it, too, if it ``keeps`` them.
+    The update places weights and optimizers; all else is held once. Models made
+    in a block train on its towers after it, too, if it ``keeps`` them.
+    """
 
     def __init__(
         self,
@@ -59,14 +60,16 @@ class Adoption:
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
-        """Register a model that was created in the strategy's scope."""
-        # It may be trained outside the scope, so its methods enter the scope
-        # themselves.
+        """Register a model that was created in the strategy's scope.
+
+        It may be trained outside the scope, so its methods enter the scope
+        themselves.
+        """
         if self._tracks:
             self._created.add(model)
-        trainers.made_in_scope(model, self._config)
+        model_binding.enter_scope_in_methods(model, self._config)
         if self._keeps or not self._tracks:
-            trainers.stay_home(model, self._config)
+            model_binding.set_home(model, self._config)
 
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -78,12 +81,14 @@ class Adoption:
             self._compiled.add(model)
 
     def makes_once(self, variable: keras.Variable) -> bool:
-        """Whether a variable that is created in the block exists once."""
-        # In a scope() it is as TensorFlow has it. Once is enough in a custom
-        # loop, too: only optimizers write weights, on the sums of gradients,
-        # and what replicas add to one variable is the sum of what they would
-        # add to several. TensorFlow could take no gradient of its own copies
-        # outside of replicas, and rounds what it divides.
+        """Whether a variable that is created in the block exists once.
+
+        In a scope() it is as TensorFlow has it. Once is enough in a custom
+        loop, too: only optimizers write weights, on the sums of gradients, and
+        what replicas add to one variable is the sum of what they would add to
+        several. TensorFlow could take no gradient of its own copies outside of
+        replicas, and rounds what it divides.
+        """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
         return self._tracks and (variable.trainable or adds)
 
@@ -96,7 +101,7 @@ class Adoption:
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
-        self._update.take_optimizer(optimizer)
+        self._update.intercept_optimizer(optimizer)
         # Of those of a subclass, none is there yet.
         for variable in optimizer._variables:
             self._update.copies.hold_once(variable)
@@ -109,14 +114,14 @@ class Adoption:
         for trainer in state_lib.trainers(model):
             # Each by itself, since a nested model may outlive the outer one.
             self._notes_of(trainer)
-            trainers.settle(trainer, self._config)
+            model_binding.bind(trainer, self._config)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
             if home_of(trainer) is not self._config.strategy:
-                trainers.leave_home(trainer)
+                model_binding.release_from_home(trainer)
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
@@ -126,13 +131,13 @@ class Adoption:
                     "block first, or build the model outside of any scope."
                 )
 
-    def knows(self, model: keras.Model, kind: str) -> bool:
+    def is_prepared(self, model: keras.Model, kind: str) -> bool:
         """Whether a method is prepared for the model's current compilation."""
         if model not in self._models:
             return False
         return self._models[model].known.get(kind) == _compilation(model)
 
-    def remember(self, model: keras.Model, kind: str) -> None:
+    def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
         self._notes_of(model).known[kind] = _compilation(model)
 
@@ -165,19 +170,19 @@ class Adoption:
             self._update.place_optimizer(optimizer)
         if any(moved):
             for trainer in state_lib.trainers(model):
-                trainers.renew_functions(trainer)
+                model_binding.renew_functions(trainer)
         return any(moved)
 
     def synchronise(self, model: keras.Model, peers: Peers) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
-            agreement.check_same(peers, held_in_common(model))
+            rank_state.check_same(peers, held_in_common(model))
         if self._config.transport.size > 1:
             self._broadcast(model)
 
     def _broadcast(self, model: keras.Model) -> None:
         self.gather_slots()
-        agreement.broadcast(
+        rank_state.broadcast(
             self._config.transport, [v._value for v in held_in_common(model)]
         )
 
@@ -187,11 +192,11 @@ class Adoption:
         if not model.run_eagerly:
             self._update.drop_slots_of_others()
 
-    def holds_apart(self, variable: keras.Variable) -> bool:
+    def may_differ_between_ranks(self, variable: keras.Variable) -> bool:
         """Whether ranks may have values of their own until their next mean."""
         return self._update.rounds is not None
 
-    def take_over(self) -> None:
+    def prepare_for_values_of_others(self) -> None:
         """Prepare for values of other ranks, also of slots."""
         self._update.gather_slots()
 
@@ -204,7 +209,7 @@ class Adoption:
         """Sum what ranks have counted that train apart. Collective."""
         if self._update.rounds is not None:
             metrics = [v._value for v in state_lib.collect(model).metrics]
-            sums = agreement.total(self._config.transport, metrics)
+            sums = rank_state.sum_values(self._config.transport, metrics)
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
@@ -225,7 +230,7 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
-                stack.callback(trainers.stay_home, model, self._config)
+                stack.callback(model_binding.set_home, model, self._config)
             for made in self._made_variables:
                 if (variable := made()) is not None:
                     stack.callback(self._release_variable, variable)
@@ -247,14 +252,14 @@ class Adoption:
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.trainers(model):
-                stack.callback(trainers.leave, trainer)
+                stack.callback(model_binding.unbind, trainer)
             for optimizer in state.optimizers:
                 stack.callback(self._update.release_optimizer, optimizer)
             for variable in state.everything():
                 stack.callback(self._release_variable, variable)
 
     def _release_variable(self, variable: keras.Variable) -> None:
-        self._update.take_back(variable)
+        self._update.restore(variable)
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:

@@ -11,7 +11,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights import variables as variables_lib
+from keras_towers.fit.weights import tower_variables as variables_lib
 
 
 class Copies:
@@ -80,7 +80,7 @@ class Copies:
             for values in found
         }
 
-    def take_back(self, variable: keras.Variable) -> None:
+    def restore(self, variable: keras.Variable) -> None:
         """Leave a variable on the first tower only."""
         value = variable._value
         if (
@@ -92,7 +92,7 @@ class Copies:
             if variable in known:
                 del known[variable]
 
-    def take_all_back(self) -> None:
+    def restore_all(self) -> None:
         """Leave every variable on the first tower only."""
         for variable in list(self._mirrored):
-            self.take_back(variable)
+            self.restore(variable)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_towers.partition.builder import Builder, attribute
-from keras_towers.partition.functions import (
+from keras_towers.partition.called_functions import (
     Draft,
     called,
     closed,
@@ -20,14 +20,11 @@ from keras_towers.partition.functions import (
     laid_out,
     with_parts_or_sums,
 )
+from keras_towers.partition.conversions import SIZE, local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
-from keras_towers.partition.marks import is_own_mean
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-)
+from keras_towers.partition.own_mean import is_own_mean
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import rule
 
 

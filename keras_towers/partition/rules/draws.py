@@ -12,14 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.conversions import SIZE, local_shape, static
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-    static,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import rule, shape_of
 from keras_towers.partition.rules.shapes import rows_of_sizes, target_sizes

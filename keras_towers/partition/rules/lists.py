@@ -15,14 +15,15 @@ from keras_towers.partition.builder import (
     NeedsExchange,
     attribute,
 )
-from keras_towers.partition.functions import laid_out
+from keras_towers.partition.called_functions import laid_out
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
     Sharded,
     Value,
 )
-from keras_towers.partition.lists import (
+from keras_towers.partition.list_elements import (
     Elements,
     are_rows,
     behind,
@@ -32,10 +33,7 @@ from keras_towers.partition.lists import (
     own_sizes,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    Partitioner,
-    local_shape,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import AXES, rule
 from keras_towers.partition.sizes import UNKNOWN

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder, NeedsExchange
-from keras_towers.partition.functions import (
+from keras_towers.partition.called_functions import (
     Draft,
     graph_of,
     inside,
@@ -19,13 +19,14 @@ from keras_towers.partition.functions import (
     source,
     with_parts_or_sums,
 )
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
-from keras_towers.partition.lists import alike
+from keras_towers.partition.list_elements import alike
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import Partitioner, local_shape
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import rule
-from keras_towers.partition.rules.rounds import over_rows
+from keras_towers.partition.rules.loops_over_rows import over_rows
 
 # More rounds of the pass change nothing, or a loop cannot be followed.
 _PASSES = 8

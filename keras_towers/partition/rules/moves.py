@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.factors import ONE, Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import Partitioner, local_shape, static
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.rules.reductions import axes_of, numbers
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE, attribute
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Below, Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import Partitioner, local_shape
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.rules.ragged import repeated
 from keras_towers.partition.rules.reductions import numbers
@@ -94,7 +95,7 @@ def _looked_up(
         return None
     # The variable is read once, for all towers, or each reads its own copy.
     variable = partition.local(handle)
-    least = partition.after(node, [variable], True)
+    least = partition.order.after(node, [variable], True)
     dtype = node.output_dtype(0)
     (table,) = build.add(
         "ReadVariableOp",
@@ -103,7 +104,7 @@ def _looked_up(
         [(dtype, UNKNOWN_SHAPE)],
         least=least,
     )
-    partition.note_use(node, [variable], True, least)
+    partition.order.note_use(node, [variable], True, least)
     local = build.op(
         "GatherV2",
         [table, places.local, build.constant(0, places.local.dtype)],

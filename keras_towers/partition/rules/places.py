@@ -12,13 +12,14 @@ import dataclasses
 from typing import Any
 
 from keras_towers.partition.builder import NeedsExchange
+from keras_towers.partition.conversions import SIZE, static
 from keras_towers.partition.layouts import Below, Places, Sharded, Value, Values
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import SIZE, Partitioner, static
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import numbers_of, rule
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.slices import Span, spans
+from keras_towers.partition.slice_spans import Span, spans
 
 _MOVES = (
     *("Reshape", "ExpandDims", "Squeeze", "Identity", "Cast", "Transpose"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.conversions import SIZE
 from keras_towers.partition.layouts import (
     REPLICATED,
     RowSplits,
@@ -19,16 +20,13 @@ from keras_towers.partition.layouts import (
     Values,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import by_places, numbers_of
 from keras_towers.partition.rules.places import first_size, source
 from keras_towers.partition.rules.reductions import numbers
 from keras_towers.partition.sizes import ONE_MORE, Size, name_of
-from keras_towers.partition.slices import index_of
+from keras_towers.partition.slice_spans import index_of
 
 
 def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:

@@ -8,11 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import AttrValue
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import ONE, Factors
 from keras_towers.partition.layouts import PARTIAL, REPLICATED, Shape, Value
 from keras_towers.partition.moments import moments, variance_behind
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import Partitioner, local_shape
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_towers.partition.conversions import SIZE, local_shape, static
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -17,12 +18,7 @@ from keras_towers.partition.layouts import (
     Value,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-    static,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size

@@ -6,20 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from keras_towers.partition.conversions import SIZE, local_shape, static
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Sharded, Value
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import (
-    SIZE,
-    Partitioner,
-    local_shape,
-    static,
-)
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import axes, rule
 from keras_towers.partition.rules.reductions import numbers
 from keras_towers.partition.sizes import UNKNOWN
-from keras_towers.partition.slices import Span, spans
+from keras_towers.partition.slice_spans import Span, spans
 
 _LINEAR = (frozenset({0}),)
 

@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from keras_towers.partition.conversions import SIZE
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -15,7 +16,7 @@ from keras_towers.partition.layouts import (
     Value,
 )
 from keras_towers.partition.node import Node
-from keras_towers.partition.partitioner import SIZE, Partitioner
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import by_places
 from keras_towers.partition.rules.addresses import Role, addressed

@@ -16,7 +16,7 @@ from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
-from keras_towers.strategies.ranks import share_machine
+from keras_towers.strategies.machine_share import share_machine
 
 pytestmark = pytest.mark.core
 

@@ -93,7 +93,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
 
 def test_ctrl_c_while_the_block_is_left(monkeypatch):
     """The interrupt waits until the model is ordinary again."""
-    original = Copies.take_all_back
+    original = Copies.restore_all
 
     def impatient(*args):
         interrupt()
@@ -103,7 +103,7 @@ def test_ctrl_c_while_the_block_is_left(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with left_by(KeyboardInterrupt, model):
         fit(model)
-        monkeypatch.setattr(Copies, "take_all_back", impatient)
+        monkeypatch.setattr(Copies, "restore_all", impatient)
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     with kt.TowerStrategy(3):

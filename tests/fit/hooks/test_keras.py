@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.strategies import distribution
+from keras_towers.strategies import keras_distribution
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, same_history, same_model
 from tests.kit.ordinary import assert_ordinary
@@ -101,15 +101,15 @@ def test_everything_is_put_back():
 
 
 def test_what_keras_distribution_needs_is_put_back():
-    distribution.disconnect()
+    keras_distribution.disconnect()
     try:
         before = _everything()
-        distribution.connect()
+        keras_distribution.connect()
         assert _changed(before)
-        distribution.disconnect()
+        keras_distribution.disconnect()
         assert not _changed(before)
     finally:
-        distribution.connect()
+        keras_distribution.connect()
 
 
 def test_another_thread_trains_as_plain_keras():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from keras_towers.strategies import distribution
+from keras_towers.strategies import keras_distribution
 from tests.kit.compare import assert_exact, assert_same, outcome
 from tests.kit.long import some_of
 from tests.kit.ordinary import assert_ordinary
@@ -86,9 +86,9 @@ def test_methods_that_were_taken_before():
 @pytest.fixture
 def as_before_the_import():
     """Keras as it is before keras_towers is imported."""
-    distribution.disconnect()
+    keras_distribution.disconnect()
     yield
-    distribution.connect()
+    keras_distribution.connect()
 
 
 def test_a_batch_method_that_was_taken_before_is_refused(as_before_the_import):

@@ -9,7 +9,7 @@ from keras_towers.fit.data import batches
 from keras_towers.fit.step import program as program_lib
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.program import TowerProgram
-from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition import Updating, partitioned
 from keras_towers.transport import SingleProcess
 

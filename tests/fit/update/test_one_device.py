@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.update import rules
+from keras_towers.fit.update import update_rules
 from keras_towers.fit.update.optimizers import updating
 
 pytestmark = pytest.mark.core
@@ -102,13 +102,13 @@ def assert_as_keras(make, steps, **options):
 )
 def test_the_result_is_that_of_keras(make, dtype, fused, monkeypatch):
     repetitions = []
-    record = rules.Recording.repeat
+    record = update_rules.Recording.repeat
 
     def counted(self, inputs):
         repetitions.append(inputs)
         record(self, inputs)
 
-    monkeypatch.setattr(rules.Recording, "repeat", counted)
+    monkeypatch.setattr(update_rules.Recording, "repeat", counted)
     found, _ = assert_as_keras(make, gradients_for(SHAPES, dtype=dtype))
     assert sum(found[kind] for kind in FUSED) == fused * len(SHAPES)
     if make is scheduled:
@@ -171,7 +171,7 @@ def test_what_draws_or_reads_other_weights_is_not_repeated(monkeypatch):
             noise = tf.random.uniform([]) * 0 + other
             super().assign_sub(variable, value * noise)
 
-    monkeypatch.setattr(rules, "repeats", lambda optimizer: True)
+    monkeypatch.setattr(update_rules, "repeats", lambda optimizer: True)
     gradients = gradients_for([(2,), (2,), (2,)])
     found, _ = assert_as_keras(lambda: Odd(0.1), gradients)
     assert found["RandomUniform"] == 3

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.data.batches import TowerBatch
-from keras_towers.fit.update.order import StepOrder
+from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.transport import SingleProcess
 
 
@@ -20,10 +20,10 @@ class Played(SingleProcess):
     def are_alike(self):
         order = StepOrder(self)
         for number in self._numbers[1:]:
-            order._are_alike(tf.constant(number, tf.int64))
+            order._are_equal(tf.constant(number, tf.int64))
         said, self._said = self._said, []
         self._others = tf.add_n(said)
-        return bool(order._are_alike(tf.constant(self._numbers[0], tf.int64)))
+        return bool(order._are_equal(tf.constant(self._numbers[0], tf.int64)))
 
     def all_reduce(self, tensors, key):
         (mine,) = tensors

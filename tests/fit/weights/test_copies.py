@@ -47,9 +47,9 @@ def test_with_copies_all_towers_have_its_value_until_they_are_taken_back(
         assert variable._value is value
     assert variable._value.values[2] is towers[2]
     variable.assign([4.0, 5.0])
-    copies.take_back(variable)
+    copies.restore(variable)
     assert variable._value is value and variable.numpy().tolist() == [4, 5]
-    copies.take_all_back()
+    copies.restore_all()
     assert not isinstance(other._value, compat.DistributedVariable)
     # It may be placed again.
     assert copies.place(variable)

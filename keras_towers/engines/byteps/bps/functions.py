@@ -18,7 +18,7 @@ from keras_towers.engines.dropin import (
     refuse_global_variables,
 )
 from keras_towers.engines.dropin.optimizer import Reducer, distribute
-from keras_towers.fit.weights import agreement
+from keras_towers.fit.weights import rank_state
 from keras_towers.reduction import CommunicationHook, divided, sum_over_ranks
 from keras_towers.transport import Transport, next_key
 
@@ -133,7 +133,7 @@ def broadcast_variables(
     """
     del scope
     found = [plain(variable) for variable in variables]
-    agreement.broadcast(transport(), found, root_rank)
+    rank_state.broadcast(transport(), found, root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:

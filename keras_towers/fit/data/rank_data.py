@@ -1,0 +1,328 @@
+"""Agreement between ranks on the order and the length of their data."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import Start, TowerConfig
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
+from keras_towers.transport import Transport, next_key
+from keras_towers.transport.messages import gathered
+
+_REMEDY = (
+    'With batches="split" every rank has to read the same data, of which it '
+    "takes its part: leave `shard` out, and give shuffles and random "
+    "augmentations the same seed on every rank (keras.utils.set_random_seed). "
+    'Or set batches="each" to let every rank read its own data.'
+)
+# So many values of a batch and rows of arrays are looked at, or a few more.
+_VALUES = 2**20
+_ROWS = 64
+_PRIME = 1_000_000_007
+_FACTORS = [[618_033], [414_213]]
+# Machines may round differently what they compute from the same data.
+_TOLERANCE = 1e-4
+
+
+class ShuffleOrder:
+    """Makes Keras shuffle identically on all ranks.
+
+    Ranks with equal seeds draw the same orders anyway, which are those of one
+    process. Otherwise all ranks shuffle with a seed drawn by rank 0. Where
+    ``fit`` resumes at a position ``start``, orders depend only on its seed and
+    on the epoch.
+    """
+
+    def __init__(self, peers: Peers, start: Start | None = None):
+        state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
+        mine = (
+            compat.global_seed(),
+            state,
+            random.SystemRandom().getrandbits(31),
+        )
+        states = check.gather(peers, mine, "begins to shuffle")
+        self._seed = states[0][2] if start is None else start.seed
+        seeds = {state[0] for state in states}
+        self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
+        self._python_agrees = len({state[1] for state in states}) == 1
+        # The first iterator increments it.
+        self._number = -1 if start is None else start.epoch - 1
+        self._epoch: tf.Variable | None = None
+
+    @contextlib.contextmanager
+    def of_sequences(self) -> Iterator[None]:
+        """Shuffle ``PyDataset`` batches identically during ``fit``."""
+        module: Any = compat.py_dataset_module
+        if self._python_agrees:
+            yield
+            return
+        module.random = random.Random(self._seed)
+        try:
+            yield
+        finally:
+            module.random = random
+
+    @contextlib.contextmanager
+    def of_arrays(self) -> Iterator[None]:
+        """Shuffle examples identically in datasets created inside."""
+        if self._tensorflow_agrees:
+            yield
+            return
+        original = tf.random.shuffle
+        self._epoch = compat.hidden_variable("CPU:0", self._number)
+
+        def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
+            return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
+                value, tf.stack([self._seed, self._epoch])
+            )
+
+        tf.random.shuffle = shuffle
+        try:
+            yield
+        finally:
+            tf.random.shuffle = original
+
+    def next_epoch(self) -> None:
+        """Use a new order for the next iterator."""
+        if self._epoch is not None:
+            self._epoch.assign_add(1)
+
+
+def agree(
+    peers: Peers, kind: str, adapter: Any, same: tf.data.Dataset | None
+) -> list[int | None]:
+    """Return each rank's number of batches, None if unknown.
+
+    Args:
+        same: what has to be the same on all ranks; None: data of their own.
+
+    Raises:
+        TowerError: the ranks have to have the same data, and do not.
+    """
+    where = f"begins to read the data of {kind}"
+    unseeded = same is not None and _shuffles_unseeded(same)
+    mine = adapter.num_batches, sketch_rows(adapter), unseeded
+    plans = check.gather(peers, mine, where)
+    numbers = [plan[0] for plan in plans]
+    if same is None:
+        return numbers
+    if len(set(numbers)) > 1:
+        counts = ["an unknown number" if n is None else n for n in numbers]
+        raise _different(f"numbers of batches differ ({check.each(counts)})")
+    if any(plan[2] for plan in plans):
+        raise _different("every rank shuffles it without a seed")
+    if all(plan[1] for plan in plans):
+        odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
+        if odd:
+            raise _different(f"rank {odd} has other examples than rank 0")
+    return numbers
+
+
+def sketch_rows(adapter: Any) -> list[float]:
+    """A sketch of some rows of arrays in memory; empty where there are none."""
+    if not isinstance(adapter, compat.ArrayDataAdapter):
+        return []
+    try:
+        rows = keras.tree.map_structure(
+            lambda a: a if a is None else a[:: 1 + a.shape[0] // _ROWS],
+            adapter._inputs,
+        )
+        arrays = compat.convert_to_sliceable(rows, target_backend="tensorflow")
+        return [adapter._num_samples, *sketch(arrays).numpy().tolist()]
+    except Exception:  # Not all arrays, such as sparse ones, can be sliced so.
+        return []
+
+
+def _different(why: str) -> TowerError:
+    return TowerError(f"the ranks were given different data: {why}. {_REMEDY}")
+
+
+def sketch(structure: Any) -> tf.Tensor:
+    """Four numbers, nearly equal for nearly equal values, and else others."""
+    rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
+    for leaf in tf.nest.flatten(structure, expand_composites=True):
+        # An accelerator would get a copy of an array in memory.
+        with tf.device("CPU:0"):
+            if leaf is not None and leaf.dtype != tf.variant:
+                rows.append(_sketch(tf.reshape(leaf, [-1]), len(rows)))
+    return tf.add_n(rows)
+
+
+def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
+    if flat.dtype == tf.string:
+        flat = tf.strings.to_hash_bucket_fast(flat, _PRIME)
+    elif flat.dtype.is_complex:
+        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], 0)
+    count = tf.size(flat, tf.int64)
+    flat = tf.cast(flat[:: 1 + count // _VALUES], tf.float64)
+    # A column of large numbers must not hide what differs in others.
+    flat = tf.math.asinh(tf.where(tf.math.is_finite(flat), flat, 1))
+    norm = tf.norm(flat)
+    # Positions weigh differently, so that an order counts, too.
+    place = tf.range(1, 1 + tf.size(flat, tf.int64)) + number
+    weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
+    sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
+    sums = tf.unstack(sums, len(_FACTORS))
+    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
+    return tf.cast(tf.stack(found), tf.float32)
+
+
+def _first_other(sketches: tf.Tensor) -> tf.Tensor:
+    """The first rank whose sketch is another than rank 0's; 0: none."""
+    far = tf.abs(sketches - sketches[0]) > _TOLERANCE
+    return tf.argmax(tf.reduce_any(far, 1))
+
+
+class SameBatches:
+    """Checks that ranks are given the same batches: the first of each epoch.
+
+    It looks at a batch in the step that uses it: what a generator gives cannot
+    be read twice, and a dataset may draw a new order.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._due = compat.hidden_variable("CPU:0", False)
+        self._odd = compat.hidden_variable("CPU:0", 0, tf.int64)
+
+    def begin(self) -> None:
+        """Check the next batch."""
+        self._due.assign(True)
+
+    def check(self, batch: Any) -> tf.Tensor:
+        """Fail a step on all ranks if the batches that it splits differ."""
+
+        def compare() -> tf.Tensor:
+            mine = sketch(batch)[tf.newaxis]
+            odd = _first_other(
+                self._transport.all_gather(mine, next_key("data"))
+            )
+            with tf.control_dependencies(
+                [self._due.assign(False), self._odd.assign(odd)]
+            ):
+                same = tf.debugging.Assert(odd == 0, ["other data on a rank"])
+            with tf.control_dependencies(same and [same]):
+                return tf.identity(odd)
+
+        return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
+
+    def difference(self) -> TowerError | None:
+        """The error of a step that has failed here, once."""
+        odd = int(self._odd)
+        self._odd.assign(0)
+        why = f"rank {odd} has other examples in a batch than rank 0"
+        return _different(why) if odd else None
+
+
+def joined(batch: Any, transport: Transport) -> Any:
+    """Return the batch of all ranks, given this one's part of it. Eager."""
+    rows = first_rows_of(batch)
+
+    def one(leaf: Any) -> Any:
+        if leaf is None or not is_divided(leaf, rows):
+            return leaf
+        if isinstance(leaf, tf.RaggedTensor):
+            lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]
+            ragged: Any = tf.RaggedTensor
+            return ragged.from_nested_row_lengths(
+                all_ranks(leaf.flat_values), lengths
+            )
+        if isinstance(leaf, tf.SparseTensor):
+            counts = all_ranks(leaf.dense_shape[:1])
+            before = tf.reduce_sum(counts[: transport.rank])
+            shift = tf.one_hot(0, leaf.shape.rank, before, dtype=tf.int64)
+            return tf.SparseTensor(
+                all_ranks(leaf.indices + shift),
+                all_ranks(leaf.values),
+                [tf.reduce_sum(counts), *leaf.dense_shape[1:].numpy()],
+            )
+        return all_ranks(leaf)
+
+    def all_ranks(tensor: Any) -> tf.Tensor:
+        return gathered(transport.all_gather, tensor, next_key("rows"))
+
+    whole = tf.nest.map_structure(one, batch)
+    if int(data_lib.batch_size_of(whole)) == 0:
+        # The data of all have ended.
+        raise StopIteration
+    return whole
+
+
+def read_own_rows(adapter: Any, config: TowerConfig) -> tf.data.Dataset | None:
+    """Read only this process's examples from arrays, as ``TowerBatch``es."""
+    # None if an array is sparse or ragged.
+    arrays = keras.tree.lists_to_tuples(
+        compat.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+    if not all(isinstance(a, tf.Tensor) for a in tf.nest.flatten(arrays)):
+        return None
+    numbers = compat.ArrayDataAdapter(
+        np.arange(adapter._num_samples),
+        batch_size=adapter._batch_size,
+        shuffle=adapter._shuffle,
+    ).get_tf_dataset()
+
+    def examples(batch: tf.Tensor, arrays: Any) -> data_lib.TowerBatch:
+        mine = data_lib.split(
+            batch,
+            config.num_replicas,
+            config.first_tower,
+            config.num_towers,
+        )
+        pieces = tuple(
+            tf.nest.map_structure(lambda a, p=piece: tf.gather(a, p), arrays)
+            for piece in mine.pieces
+        )
+        return mine._replace(pieces=pieces)
+
+    arrays = tf.data.Dataset.from_tensors(arrays).repeat()
+    return tf.data.Dataset.zip((numbers, arrays)).map(
+        examples, num_parallel_calls=tf.data.AUTOTUNE
+    )
+
+
+def _shuffles_unseeded(dataset: tf.data.Dataset) -> bool:
+    """Whether each rank would shuffle the dataset differently."""
+    return any(
+        type(part).__name__ == "_ShuffleDataset"
+        and not any(int(getattr(part, name, 1)) for name in ("_seed", "_seed2"))
+        for part in _parts(dataset)
+    )
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for parent in dataset._inputs():
+        yield from _parts(parent)
+
+
+def endless(
+    dataset: tf.data.Dataset, towers: int, first: Callable[[], tf.data.Dataset]
+) -> tf.data.Dataset:
+    """Extend a dataset endlessly by steps without examples."""
+    # A rank whose data has ended thus still takes part in collectives.
+
+    def without(*batch: Any) -> data_lib.TowerBatch:
+        batch = batch[0] if len(batch) == 1 else batch
+        rows = tf.nest.map_structure(
+            lambda leaf: data_lib.rows_if(leaf, tf.constant(False)), batch
+        )
+        return data_lib.TowerBatch((rows,) * towers)
+
+    empty = first().take(1).map(without).cache().repeat()
+    return dataset.concatenate(empty)

@@ -1,0 +1,95 @@
+"""The error that a user sees: what failed first, not what it made fail.
+
+It depends on nothing that traces or runs a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.rendezvous import watch
+
+# TensorFlow's own mark of a status that only follows from another one.
+_DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
+_LONGEST = 400
+SHARED = "shared_rendezvous"
+# Of the calls that all ranks make.
+_numbers = itertools.count()
+
+
+def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
+    """Make a function, of TensorFlow, that has its caller's rendezvous.
+
+    With one of its own, an error in it cancels its caller's transfers between
+    devices before the caller learns of the error, and TensorFlow reports what
+    failed first: "RecvAsync is cancelled". The caller's is ended with the error
+    itself. But calls that overlap would mix up transfers of their own.
+    """
+    name, graph, attributes, *rest = given
+    attributes = attributes or {}
+    if attributes.get(SHARED, not _resources(graph)):
+        shared = len(_devices(graph)) < 2
+        attributes = {**attributes, SHARED: shared}
+    return original(name, graph, attributes, *rest)
+
+
+def _resources(graph: Any) -> list[Any]:
+    """The inputs that may be on another device than the function."""
+    return [t for t in graph.inputs if t.dtype in (tf.resource, tf.variant)]
+
+
+def _devices(graph: Any) -> set[str]:
+    """The devices that a function and those that it calls name."""
+    inputs = {tensor.op.name for tensor in graph.inputs}
+    operations = graph.get_operations()
+    found = {op.device for op in operations if op.name not in inputs}
+    for function in graph._functions.values():
+        definition = function.cached_definition
+        found |= {node.device for node in definition.node_def}
+    return found
+
+
+@contextlib.contextmanager
+def explained(config: TowerConfig) -> Iterator[None]:
+    """Add to the error of a call which tower or rank it is of."""
+    number = next(_numbers) if config.peers.size > 1 else None
+    try:
+        yield
+    except Exception as error:
+        note = ""
+        if number is not None:
+            note = watch.failed_before(number, _in_short(error))
+        if not note and isinstance(error, tf.errors.OpError):
+            note = _of_towers(error, config)
+        if note:
+            error.add_note(f"keras_towers: {note}")
+        raise
+
+
+def _in_short(error: Exception) -> str:
+    # Before this TensorFlow says where in Python it was traced, or that it does
+    # not know.
+    message = re.split("\n\n|<stack traces unavailable>\n", str(error))[-1]
+    words = message.split()
+    return f"{type(error).__name__}: {' '.join(words)[:_LONGEST]}"
+
+
+def _of_towers(error: tf.errors.OpError, config: TowerConfig) -> str:
+    if _DERIVED in (error.experimental_payloads or {}):
+        return (
+            "one of the towers or ranks failed before this. The same call on "
+            f"one device, outside of {config.name}, shows the error."
+        )
+    if config.num_replicas == 1 or config.batches != "split":
+        return ""
+    return (
+        f"each of the {config.num_replicas} towers had its part of the batch: "
+        "numbers of rows are those of a part."
+    )

@@ -1,0 +1,193 @@
+"""LocalSGD of steps in which every rank updates weights of its own.
+
+After k updates the ranks average their weights, by the number of examples that
+each has seen (McMahan et al., "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", 2017). The mean of their changes may be taken
+as a gradient, from which an outer optimizer with Nesterov's momentum computes
+the next weights (Douillard et al., "DiLoCo: Distributed Low-Communication
+Training of Language Models", 2023).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.contract import NamedGradients, TowerConfig
+from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.reduction import Gradient
+from keras_towers.rendezvous import check
+from keras_towers.transport import SingleProcess
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+_HOST = "CPU:0"
+
+
+class LocalSGD:
+    """The rounds of all optimizers, of a number of updates each."""
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        steps: int,
+        over_ranks: Callable[[list[Gradient]], list[Gradient]],
+        momentum: float = 0.0,
+        learning_rate: float = 1.0,
+    ):
+        # The order of a rank's own updates, which no other rank waits for.
+        self.order: StepOrder = StepOrder(SingleProcess())
+        self._config = config
+        self._steps = steps
+        # Maps N changes of weights to their sums over the ranks.
+        self._over_ranks = over_ranks
+        # Of the outer step: without a momentum (0), a learning rate of 1 gives
+        # the mean of the ranks' weights, by their numbers of examples.
+        self._momentum = momentum
+        self._learning_rate = learning_rate
+        self._share: Any = None
+        self._of: weakref.WeakKeyDictionary[Any, _Round] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def begin_step(self, share: Any) -> None:
+        """Note this rank's fraction of the global batch."""
+        self._share = share
+
+    def begin_update(self, optimizer: Any) -> None:
+        """Note the weights that a round begins with."""
+        if optimizer not in self._of:
+            self._of[optimizer] = _Round(_trained(optimizer), self._momentum)
+        self._of[optimizer].begin()
+
+    def end_update(self, optimizer: Any, order: StepOrder) -> None:
+        """End the round after its last update."""
+        mine = self._of[optimizer]
+
+        def end() -> tf.Tensor:
+            self._average(mine, order)
+            return tf.constant(0)
+
+        mine.shares.assign_add(tf.cast(self._share, tf.float64))
+        done = mine.updates.assign_add(1)
+        tf.cond(done >= self._steps, end, lambda: tf.constant(0))
+
+    def end(self, order: StepOrder) -> None:
+        """End the rounds that have begun. Collective, eager."""
+        counts = {mine: int(mine.updates.numpy()) for mine in self._of.values()}
+        begun = [mine for mine, updates in counts.items() if updates]
+        told = [counts[mine] for mine in begun]
+        ranks = check.gather(self._config.peers, told, "ends a round")
+        if all(rank == told for rank in ranks):
+            for mine in begun:
+                self._average(mine, order)
+            return
+        self.forget()
+        if self._config.peers.rank == 0:
+            logger.warning(
+                "the ranks have made different numbers of updates in this "
+                "round (%s), as after an error or train_on_batch on some ranks "
+                "only: their weights are not averaged. fit() begins with those "
+                "of rank 0.",
+                check.each([str(rank) for rank in ranks]),
+            )
+
+    def forget(self) -> None:
+        """Begin anew, after an error."""
+        for mine in self._of.values():
+            mine.forget()
+
+    def _average(self, mine: _Round, order: StepOrder) -> None:
+        """Take the outer step on all ranks, from the mean of their changes."""
+        changes = mine.changes()
+        (sums,) = order.reduce(
+            mine.described(changes),
+            [changes],
+            lambda rows: [self._over_ranks(list(rows[0]))],
+        )
+        mine.assign(sums, self._momentum, self._learning_rate)
+
+
+class _Round:
+    """The weights of one optimizer: how a round began, and its progress."""
+
+    def __init__(self, weights: Sequence[keras.Variable], momentum: float):
+        self._weights = list(weights)
+        self.updates = compat.hidden_variable(_HOST, 0, tf.int64)
+        # Those of this rank in its batches, for the weight of its changes.
+        self.shares = compat.hidden_variable(_HOST, 0, tf.float64)
+        self._anchors = [_zeros_like(value) for value in self._values()]
+        self._momenta = [
+            _zeros_like(value) for value in self._values() if momentum
+        ]
+
+    def begin(self) -> None:
+        def note() -> tf.Tensor:
+            for anchor, value in zip(
+                self._anchors, self._values(), strict=True
+            ):
+                anchor.assign(value.read_value(), read_value=False)
+            return tf.constant(0)
+
+        begins = self.updates <= 0
+        tf.cond(begins, note, lambda: tf.constant(0))
+
+    def changes(self) -> list[tf.Tensor]:
+        """Return this rank's part of the mean decrease of the weights."""
+        share = self.shares / tf.cast(self.updates, tf.float64)
+        return [
+            (anchor.read_value() - value.read_value())
+            * tf.cast(share, value.dtype)
+            for anchor, value in zip(self._anchors, self._values(), strict=True)
+        ]
+
+    def described(self, changes: list[tf.Tensor]) -> list[str]:
+        names = tuple(weight.path for weight in self._weights)
+        return NamedGradients(names, changes).described()
+
+    def assign(
+        self, means: Sequence[tf.Tensor], momentum: float, rate: float
+    ) -> None:
+        """Take the outer step from the weights that the round began with."""
+        for index, (anchor, value, change) in enumerate(
+            zip(self._anchors, self._values(), means, strict=True)
+        ):
+            with tf.device(value.device):
+                if momentum:
+                    velocity = self._momenta[index]
+                    moved = momentum * velocity.read_value() + change
+                    velocity.assign(moved, read_value=False)
+                    change = change + momentum * moved
+                value.assign(anchor.read_value() - rate * change)
+        variables_lib.copy_to_towers(self._weights)
+        self.forget()
+
+    def forget(self) -> None:
+        self.updates.assign(0, read_value=False)
+        self.shares.assign(0, read_value=False)
+
+    def _values(self) -> list[tf.Variable]:
+        return [variables_lib.component(w._value) for w in self._weights]
+
+
+def _trained(optimizer: Any) -> list[keras.Variable]:
+    """The weights that an optimizer, or one that it wraps, updates."""
+    weights = (
+        weight
+        for part in optimizers_in(optimizer)
+        for weight in part._trainable_variables
+    )
+    return list({id(weight): weight for weight in weights}.values())
+
+
+def _zeros_like(value: tf.Variable) -> tf.Variable:
+    with compat.outside(value.device):
+        return tf.Variable(tf.zeros(value.shape, value.dtype), trainable=False)

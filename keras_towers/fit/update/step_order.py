@@ -1,0 +1,231 @@
+"""Ordering of steps, and of their collectives, over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.data import batches as data_lib
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check as check_lib
+from keras_towers.transport import Transport, next_key
+
+_HOST = "CPU:0"
+_UNLIKE = "the ranks do not have the same step"
+
+
+class StepOrder:
+    """Order and agreement of the ranks' steps.
+
+    TensorFlow may overlap steps of one function that no variable orders; two
+    collectives would then be in flight with the same key. And if ranks had
+    other ones in a step, they would wait for one another.
+
+    Attributes:
+        gate: the tensors for which a step waits before it begins.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._turn = compat.hidden_variable(_HOST, 0, tf.int64)
+        self._traced: dict[int, list[str]] = {}
+        self._begun = 0
+        self.gate: list[Any] = []
+        self._batch: list[Any] = []
+        # Of a step that has been compared with those of the other ranks.
+        self._agreement: list[Any] | None = None
+        self._exchanged: list[Any] = []
+
+    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+        """Return the batch of a step once the previous step has ended."""
+        # Steps of a single process may overlap.
+        self.gate = []
+        if self._transport.size == 1:
+            return batch
+        self._begun = len(compat.get_default_graph().get_operations())
+        self.gate = [self._turn.read_value()]
+        return self._gated(batch)
+
+    def _gated(self, batch: Any) -> Any:
+        with tf.control_dependencies(self.gate):
+            batch = _identity(batch)
+        self._batch = _tensors(batch)
+        return batch
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Order all operations of a step, even those without a batch."""
+        self._agreement, self._exchanged = None, []
+        try:
+            with tf.control_dependencies(self.gate):
+                yield
+        finally:
+            self._agreement, self._batch = None, []
+
+    def begin_after(self, before: Callable[[], tf.Tensor], batch: Any) -> Any:
+        """Return the batch of a step that begins when a tensor is ready."""
+        # What is called with it waits only for its arguments, once inlined.
+        with tf.control_dependencies(self.gate):
+            self.gate = [before()]
+        return self._gated(batch)
+
+    def compare(self, described: Sequence[str]) -> None:
+        """Have what ranks exchange in a step wait until all have the same."""
+        self._agreement = self._compared(described)
+
+    def exchange(
+        self,
+        given: Sequence[Sequence[Any]],
+        exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
+    ) -> list[Any]:
+        """Exchange what towers have, once ranks are found to do the same."""
+        # Those of a step that concerns no other rank are its own.
+        if not self._agreement:
+            return exchange(given)
+        with tf.control_dependencies(self._agreement):
+            results = exchange(_identity(given))
+        # Every rank takes part, even if it does not need the result.
+        self._exchanged += _tensors(results)
+        return results
+
+    def end(self, result: Any) -> Any:
+        """Let the next step begin, and return the result of this one."""
+        if self._transport.size == 1:
+            return result
+        operations = compat.get_default_graph().get_operations()[self._begun :]
+        effects = [op for op in operations if op.op_def.is_stateful]
+        last = [*_tensors(result), *effects, *done_by_all(self._exchanged)]
+        with tf.control_dependencies(last):
+            done = self._turn.assign_add(1, read_value=False)
+        with tf.control_dependencies([done]):
+            return _identity(result)
+
+    def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
+        """Count a step's examples on all ranks; stop when there are none.
+
+        A rank whose data has ended takes part without examples until then: at
+        run time ``tf.errors.OutOfRangeError`` ends the data of all.
+        """
+        ranks = self._transport.size
+        mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
+        (counts,) = sum_over_ranks(
+            self._transport, [mine * tf.cast(here, tf.int64)]
+        )
+        total = tf.reduce_sum(counts)
+        self.gate = [_end_of_data_if(total <= 0)]
+        start = tf.reduce_sum(counts[: self._transport.rank])
+        return self._gated(batch._replace(total=total, start=start))
+
+    def reduce(
+        self,
+        described: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
+    ) -> list[list[Any]]:
+        """Reduce K lists of N gradients, if those of all ranks are alike."""
+        if not rows[0]:
+            return [list(row) for row in rows]
+        if self._transport.size == 1:
+            return reduction(rows)
+        agreement = self._agreement
+        if agreement is None:
+            agreement = self._compared(described)
+        with tf.control_dependencies(agreement):
+            return reduction(_identity(rows))
+
+    def _compared(self, described: Sequence[str]) -> list[Any]:
+        """Compare what ranks do; return what fails where they do not alike.
+
+        Ranks trace at different times, so a mismatch is found at run time. The
+        step then fails before any other collective has begun.
+        """
+        if self._transport.size == 1:
+            return []
+        kinds = map(check_lib.unnumbered, described)
+        digest = zlib.crc32("\n".join(kinds).encode())
+        self._traced[digest] = list(described)
+        if tf.executing_eagerly():
+            where = "compares the steps"
+            if len(set(check_lib.gather(self._transport, digest, where))) > 1:
+                raise self.difference()
+            return []
+        # At the end of data there is no batch, and an exchange that has begun
+        # is cancelled: TensorFlow's collectives then hang.
+        with tf.control_dependencies(self._batch):
+            # TensorFlow's constant folding would run the gather of a constant.
+            mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
+        return [tf.debugging.Assert(self._are_equal(mine), [_UNLIKE])]
+
+    def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
+        """Whether the ranks have the same number, of 32 bits."""
+        # By one sum: a gather has to find out the sizes first.
+        half = tf.constant(2**16, tf.int64)
+        halves = tf.stack([number // half, tf.math.floormod(number, half)])
+        both = tf.concat([halves, halves**2], 0)
+        (sums,) = self._transport.all_reduce([both], next_key("gradients"))
+        # Only of equal numbers is the mean of the squares that of them squared.
+        return tf.reduce_all(sums[2:] * self._transport.size == sums[:2] ** 2)
+
+    def failed(self, error: Exception) -> bool:
+        """Whether a step failed because ranks would not do the same."""
+        return _UNLIKE in str(error)
+
+    def difference(self) -> TowerError:
+        """Return the error that names what differs. Collective."""
+        lists = check_lib.gather(
+            self._transport, dict(self._traced), "compares the steps"
+        )
+        known = set.intersection(*(set(traced) for traced in lists))
+        odd = [
+            [
+                (check_lib.unnumbered(name), name)
+                for digest in traced.keys() - known
+                for name in traced[digest]
+            ]
+            for traced in lists
+        ]
+        return TowerError(check_lib.unlike_gradients(odd))
+
+
+def done_by_all(tensors: Sequence[Any]) -> list[Any]:
+    """Return what is done once a rank has had its part in all exchanges.
+
+    Whose results it may not use: for TensorFlow these have no side effects, and
+    it leaves out what nothing but an order needs.
+    """
+    if not tensors:
+        return []
+    first = [tf.reshape(tensor, [-1])[:1] for tensor in tensors]
+    return [tf.raw_ops.Assert(condition=_true().read_value(), data=first)]
+
+
+@functools.cache
+def _true() -> tf.Variable:
+    return compat.hidden_variable(_HOST, True)
+
+
+def _tensors(structure: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
+
+
+def _identity(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+        structure,
+        expand_composites=True,
+    )
+
+
+def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
+    def end():
+        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+
+    return tf.cond(condition, end, lambda: 0)

@@ -1,0 +1,283 @@
+"""Keras's update rules with fewer operations, which are traced faster.
+
+SGD updates a weight by one fused operation instead of five passes over it.
+TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
+precision, so weights would differ from those of one device.
+
+Most of the time that a trace of many weights takes is spent in Python, in the
+same lines of ``update_step``. These run for the first weight of a kind; for the
+others, the operations of the first are added again. Operations that depend on
+no weight, such as the corrected learning rate of Adam, are shared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import patches
+from keras_towers.fit.weights.model_state import lists_by_weight
+
+# Those whose operations are the same for weights of every shape.
+_OF_ANY_SHAPE = (
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "Adamax",
+    "AdamW",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "RMSprop",
+    "ScheduleFreeAdamW",
+)
+# Those whose operations depend on the shape, too.
+_BY_SHAPE = ("Adafactor", "Lamb", "Muon")
+_HERE = contextlib.nullcontext()
+
+
+def shadows(optimizer: Any) -> patches.Shadows:
+    """Return replacements for methods of an optimizer, for one ``apply``."""
+    methods: dict[str, Callable[..., Any]] = {
+        "_all_reduce_sum_gradients": _as_they_are
+    }
+    if type(optimizer).update_step is keras.optimizers.SGD.update_step:
+        methods["update_step"] = _fused_step
+    elif repeats(optimizer):
+        repeated = _Repeated()
+        methods["update_step"] = repeated.update_step
+        methods["_apply_weight_decay"] = repeated.apply_weight_decay
+    return methods
+
+
+def repeats(optimizer: Any) -> bool:
+    """Whether an optimizer's update rule is known to treat weights alike."""
+    # Another one, such as a user's own, may ask for the name of a weight.
+    own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
+    return not own and _is_one_of(optimizer, _OF_ANY_SHAPE + _BY_SHAPE)
+
+
+def _is_one_of(optimizer: Any, names: tuple[str, ...]) -> bool:
+    # Not every version of Keras has all of them.
+    classes = (getattr(keras.optimizers, name, None) for name in names)
+    return type(optimizer) in classes
+
+
+def _is_plain(variable: Any) -> bool:
+    return isinstance(variable, tf.Variable) and not isinstance(
+        variable, compat.DistributedVariable
+    )
+
+
+def _as_they_are(
+    optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
+) -> Any:
+    """Skip TensorFlow's all-reduce, which is the identity on one replica.
+
+    It registers a custom gradient that TensorFlow never frees, which would keep
+    the graph of every trace in memory.
+    """
+    return list(grads_and_vars)
+
+
+def _fused_step(
+    optimizer: keras.optimizers.SGD,
+    original: Callable[..., None],
+    gradient: Any,
+    variable: Any,
+    learning_rate: Any,
+) -> None:
+    """``SGD.update_step`` as one operation, for dense gradients."""
+    if (
+        isinstance(gradient, tf.IndexedSlices)
+        or not _is_plain(variable)
+        or variable.dtype not in (tf.float32, tf.float64)
+    ):
+        original(gradient, variable, learning_rate)
+        return
+    # Asynchronous towers may write the same weight concurrently.
+    where = {"var": variable.handle, "use_locking": True}
+    gradient = tf.cast(gradient, variable.dtype)
+    learning_rate = tf.cast(learning_rate, variable.dtype)
+    if optimizer.momentum == 0:
+        tf.raw_ops.ResourceApplyGradientDescent(
+            alpha=learning_rate, delta=gradient, **where
+        )
+        return
+    index = optimizer._get_variable_index(variable)
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        accum=optimizer.momentums[index]._value.handle,
+        lr=learning_rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+        **where,
+    )
+
+
+class _Repeated:
+    """Methods of one optimizer that are traced once for a kind of weights."""
+
+    def __init__(self) -> None:
+        self._recordings: dict[Any, Recording] = {}
+
+    def update_step(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[..., None],
+        gradient: Any,
+        variable: Any,
+        learning_rate: Any,
+    ) -> None:
+        """Update a weight as another one of its kind was updated."""
+        update = functools.partial(original, gradient, variable, learning_rate)
+        if not _has_rank(variable) or not (
+            isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
+        ):
+            update()
+            return
+        slots = _slots(optimizer, variable)
+        kind = [
+            _signature(optimizer, each, variable.shape)
+            for each in (gradient, variable, *slots)
+        ]
+        inputs = [gradient, variable.handle]
+        inputs += [slot.handle for slot in slots if slot is not None]
+        self._once_for(
+            ("update", id(learning_rate), *kind), variable, inputs, update
+        )
+
+    def apply_weight_decay(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        original: Callable[..., None],
+        variables: Sequence[Any],
+    ) -> None:
+        """Make a weight smaller as another one of its kind was."""
+        usual = keras.optimizers.Adam._apply_weight_decay
+        if type(optimizer)._apply_weight_decay is not usual:
+            original(variables)
+            return
+        for variable in variables:
+            decay = functools.partial(original, [variable])
+            value = getattr(variable, "_value", variable)
+            if not _has_rank(value) or not optimizer._use_weight_decay(value):
+                decay()
+                continue
+            with tf.device(value.device):
+                kind = "decay", _signature(optimizer, value, value.shape)
+                self._once_for(kind, value, [value.handle], decay)
+
+    def _once_for(
+        self,
+        kind: Any,
+        variable: tf.Variable,
+        inputs: Sequence[tf.Tensor],
+        trace: Callable[[], None],
+    ) -> None:
+        """Trace an update for a weight, or repeat that of its kind."""
+        graph = compat.get_default_graph()
+        kind = id(graph), kind
+        recording = self._recordings.get(kind)
+        if tf.executing_eagerly():
+            trace()
+        elif recording is None:
+            begin = len(graph.get_operations())
+            trace()
+            recording = Recording(graph, begin, inputs, variable.device)
+            self._recordings[kind] = recording
+        elif recording.repeats:
+            recording.repeat(inputs)
+        else:
+            trace()
+
+
+def _has_rank(variable: Any) -> bool:
+    return _is_plain(variable) and variable.shape.rank is not None
+
+
+def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
+    """The optimizer's own variables for a weight; None where it has none."""
+    index = optimizer._get_variable_index(variable)
+    row = [slots[index] for slots in lists_by_weight(optimizer)]
+    return [None if slot is None else slot._value for slot in row]
+
+
+def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
+    """Return the properties that determine the operations of an update."""
+    if tensor is None:
+        return None
+    place = getattr(tensor, "device", None)
+    if tensor.shape == shape and _is_one_of(optimizer, _OF_ANY_SHAPE):
+        return tensor.dtype, place
+    return tensor.dtype, place, tuple(tensor.shape)
+
+
+class Recording:
+    """The newest operations of a graph that depend on given inputs.
+
+    The ``inputs`` and the ``device`` are others in every repetition. Operations
+    can be repeated if those that depend on no input have no effects, and read
+    only variables that are scalars.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        begin: int,
+        inputs: Sequence[tf.Tensor],
+        device: str,
+    ):
+        self.graph = graph
+        self._inputs = [graph.capture(tensor) for tensor in inputs]
+        self._steps: list[tuple[Any, dict[str, Any], str | None]] = []
+        self.repeats = True
+        changing = set(map(id, self._inputs))
+        repeated: set[Any] = set()
+        for operation in graph.get_operations()[begin:]:
+            if changing.isdisjoint(map(id, operation.inputs)):
+                self.repeats &= _is_shared(operation)
+                continue
+            self.repeats &= repeated.isdisjoint(operation.control_inputs)
+            repeated.add(operation)
+            changing.update(map(id, operation.outputs))
+            attributes = dict(operation.node_def.attr)
+            # Where it belongs; the device says the same.
+            attributes.pop("_class", None)
+            elsewhere = operation.device not in ("", device)
+            self._steps.append(
+                (operation, attributes, operation.device if elsewhere else None)
+            )
+
+    def repeat(self, inputs: Sequence[tf.Tensor]) -> None:
+        """Add the operations again, here, with N other inputs."""
+        graph = self.graph
+        now = {
+            id(old): graph.capture(new)
+            for old, new in zip(self._inputs, inputs, strict=True)
+        }
+        for operation, attributes, device in self._steps:
+            with tf.device(device) if device else _HERE:
+                given = [now.get(id(old), old) for old in operation.inputs]
+                copy = graph.create_op(
+                    operation.type,
+                    given,
+                    [output.dtype for output in operation.outputs],
+                    attrs=attributes,
+                    op_def=operation.op_def,
+                )
+            for old, new in zip(operation.outputs, copy.outputs, strict=True):
+                now[id(old)] = new
+
+
+def _is_shared(operation: Any) -> bool:
+    """Whether one result, computed once, is right in every repetition."""
+    if operation.type == "ReadVariableOp":
+        return operation.outputs[0].shape.rank == 0
+    return not operation.op_def.is_stateful

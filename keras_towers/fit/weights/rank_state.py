@@ -1,0 +1,122 @@
+"""Checking and synchronizing state that all ranks share."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
+from keras_towers.transport import Transport, next_key
+
+_SHOWN = 5
+
+
+def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
+    """Check that all ranks have the same variable names, shapes and dtypes."""
+    mine = [
+        (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
+        for v in variables
+    ]
+    lists = check.gather(peers, mine, "compares the variables")
+    for rank, other in enumerate(lists):
+        missing, extra = [], []
+        for first, second in itertools.zip_longest(lists[0], other):
+            if _kind(first) != _kind(second):
+                missing += [] if first is None else [first]
+                extra += [] if second is None else [second]
+        if not missing and not extra:
+            continue
+        raise TowerError(
+            f"rank {rank} does not have the variables of rank 0. Only on rank "
+            f"0: {_listed(missing)}. Only on rank {rank}: {_listed(extra)}. "
+            "Every rank has to build the same model in the same order, and "
+            "compile it the same way."
+        )
+
+
+def _kind(entry: tuple | None) -> tuple | None:
+    return entry and (check.unnumbered(entry[0]), *entry[1:])
+
+
+def _listed(entries: Sequence[tuple]) -> str:
+    shown = [
+        f"{path} {list(shape)} {dtype}"
+        for path, shape, dtype in entries[:_SHOWN]
+    ]
+    if len(entries) > _SHOWN:
+        shown.append(f"{len(entries) - _SHOWN} more")
+    return ", ".join(shown) or "none"
+
+
+def broadcast(
+    transport: Transport, variables: Sequence[Any], root: int = 0
+) -> None:
+    """Broadcast the values of variables from one rank to all ranks."""
+    values = [variable.read_value() for variable in variables]
+    known = [i for i, v in enumerate(values) if v.dtype != tf.string]
+    received = transport.broadcast(
+        [values[i] for i in known], next_key("broadcast"), root
+    )
+    if transport.rank == root:
+        return
+    for index, value in zip(known, received, strict=True):
+        variables[index].assign(value)
+
+
+def find_written(
+    transport: Transport,
+    variables: Sequence[keras.Variable],
+    names: Mapping[keras.Variable, str],
+    may_differ: Callable[[keras.Variable], bool],
+) -> tuple[dict[int, list[keras.Variable]], str]:
+    """Find out whose values of variables all ranks have to take over.
+
+    Args:
+        transport: connects the ranks.
+        variables: all that may have been written, the same on all ranks.
+        names: who has written them on this rank.
+        may_differ: whether ranks may have values of their own.
+
+    Returns:
+        The variables by the first rank that has written them, and, where others
+        have written other values, which and who they were.
+    """
+    mine = {
+        str(place): (_digest(variable), names[variable])
+        for place, variable in enumerate(variables)
+        if variable in names
+    }
+    ranks = check.gather(transport, mine, "takes over what callbacks wrote")
+    roots: dict[int, list[keras.Variable]] = {}
+    differing = ""
+    for place in dict.fromkeys(itertools.chain(*ranks)):
+        by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
+        differ = len({digest for digest, _ in by_rank.values()}) > 1
+        variable = variables[int(place)]
+        if len(by_rank) == len(ranks) and (may_differ(variable) or not differ):
+            continue
+        roots.setdefault(min(by_rank), []).append(variable)
+        if differ:
+            who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
+            differing = f"{variable.path} ({', '.join(who)})"
+    return roots, differing
+
+
+def _digest(variable: keras.Variable) -> str:
+    value = variable._value.numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
+
+
+def sum_values(
+    transport: Transport, variables: Sequence[Any]
+) -> list[tf.Tensor]:
+    """Return the values of variables, summed over the ranks."""
+    return sum_over_ranks(transport, [v.read_value() for v in variables])

@@ -1,0 +1,283 @@
+"""Functions that towers call: branches, and the bodies of loops.
+
+What they use of the program around them, they are given. Towers cannot meet
+inside of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.builder import (
+    AttrValue,
+    Builder,
+    NeedsExchange,
+    Output,
+)
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    Layout,
+    ListOf,
+    Partial,
+    Sharded,
+    Value,
+)
+from keras_towers.partition.list_elements import in_common, own_list
+from keras_towers.partition.node import Node
+from keras_towers.partition.program import Function, Operation, Tensor
+
+if TYPE_CHECKING:
+    from keras_towers.partition.partitioner import Partitioner
+
+
+# ---- of the trace ------------------------------------------------------------
+
+
+def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
+    """Return the graph of a function that an operation calls.
+
+    It is None if it is not known, or takes something else.
+
+    Args:
+        node: the operation.
+        name: the name of the function.
+        ahead: how many inputs of the operation are not those of the function.
+    """
+    graph = compat.graph_of_function(node.operation.graph, name)
+    if graph is None or len(graph.inputs) != node.num_inputs - ahead:
+        return None
+    return graph
+
+
+def source(tensor: Any) -> Any:
+    """Return the tensor of which another is a copy."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+# ---- values ------------------------------------------------------------------
+
+
+def inside(partition: Partitioner, value: Value) -> Value:
+    """Return a value of the program as functions see it."""
+    if not value.is_replicated:
+        return dataclasses.replace(value, linear=None)
+    return dataclasses.replace(
+        value,
+        layout=REPLICATED,
+        local=None,
+        whole=partition.local(value),
+        linear=None,
+    )
+
+
+def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
+    """Return what each tower has of a value, in a layout.
+
+    Args:
+        partition: makes the operations.
+        value: the value.
+        layout: how it is to be laid out.
+
+    Raises:
+        NeedsExchange: if a tower cannot have it of itself.
+    """
+    found: Tensor | None = None
+    if isinstance(layout, Sharded):
+        if value.is_replicated or value.layout == layout:
+            found = partition.rows(value, layout)
+    elif isinstance(layout, ListOf):
+        found = own_list(partition, value, layout)
+    elif value.is_replicated:
+        split = isinstance(layout, Partial)
+        found = partition.partial(value) if split else partition.local(value)
+    elif value.is_partial and isinstance(layout, Partial):
+        found = partition.partial(value)
+    if found is None:
+        raise NeedsExchange
+    return found
+
+
+def joined(a: Value, b: Value) -> Value:
+    """Return how a value is laid out that is one of two, and what is known.
+
+    Raises:
+        NeedsExchange: if they cannot be laid out alike.
+    """
+    layouts = [v.layout for v in (a, b) if not v.is_replicated]
+    if any(layout != layouts[0] for layout in layouts):
+        raise NeedsExchange
+    return in_common(a, b, layouts[0] if layouts else REPLICATED)
+
+
+def with_parts_or_sums(
+    partition: Partitioner,
+    inputs: Sequence[Value],
+    lay_out: Callable[[Sequence[Value]], list[Value] | None],
+) -> list[Value] | None:
+    """Lay out what towers call; None: it is computed once.
+
+    What is a part of a sum stays so, or else is summed before.
+
+    Args:
+        partition: has the program around it.
+        inputs: what it is given.
+        lay_out: lays it out.
+    """
+    before = len(partition.once)
+    while True:
+        try:
+            return lay_out(inputs)
+        except NeedsExchange:
+            del partition.once[before:]
+        parts = [value for value in inputs if value.is_partial]
+        if not parts:
+            return None
+        for value in parts:
+            partition.whole(value)
+
+
+# ---- calls -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A function, but for what it uses of the program around it.
+
+    Attributes:
+        builder: has its operations.
+        inputs: its own inputs.
+        outputs: its outputs.
+    """
+
+    builder: Builder
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
+def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
+    """Return functions, and what all of them are given besides their inputs."""
+    found = [_captured(draft) for draft in drafts]
+    captures = list(dict.fromkeys(t for _, others in found for t in others))
+    functions = [
+        Function([*draft.inputs, *captures], draft.outputs, operations)
+        for draft, (operations, _) in zip(drafts, found, strict=True)
+    ]
+    return functions, captures
+
+
+def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
+    """The operations that a function needs, and what it uses else."""
+    own = {id(operation) for operation in draft.builder.operations}
+    seen, waiting = set(draft.inputs), list(draft.outputs)
+    kept: set[int] = set()
+    others: list[Tensor] = []
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        operation = tensor.operation
+        if operation is not None and (
+            id(operation) in own or _is_made_anew(operation)
+        ):
+            kept.add(id(operation))
+            waiting += operation.inputs
+        else:
+            others.append(tensor)
+    return [o for o in draft.builder.operations if id(o) in kept], others
+
+
+def _is_made_anew(operation: Operation) -> bool:
+    """Whether a function makes it anew, from what it is given.
+
+    Numbers that are no constants are given: they follow from large tensors, and
+    tell nothing of shapes.
+    """
+    is_number = operation.outputs[0].shape.rank == 0
+    return operation.is_repeated and (
+        operation.type == "Const" or not is_number
+    )
+
+
+def looped(
+    partition: Partitioner,
+    node: Node,
+    given: Sequence[Tensor],
+    body: Draft,
+    condition: Draft,
+) -> list[Tensor]:
+    """Add a loop; return its outputs, first what goes round.
+
+    Args:
+        partition: has the program.
+        node: the operation of the trace.
+        given: N tensors that go round.
+        body: takes them, and returns them anew.
+        condition: takes them, and returns whether there is another round.
+    """
+    (round_, goes_on), captures = closed([body, condition])
+    round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
+    every = [*given, *captures]
+    return called(
+        partition,
+        node,
+        every,
+        {"T": dtypes_of(every)},
+        [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
+        {"body": round_, "cond": goes_on},
+    )
+
+
+def called(
+    partition: Partitioner,
+    node: Node,
+    inputs: Sequence[Tensor],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[Output],
+    functions: Mapping[str, Any],
+) -> list[Tensor]:
+    """Add an operation that calls functions; return its outputs.
+
+    Args:
+        partition: has the program.
+        node: the operation of the trace.
+        inputs: its inputs.
+        attributes: those that name dtypes.
+        outputs: dtypes and shapes of its outputs.
+        functions: what it calls, by its attributes.
+    """
+    same = ("parallel_iterations", "_lower_using_switch_merge")
+    given = node.operation.node_def.attr
+    shapes = [shape.as_proto() for _, shape in outputs]
+    # The functions read variables, and do not write any.
+    reads = any(tensor.dtype == tf.resource for tensor in inputs)
+    least = partition.order.after(node, inputs, True) if reads else 0
+    found = partition.builder.add(
+        node.type,
+        inputs,
+        {
+            **attributes,
+            **{key: given[key] for key in same if key in given},
+            "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
+        },
+        outputs,
+        least=least,
+        functions=functions,
+        source=node.operation,
+    )
+    if reads:
+        partition.order.note_use(node, inputs, True, least)
+    return found
+
+
+def dtypes_of(tensors: Iterable[Any]) -> Any:
+    """Return the dtypes of tensors, as an attribute."""
+    found = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
+    return AttrValue(list=AttrValue.ListValue(type=found))

@@ -1,0 +1,263 @@
+"""Lists of tensors, and how they are laid out over towers.
+
+A list is laid out as its elements are: of each, every tower has its own rows or
+its part of a sum. If the elements themselves are the rows, such as one for each
+example, every tower has a list of its own elements. An optional value is a list
+that has one element, or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Layout,
+    ListOf,
+    Partial,
+    Shape,
+    Sharded,
+    Value,
+)
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import UNKNOWN
+
+if TYPE_CHECKING:
+    from keras_towers.partition.conversions import Converter
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """What is known of the elements of a list, as one device has it.
+
+    Attributes:
+        dtype: that of each.
+        told: the shape that the list was told they have: its entries, -1 where
+            they may be any; None: it is not known.
+        length: how many they are, if that is known.
+        item: what is known of each that was set; None: none was set yet.
+        is_full: whether all were set.
+        are_places: whether each that was set is the number of its place.
+        is_optional: whether it is no list, but an optional value.
+    """
+
+    dtype: Any
+    told: Any = None
+    length: Any = None
+    item: Value | None = None
+    is_full: bool = True
+    are_places: bool = True
+    is_optional: bool = False
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of each that was set, as far as it is known."""
+        return None if self.item is None else self.item.shape
+
+
+# ---- what is known -----------------------------------------------------------
+
+
+def one_more(
+    elements: Elements | None, item: Value, is_place: bool = False
+) -> Elements | None:
+    """Return what is known of elements if one of them is set."""
+    if elements is None:
+        return None
+    own = dataclasses.replace(elements, item=item, are_places=is_place)
+    return joined_elements(elements, own)
+
+
+def in_common(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
+    """Return what is known of a value that is one of two."""
+    return Value(
+        layout,
+        shape=_joined_shapes(a.shape, b.shape),
+        known=_joined_entries(a.known, b.known),
+        element=joined_elements(a.element, b.element),
+    )
+
+
+def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
+    """Return what is known of the elements of a list that is one of two."""
+    if a is None or b is None:
+        return None
+    if (a.dtype, a.is_optional) != (b.dtype, b.is_optional):
+        return None
+    # Of what there is none, everything is true.
+    items = [e.item for e in (a, b) if e.item is not None]
+    return Elements(
+        a.dtype,
+        a.told if a.told == b.told else None,
+        a.length if a.length == b.length else None,
+        in_common(items[0], items[-1]) if items else None,
+        a.is_full and b.is_full,
+        a.are_places and b.are_places,
+        a.is_optional,
+    )
+
+
+def _joined_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
+    if a is None or b is None or len(a) != len(b):
+        return None
+    pairs = zip(a, b, strict=True)
+    return tuple(one if one == other else None for one, other in pairs)
+
+
+def _joined_entries(a: Any, b: Any) -> Any:
+    if a is None or b is None or np.shape(a) != np.shape(b):
+        return None
+    either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
+    found = np.empty(np.shape(a), object)
+    found[...] = either(a, b)
+    return found
+
+
+def alike(a: Value, b: Value) -> bool:
+    """Whether two values are laid out alike, and as much is known of them."""
+    return bool(_facts(a) == _facts(b))
+
+
+def _facts(value: Value | None) -> Any:
+    if value is None:
+        return None
+    known, elements = value.known, value.element
+    entries = None if known is None else (np.shape(known), known.tolist())
+    facts = value.layout, value.shape, entries
+    if elements is None:
+        return facts
+    own = dataclasses.replace(elements, item=None)
+    return (*facts, own, _facts(elements.item))
+
+
+# ---- conversions -------------------------------------------------------------
+
+
+def own_list(
+    partition: Converter, value: Value, layout: ListOf
+) -> Tensor | None:
+    """Return what each tower has of a list; None: it has no such.
+
+    Args:
+        partition: makes the operations.
+        value: the list.
+        layout: how it is to be laid out.
+    """
+    if value.layout == layout:
+        return value.local
+    elements, element = value.element, layout.element
+    if not value.is_replicated or elements is None:
+        return None
+    if _has_nothing(elements):
+        return partition.local(value)
+    told = _told(partition, elements, element)
+    if told is None:
+        return None
+    build, handle = partition.builder, partition.local(value)
+    if elements.item is None:
+        if isinstance(element, Sharded) and element.axis < 0:
+            length = partition.cast(element.unit.count, tf.int32)
+        else:
+            length = build.op("TensorListLength", [handle], ())
+        dtype = elements.dtype
+        return build.op(
+            "TensorListReserve", [told, length], (), element_dtype=dtype
+        )
+    sizes = own_sizes(partition, elements.shape)
+    if isinstance(element, ListOf) or sizes is None or not elements.is_full:
+        return None
+    stacked = build.op(
+        "TensorListStack", [handle, sizes], element_dtype=elements.dtype
+    )
+    shape = (elements.length, *(elements.shape or ()))
+    whole = Value(REPLICATED, whole=stacked, shape=shape)
+    if isinstance(element, Partial):
+        own: Tensor | None = partition.partial(whole)
+    else:
+        own = partition.rows(whole, element.along(element.axis + 1))
+    if own is None:
+        return None
+    return build.op("TensorListFromTensor", [own, told], ())
+
+
+def _has_nothing(elements: Elements) -> bool:
+    """Whether all there is are optional values that are not there."""
+    if elements.item is None:
+        return elements.is_optional
+    inner = elements.item.element
+    return inner is not None and _has_nothing(inner)
+
+
+def whole_list(partition: Converter, value: Value) -> Tensor | None:
+    """Return the list of one device, which all have; None: it cannot be had."""
+    layout, elements = value.layout, value.element
+    if not isinstance(layout, ListOf) or isinstance(layout.element, ListOf):
+        return None
+    if elements is None or value.local is None:
+        return None
+    # Its shape is known whole, as a tower may have no elements.
+    sizes = own_sizes(partition, elements.shape, layout.element)
+    told = _told(partition, elements, PARTIAL)
+    if sizes is None or told is None:
+        return None
+    stacked = partition.builder.op(
+        "TensorListStack", [value.local, sizes], element_dtype=elements.dtype
+    )
+    shape = (elements.length, *(elements.shape or ()))
+    whole = partition.whole(Value(behind(layout.element), stacked, shape=shape))
+    return partition.builder.op("TensorListFromTensor", [whole, told], ())
+
+
+def are_rows(element: Layout) -> bool:
+    """Whether the elements of a list are rows, of which each tower has some."""
+    return isinstance(element, Sharded) and element.axis < 0
+
+
+def behind(element: Any) -> Any:
+    """Return how elements of a list are laid out if they are stacked."""
+    if isinstance(element, Sharded):
+        return element.along(element.axis + 1)
+    return element
+
+
+def own_sizes(
+    partition: Converter, shape: Sequence[Any] | None, layout: Any = None
+) -> Tensor | None:
+    """Return the shape of a tower's elements; None: it is not known whole.
+
+    Args:
+        partition: makes the operations.
+        shape: that of one device.
+        layout: how they are laid out.
+    """
+    if shape is None:
+        return None
+    found = [partition.size(size) for size in shape]
+    if isinstance(layout, Sharded) and 0 <= layout.axis < len(found):
+        found[layout.axis] = partition.times(layout.count, layout.unit.count)
+    sizes = [size for size in found if size is not None]
+    if len(sizes) < len(found):
+        return None
+    return partition.vector(sizes, tf.int32)
+
+
+def _told(partition: Converter, elements: Elements, layout: Any) -> Any:
+    """What a tower's list is told of the shape of its elements."""
+    told = elements.told
+    if told is not None and not np.ndim(told):
+        return partition.builder.constant(-1, tf.int32)
+    has_rows = isinstance(layout, Sharded) and layout.axis >= 0
+    if told and has_rows and not fits(told[layout.axis], layout):
+        return None
+    return own_sizes(partition, told, layout)
+
+
+def fits(size: Any, layout: Sharded) -> bool:
+    """Whether an axis that a list was told of may have rows."""
+    return size is not UNKNOWN and size in (-1, layout.size)

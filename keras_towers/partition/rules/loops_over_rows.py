@@ -1,0 +1,434 @@
+"""Loops that go round once for each example, such as those of ``tf.map_fn``.
+
+Each tower goes round for its own examples, and does in each round what one
+device does in it. Nothing may go from one round to another but lists, of which
+each round has one element, and sums, to which each round adds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.called_functions import Draft, looped, source
+from keras_towers.partition.folding import constant
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    ListOf,
+    Sharded,
+    Value,
+)
+from keras_towers.partition.list_elements import (
+    Elements,
+    alike,
+    are_rows,
+    in_common,
+    one_more,
+    own_list,
+)
+from keras_towers.partition.node import Node
+from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.sizes import Size, symbol
+
+_ADDS = ("Add", "AddV2", "AddN")
+_PASSES = 4
+
+
+def over_rows(
+    partition: Partitioner,
+    node: Node,
+    body: Any,
+    condition: Any,
+    inputs: Sequence[Value],
+) -> list[Value] | None:
+    """Divide the rounds of a loop over rows; None: it is no such loop.
+
+    Args:
+        partition: has the program around it.
+        node: the loop.
+        body: the graph of a round.
+        condition: the graph of what says whether there is another.
+        inputs: what it is given.
+    """
+    lists = {v.layout for v in inputs if isinstance(v.layout, ListOf)}
+    layouts = [layout for layout in lists if are_rows(layout.element)]
+    if len(layouts) != 1:
+        return None
+    loop = _Loop(partition, node, body, inputs, layouts[0])
+    try:
+        return loop.laid_out() if loop.is_bounded(condition) else None
+    except NeedsExchange:
+        return None
+
+
+class _Loop:
+    """A loop that goes round once for each of the rows of a list.
+
+    Args:
+        partition: has the program around it.
+        node: its operation.
+        body: the graph of a round.
+        inputs: what it is given.
+        layout: how lists are laid out that have the rows.
+    """
+
+    def __init__(
+        self,
+        partition: Partitioner,
+        node: Node,
+        body: Any,
+        inputs: Sequence[Value],
+        layout: ListOf,
+    ):
+        assert isinstance(layout.element, Sharded)
+        self._partition = partition
+        self._node = node
+        self._body = body
+        self._inputs = inputs
+        self._layout = layout
+        self._unit = layout.element.unit
+        indices = range(len(inputs))
+        gives = [source(tensor) for tensor in body.outputs]
+        self._kept = {i for i in indices if gives[i] is body.inputs[i]}
+        self._carried = [i for i in indices if i not in self._kept]
+        self._counters = {i for i in indices if self._counts(i, gives[i].op)}
+        # Rounds that take lists apart begin with the last row.
+        types = {operation.type for operation in body.get_operations()}
+        self._goes_back = "TensorListPopBack" in types
+
+    def _counts(self, index: int, adding: Any) -> bool:
+        """Whether it is 0 at first, and one more after each round."""
+        if not _is(self._inputs[index].known, 0) or adding.type not in _ADDS:
+            return False
+        parts = [source(tensor) for tensor in adding.inputs]
+        ones = [p for p in parts if p is not self._body.inputs[index]]
+        return (
+            len(parts) == 2
+            and len(ones) == 1
+            and ones[0].op.type == "Const"
+            and _is(constant(ones[0].op), 1)
+        )
+
+    def is_bounded(self, condition: Any) -> bool:
+        """Whether it goes round as often as there are rows."""
+        waiting = [source(condition.outputs[0])]
+        places = {t.name: index for index, t in enumerate(condition.inputs)}
+        while waiting:
+            operation = waiting.pop().op
+            ends = [source(tensor) for tensor in operation.inputs]
+            if operation.type == "LogicalAnd":
+                waiting += ends
+                continue
+            if operation.type != "Less":
+                return False
+            counter, end = (places.get(tensor.name) for tensor in ends)
+            known = None
+            if end in self._kept:
+                known = self._inputs[end].known
+            elif ends[1].op.type == "Const":
+                known = constant(ends[1].op)
+            if counter not in self._counters or not _is(known, self._unit.size):
+                return False
+        return True
+
+    def laid_out(self) -> list[Value] | None:
+        """Add the loop; return the values of its outputs.
+
+        Raises:
+            NeedsExchange: if a round needs more than its own row.
+        """
+        partition, unit = self._partition, self._unit
+        if not self._counters:
+            return None
+        starts = [self._start(index) for index in range(len(self._inputs))]
+        round_, tensors, ends = self._settled(starts)
+        outputs = [round_.local(ends[index]) for index in self._carried]
+        # Each tower goes round for its own rows.
+        asked = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
+        at = next(k for k, i in enumerate(self._carried) if i in self._counters)
+        end = partition.builder.op("AddV2", [unit.start, unit.count], ())
+        last = partition.cast(end, tensors[at].dtype, is_repeated=False)
+        builder = Builder(meets=False)
+        goes_on = builder.op("Less", [asked[at], last], ())
+        found = looped(
+            partition,
+            self._node,
+            [starts[index] for index in self._carried],
+            Draft(round_.builder, tensors, outputs),
+            Draft(builder, asked, [goes_on]),
+        )
+        results = list(self._inputs)
+        for index, local in zip(self._carried, found, strict=False):
+            use, _ = round_.uses.get(ends[index], ("count", index))
+            results[index] = self._result(index, use, local, ends[index])
+        return results
+
+    def _start(self, index: int) -> Tensor:
+        """What each tower gives to its loop."""
+        value, dtype = self._inputs[index], self._body.inputs[index].dtype
+        partition, found = self._partition, None
+        if index in self._counters:
+            return partition.cast(self._unit.start, dtype, is_repeated=False)
+        use = self._use(index)
+        if use in ("same", "empty"):
+            return partition.local(value)
+        if use == "sum":
+            # Texts are joined, in an order.
+            is_number = dtype.is_floating or dtype.is_integer
+            if is_number or dtype.is_complex:
+                found = partition.partial(value)
+        elif value.element and value.element.length == self._unit.size:
+            found = own_list(partition, value, self._layout)
+        if found is None:
+            raise NeedsExchange
+        return found
+
+    def _use(self, index: int) -> str:
+        """What rounds may do with what they are given."""
+        value = self._inputs[index]
+        if index in self._kept:
+            return "list" if value.layout == self._layout else "same"
+        if self._body.inputs[index].dtype != tf.variant:
+            return "sum"
+        elements = value.element
+        if value.is_replicated and elements and elements.length == 0:
+            # What is taken apart from its end would be put down backwards.
+            return "list" if self._goes_back else "empty"
+        return "list"
+
+    def _settled(
+        self, starts: Sequence[Tensor]
+    ) -> tuple[_Round, list[Tensor], list[Value]]:
+        """A round, its own inputs, and the values of its outputs."""
+        states = {
+            index: self._in_rounds(index, value)
+            for index, value in enumerate(self._inputs)
+            if self._use(index) in ("list", "empty")
+        }
+        for _ in range(_PASSES):
+            round_ = _Round(self._partition, self._unit)
+            tensors, values = self._given(round_, starts, states)
+            ends = round_.call(self._body, values)
+            self._check(round_, values, ends)
+            found = {
+                i: self._in_rounds(i, in_common(states[i], ends[i]))
+                for i in states
+            }
+            if all(alike(states[i], found[i]) for i in states):
+                return round_, tensors, ends
+            states = found
+        raise NeedsExchange
+
+    def _in_rounds(self, index: int, value: Value) -> Value:
+        """What is known of a list in any round."""
+        if value.element is None:
+            raise NeedsExchange
+        is_fixed = index in self._kept or not self._goes_back
+        is_fixed = is_fixed and self._use(index) == "list"
+        length = self._unit.size if is_fixed else None
+        elements = dataclasses.replace(value.element, length=length)
+        return Value(REPLICATED, shape=(), element=elements)
+
+    def _given(
+        self, round_: _Round, starts: Sequence[Tensor], states: dict[int, Value]
+    ) -> tuple[list[Tensor], list[Value]]:
+        """What a round is given that is carried, and all that it is given."""
+        tensors, values = [], []
+        for index, tensor in enumerate(starts):
+            like = self._body.inputs[index]
+            if index not in self._kept:
+                tensor = Tensor(like.dtype, like.shape, on_towers=True)
+                tensors.append(tensor)
+            use = self._use(index)
+            if index in states:
+                value = dataclasses.replace(states[index], whole=tensor)
+                round_.uses[value] = use, index
+            elif use == "same":
+                value = dataclasses.replace(
+                    self._inputs[index],
+                    layout=REPLICATED,
+                    local=None,
+                    whole=tensor,
+                    linear=None,
+                    numbers=None,
+                )
+            else:
+                shape = self._inputs[index].shape
+                value = Value(REPLICATED, whole=tensor, shape=shape)
+                if index in self._counters and not self._goes_back:
+                    round_.places.add(value)
+                else:
+                    round_.uses[value] = use, index
+            values.append(value)
+        return tensors, values
+
+    def _check(
+        self, round_: _Round, values: Sequence[Value], ends: Sequence[Value]
+    ) -> None:
+        """Refuse rounds that need another one's row."""
+        for index in {*self._carried, *round_.popped}:
+            use, origin = round_.uses.get(ends[index], ("count", index))
+            if use == "count" and index in self._counters:
+                continue
+            right = origin == index and use not in ("count", "empty")
+            if index in round_.popped:
+                right = right and use == "popped"
+            if use == "sum":
+                # What is added is not to repeat the entries of a sum.
+                shape = values[index].shape
+                is_whole = shape is not None and None not in shape
+                right = right and is_whole and shape == ends[index].shape
+            if not right:
+                raise NeedsExchange
+
+    def _result(self, index: int, use: str, local: Tensor, end: Value) -> Value:
+        if index in self._counters:
+            total = self._partition.cast(self._unit.total, local.dtype)
+            known = np.asarray(self._unit.size, object)
+            return Value(REPLICATED, whole=total, shape=(), known=known)
+        if use == "sum":
+            return Value(PARTIAL, local, shape=end.shape)
+        elements = end.element
+        assert elements is not None
+        if use == "popped":
+            # Nothing is left, as on one device.
+            empty = Elements(elements.dtype, elements.told, 0)
+            return Value(REPLICATED, local, shape=(), element=empty)
+        # Every round has set its own.
+        elements = dataclasses.replace(
+            elements,
+            length=self._unit.size,
+            is_full=elements.is_full or use == "set",
+        )
+        return Value(self._layout, local, element=elements)
+
+
+class _Round(Partitioner):
+    """Lays out a round: it is the same for a tower as for one device.
+
+    Args:
+        partition: has the program around it.
+        unit: the rows for which a tower goes round.
+
+    Attributes:
+        places: the numbers of the round's row.
+        uses: of lists of which a tower has the elements of its rows, and of
+            sums: what was done with them in the round, and which of the inputs
+            they were; None: a list of zeros but for the row's own.
+        popped: the inputs of which the last element was taken.
+    """
+
+    def __init__(self, partition: Partitioner, unit: Any):
+        # Whatever a round makes belongs to one row: none of it has more.
+        super().__init__(
+            dataclasses.replace(partition.unit, size=symbol("none")),
+            partition.is_first,
+            partition.sizes,
+            Builder(meets=False),
+            partition.lists,
+        )
+        self.graphs = partition.graphs
+        self._row = unit
+        self.places: set[Value] = set()
+        self.uses: dict[Value, tuple[str, Any]] = {}
+        self.popped: set[int] = set()
+
+    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+        used = [self.uses[value] for value in inputs if value in self.uses]
+        if node.type == "Identity" and (used or inputs[0] in self.places):
+            return inputs
+        reserves = node.type == "TensorListReserve"
+        if reserves and _is(inputs[1].known, self._row.size):
+            return self._zeros(node, inputs)
+        if not used:
+            return super()._outputs(node, inputs)
+        if node.type == "TensorListLength":
+            return [self._number_of_rows(node, inputs[0])]
+        use = self._use_after(node, inputs, used)
+        given = list(inputs)
+        if node.type in ("TensorListGetItem", "TensorListSetItem"):
+            given[1] = self._own_place(inputs[1])
+        outputs = super()._outputs(node, given)
+        if node.type == "TensorListPushBack" and inputs[1] in self.places:
+            outputs[0].element = one_more(inputs[0].element, inputs[1], True)
+        if node.type == "TensorListPopBack":
+            elements = inputs[0].element
+            if elements and elements.is_full and elements.are_places:
+                self.places.add(outputs[1])
+        if use is not None:
+            self.uses[outputs[0]] = use
+        return outputs
+
+    def _use_after(
+        self,
+        node: Node,
+        inputs: Sequence[Value],
+        used: Sequence[tuple[str, Any]],
+    ) -> tuple[str, Any] | None:
+        """What was done with a list or sum if an operation is done with it."""
+        kind = node.type.removeprefix("TensorList")
+        (use, origin), *others = used
+        if kind in _ADDS and use == "sum" and not others:
+            return use, origin
+        are_lists = all(own in ("list", "set") for own, _ in used)
+        if kind == "AddN" and are_lists and len(used) == len(inputs):
+            # All but one are zeros elsewhere.
+            origins = [own for _, own in used if own is not None]
+            if len(origins) <= 1:
+                return "list", origins[0] if origins else None
+        if others or inputs[0] not in self.uses:
+            raise NeedsExchange
+        if kind == "SetItem" and are_lists:
+            return "set", origin
+        if kind == "PushBack" and use == "empty":
+            return "pushed", origin
+        if kind == "PopBack" and are_lists and origin is not None:
+            self.popped.add(origin)
+            return "popped", origin
+        if kind == "ElementShape" or (kind == "GetItem" and are_lists):
+            return None
+        raise NeedsExchange
+
+    def _zeros(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
+        """A list of as many elements as there are rows."""
+        count = self.cast(self._row.count, tf.int32)
+        own = Value(REPLICATED, whole=count, shape=())
+        outputs = super()._outputs(node, [inputs[0], own])
+        elements = outputs[0].element
+        outputs[0].element = elements and dataclasses.replace(
+            elements, length=self._row.size
+        )
+        self.uses[outputs[0]] = "list", None
+        return outputs
+
+    def _number_of_rows(self, node: Node, value: Value) -> Value:
+        elements = value.element
+        if elements is None or elements.length != self._row.size:
+            raise NeedsExchange
+        whole = self.cast(self._row.total, node.output_dtype(0))
+        known = np.asarray(self._row.size, object)
+        return Value(REPLICATED, whole=whole, shape=(), known=known)
+
+    def _own_place(self, place: Value) -> Value:
+        """The place of a row among those of a tower."""
+        if place not in self.places:
+            raise NeedsExchange
+        number = self.local(place)
+        start = self.cast(self._row.start, number.dtype)
+        own = self.builder.op("Sub", [number, start], ())
+        return Value(REPLICATED, whole=own, shape=())
+
+
+def _is(known: Any, number: Any) -> bool:
+    """Whether a number is known, and it is this."""
+    if known is None or np.shape(known):
+        return False
+    own = known[()]
+    return isinstance(own, (int, Size)) and bool(own == number)

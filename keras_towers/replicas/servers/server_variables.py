@@ -1,0 +1,306 @@
+"""The copies of a model's variables that parameter servers hold."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat, settings
+from keras_towers.errors import TowerError
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.update.optimizers import as_one_device
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.tower_variables import component
+from keras_towers.parameter_servers.connection import Connection
+from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.reduction import Gradient
+from keras_towers.replicas.resources import Functions, variable
+from keras_towers.replicas.servers.barrier import PARTS
+
+# Parts of the gradients that a worker sends at the same time.
+_IN_FLIGHT = 2
+
+
+class ServerVariables:
+    """Copies of a model's variables on parameter servers, found by name."""
+
+    # All workers create them in the same order. In every worker the Keras
+    # variables keep their local values; the copies take their place inside
+    # in_place and at_servers.
+
+    def __init__(
+        self,
+        name: str,
+        connection: Connection,
+        run: Callable[[Any], list[Any]],
+    ):
+        self._name = name
+        self._drop_with = connection.dropped.drop_with
+        self._calls = Functions(run)
+        self._place = LeastLoadedPlacement(connection.devices)
+        self._copies: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
+        self._count = 0
+        self.trained: list[keras.Variable] = []
+        self.others: list[keras.Variable] = []
+        # The trained weights, if they are worth it, in parts that are sent one
+        # after another: those first whose gradients are there first.
+        self.parts: list[list[keras.Variable]] = []
+        self._of_optimizers: list[keras.Variable] = []
+
+    @property
+    def _all(self) -> list[keras.Variable]:
+        return [*self.trained, *self.others, *self._of_optimizers]
+
+    def hold(self, model: keras.Model, seeds: bool) -> None:
+        """Give all variables that the workers share a copy on the servers.
+
+        Args:
+            model: it.
+            seeds: whether all workers draw the same random numbers.
+        """
+        state = state_lib.collect(model)
+        for optimizer in state.optimizers:
+            _build(optimizer, model)
+        self.trained = [v for v in state.weights if v.trainable]
+        self.others = [v for v in state.weights if not v.trainable]
+        self.others += state.seeds if seeds else []
+        self._of_optimizers = state.optimizer_variables
+        self.parts = _in_parts(self.trained)
+        slots = {
+            id(slot): weight
+            for optimizer in state.optimizers
+            for slot, weight in state_lib.slots_of(optimizer)
+        }
+        for each in self._all:
+            dtype = keras.backend.standardize_dtype(each.dtype)
+            if each not in self._copies and dtype != "string":
+                self._add(each, slots.get(id(each)))
+
+    def _add(
+        self, local: keras.Variable, beside: keras.Variable | None
+    ) -> None:
+        """Put a copy beside that of a variable, or on the least full server."""
+        if beside is not None and beside in self._copies:
+            device = self._copies[beside].device
+        else:
+            device = self._place(local.path, local.shape, local.dtype)
+        name = f"{self._name}/{self._count}"
+        dtype = tf.as_dtype(local.dtype)
+        made: Any = variable(name, device, local.shape, dtype)
+        # By this id optimizers know the variables that they train.
+        made._unique_id = component(local._value)._unique_id
+        self._drop_with(made, name)
+        self._count += 1
+        self._copies[local] = made
+
+    def __contains__(self, local: Any) -> bool:
+        return isinstance(local, keras.Variable) and local in self._copies
+
+    def of(self, local: Any) -> tf.Variable:
+        """Return the copy of a variable."""
+        self._check([local])
+        return self._copies[local]
+
+    def _check(self, variables: Sequence[Any]) -> None:
+        unknown = [v for v in variables if v not in self]
+        if unknown:
+            names = ", ".join(getattr(v, "path", str(v)) for v in unknown)
+            raise TowerError(
+                f"the step trains {names}, which the parameter servers do not "
+                "hold: they hold the trainable weights that the model had "
+                "when fit began."
+            )
+
+    def refuse_writes(self, graph: Any) -> None:
+        """Refuse a traced step that writes into trained weights itself.
+
+        The servers' weights replace these values after the step. What calls an
+        optimizer in a condition or a loop writes them, too.
+        """
+        paths = {
+            id(component(each._value).handle): each.path
+            for each in self._held(self.trained)
+        }
+        trained = {
+            id(inside): paths[id(outside)]
+            for outside, inside in graph.captures
+            if id(outside) in paths
+        }
+        written = {
+            trained[id(resource)]: None
+            for operation in graph.get_operations()
+            for resource in compat.resources_of(operation)[1]
+            if id(resource) in trained
+        }
+        if written:
+            raise TowerError(
+                f"the step writes into {', '.join(written)}, which would be "
+                "lost: parameter servers hold the trained weights. Call apply "
+                "of an optimizer, and not in a condition or a loop."
+            )
+
+    def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
+        """Write local values into the copies; None: of all variables."""
+        mine = [
+            each
+            for each in self._held(variables)
+            if each._value is not self._copies[each]
+        ]
+
+        def body() -> None:
+            for each in mine:
+                copy = self._copies[each]
+                value = component(each._value).read_value()
+                with tf.device(copy.device):
+                    copy.assign(value, read_value=False)
+
+        self._call("put", mine, body)
+
+    def get(self) -> None:
+        """Write the copies into the local variables."""
+        mine = self._held(None)
+        self._call("get", mine, lambda: self.copy_here(mine))
+
+    def copy_here(
+        self, variables: Sequence[keras.Variable] | None = None
+    ) -> None:
+        """Do as ``get``, as part of a function; None: the trained weights."""
+        variables = self.trained if variables is None else variables
+        self.take(variables, self.read(variables))
+
+    def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """Read the copies, where they are, as part of a function."""
+        values = []
+        for each in variables:
+            copy = self._copies[each]
+            with tf.device(copy.device):
+                values.append(copy.read_value())
+        return values
+
+    def take(
+        self,
+        variables: Sequence[keras.Variable],
+        values: Sequence[tf.Tensor],
+    ) -> None:
+        """Write what was read into the local variables."""
+        for each, value in zip(variables, values, strict=True):
+            local = component(each._value)
+            if local is not self._copies[each]:
+                with tf.device(local.device):
+                    local.assign(value, read_value=False)
+        variables_lib.copy_to_towers(variables)
+
+    def send(
+        self,
+        variables: Sequence[keras.Variable],
+        grads: Sequence[Gradient | None],
+    ) -> list[Gradient | None]:
+        """Send dense gradients to their variables' servers, part by part."""
+        # All at once they would share the network, and arrive together at the
+        # end: while a part arrives, the one before it can be updated and read.
+        self._check(variables)
+        sent = list(grads)
+        index = {id(v): i for i, v in enumerate(variables)}
+        arrived: list[list[tf.Tensor]] = []
+        for part in self.parts:
+            before = arrived[-_IN_FLIGHT] if arrived[_IN_FLIGHT - 1 :] else []
+            arrived.append([])
+            for i in (index[id(v)] for v in part if id(v) in index):
+                grad = grads[i]
+                if isinstance(grad, tf.Tensor):
+                    with (
+                        tf.device(grad.device),
+                        tf.control_dependencies(before),
+                    ):
+                        grad = _kept(grad)
+                    with tf.device(self._copies[variables[i]].device):
+                        sent[i] = grad = _kept(grad)
+                    arrived[-1].append(grad)
+        return sent
+
+    def _held(
+        self, variables: Sequence[keras.Variable] | None
+    ) -> list[keras.Variable]:
+        known = self._all if variables is None else variables
+        return [v for v in known if v in self._copies]
+
+    def _call(
+        self,
+        what: str,
+        variables: Sequence[keras.Variable],
+        body: Callable[[], None],
+    ) -> None:
+        if variables:
+            self._calls((what, *(id(v._value) for v in variables)), body)
+
+    def forget_traces(self) -> None:
+        """Drop functions of local variables, which may have been replaced."""
+        self._calls.forget()
+
+    def in_place(self) -> contextlib.AbstractContextManager[None]:
+        """Let the optimizers' variables be those on the servers."""
+        return self._replaced(self._of_optimizers)
+
+    @contextlib.contextmanager
+    def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
+        before = []
+        try:
+            for each in self._held(variables):
+                if each._value is not self._copies[each]:
+                    # Recorded first, so that a Ctrl-C is undone, too.
+                    before.append((each, each._value))
+                    each._value = self._copies[each]
+            yield
+        finally:
+            for each, value in before:
+                each._value = value
+
+    @contextlib.contextmanager
+    def at_servers(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> Iterator[None]:
+        """Let weights and optimizers be those on the servers."""
+        self._check(variables)
+        with (
+            self._replaced([*self.trained, *self._of_optimizers]),
+            as_one_device(optimizer, variables),
+        ):
+            yield
+
+
+def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    if optimizer.built:
+        return
+    if optimizer is not model.optimizer:
+        raise TowerError(
+            f"the optimizer {optimizer.name!r} of model {model.name!r} is "
+            "not built yet, and all workers have to know its variables "
+            "before they train: call optimizer.build(variables) before fit."
+        )
+    with as_one_device(optimizer, model.trainable_variables):
+        optimizer.build(model.trainable_variables)
+
+
+def _kept(grad: tf.Tensor) -> tf.Tensor:
+    """An identity that TensorFlow does not optimise away with its order."""
+    return tf.raw_ops.PreventGradient(input=grad)
+
+
+def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
+    sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in trained]
+    least = max(settings.PART_BYTES, sum(sizes) / PARTS)
+    parts: list[list[keras.Variable]] = []
+    left = 0.0
+    for each, size in zip(reversed(trained), reversed(sizes), strict=True):
+        if left <= 0:
+            parts.append([])
+            left = least
+        parts[-1].append(each)
+        left -= size
+    return parts if len(parts) > 1 else []

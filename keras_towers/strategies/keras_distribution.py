@@ -1,0 +1,321 @@
+"""``keras.distribution`` on the TensorFlow backend.
+
+Under a ``DataParallel`` models stay on the towers between calls, until another
+distribution is set; after ``initialize()`` devices are those of all ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import devices as devices_lib
+from keras_towers import engines, strategies
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import TRAINING, home_of
+from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.rendezvous import environments
+from keras_towers.rendezvous.check import check_alone
+from keras_towers.transport import SingleProcess, Transport
+
+if TYPE_CHECKING:
+    from keras_towers.fit.contract import Batches
+    from keras_towers.strategies.base import BaseStrategy
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+# The processes that ``initialize`` has joined.
+_job: Transport = SingleProcess()
+
+_LAUNCH = "keras-towers run -np 2 script.py"
+
+
+def _initialize(
+    original: Any,
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Join the job that a launcher started; the numbers have to be its own."""
+    global _job
+    if environments.detect() is None:
+        if num_processes not in (None, 1):
+            raise TowerError(
+                f"keras.distribution.initialize() got num_processes="
+                f"{num_processes}, but no launcher started this process. On "
+                f"TensorFlow the launcher connects them: `{_LAUNCH}`."
+            )
+        logger.warning(
+            "keras.distribution.initialize() found a single process, because "
+            f"no launcher started it: `{_LAUNCH}` starts two."
+        )
+        return
+    from keras_towers.strategies.machine_share import share_machine
+
+    horovod = engines.find("horovod")
+    transport = horovod.load(horovod.transport)()
+    for name, given, actual in (
+        ("num_processes", num_processes, transport.size),
+        ("process_id", process_id, transport.rank),
+    ):
+        if given not in (None, actual):
+            raise TowerError(
+                f"keras.distribution.initialize() got {name}={given}, but the "
+                f"launcher made it {actual}: leave it out, and the environment "
+                f"variable KERAS_DISTRIBUTION_{name.upper()} too."
+            )
+    share_machine(transport, 1)
+    _job = transport
+
+
+def _list_devices(
+    original: Callable[..., list[str]], device_type: str | None = None
+) -> list[str]:
+    """List the devices of all processes, such as ``"cpu:0"``."""
+    own = original(device_type)
+    if not own or _job.size == 1:
+        return own
+    kind = own[0].partition(":")[0]
+    return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
+
+
+def _device_count(original: Any, device_type: str | None = None) -> int:
+    return len(keras.distribution.list_devices(device_type))
+
+
+_BACKEND: dict[str, Callable[..., Any]] = {
+    "get_device_count": _device_count,
+    "initialize": _initialize,
+    "list_devices": _list_devices,
+    "num_processes": lambda original: _job.size,
+    "process_id": lambda original: _job.rank,
+}
+"""What Keras's TensorFlow backend lacks, or knows of one process only."""
+
+
+def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
+    """Create the strategy that trains on the devices of a ``DataParallel``."""
+    names = [str(name) for name in distribution.device_mesh.devices.flatten()]
+    if _job.size == 1:
+        _refuse_unjoined()
+        from keras_towers.strategies.tower import TowerStrategy
+
+        return TowerStrategy(names)
+    own = _own(names, _job.rank, _job.size)
+    if batches == "each" and len(own) > 1:
+        raise TowerError(
+            f"auto_shard_dataset=False needs one device for each process, but "
+            f"{', '.join(own)} are this one's: start a process for each device."
+        )
+    # By number Horovod's own rule holds, which assigns GPUs by local rank.
+    kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    by_number = own == [f"{kind}:0"]
+    return strategies.strategy(
+        "horovod",
+        batches=batches,
+        towers=1 if by_number else list[int | str](own),
+    )
+
+
+def _own(names: list[str], rank: int, size: int) -> list[str]:
+    """This rank's part of a job's devices, by their names in this process."""
+    found = collections.defaultdict(list)
+    for name in names:
+        try:
+            *_, kind, index = devices_lib.canonical(f"/{name.lstrip('/')}")
+        except ValueError:
+            raise TowerError(
+                f"there is no device {name!r}: keras.distribution.list_devices"
+                "() lists them."
+            ) from None
+        kind = str(kind).lower()
+        owner, local = divmod(index, _per_rank(kind))
+        found[owner].append(f"{kind}:{local}")
+    if sorted(found) != list(range(size)) or (
+        len({len(own) for own in found.values()}) > 1
+    ):
+        raise TowerError(
+            f"DataParallel has the devices {', '.join(names)}, but each of the "
+            f"{size} processes needs one, or the same number of them. Create "
+            "it after keras.distribution.initialize(), and give devices from "
+            "keras.distribution.list_devices(), or none for all."
+        )
+    return found[rank]
+
+
+def _per_rank(kind: str) -> int:
+    """The number of devices of a process; of GPUs, a launcher gives one."""
+    if kind == "gpu":
+        return 1
+    return max(1, len(tf.config.list_logical_devices(kind.upper())))
+
+
+def _refuse_unjoined() -> None:
+    """Keep each process of a job from training a model of its own."""
+    member = environments.detect()
+    # One of an unknown number may be meant to train by itself.
+    joined = not isinstance(_job, SingleProcess)
+    if member is None or member.size in (None, 1) or joined:
+        return
+    raise TowerError(
+        f"a launcher started this process as one of several ({member}), which "
+        "would each train a model of its own: call "
+        f"keras.distribution.initialize() first. {environments.HOW_TO_BE_ALONE}"
+    )
+
+
+_connected: contextlib.ExitStack | None = None
+_strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class _InThread(threading.local):
+    """The state of a thread, for which Keras keeps a distribution, too."""
+
+    strategy: BaseStrategy | None = None
+    patched: contextlib.ExitStack | None = None
+    running = False
+
+
+_here = _InThread()
+
+
+def connect() -> None:
+    """Connect ``keras.distribution`` to towers, after Keras's import."""
+    global _connected
+    if _connected is None:
+        _connected = hooks.connect(_entered, _chosen, _BACKEND)
+
+
+def disconnect() -> None:
+    """Undo ``connect``; models on towers become ordinary ones."""
+    global _connected
+    _follow(None)
+    if _connected is not None:
+        _connected.close()
+    _connected = None
+
+
+def is_connected() -> bool:
+    """Whether ``keras.distribution`` trains on towers."""
+    return _connected is not None
+
+
+def _entered(
+    kind: str, model: keras.Model
+) -> contextlib.AbstractContextManager[None]:
+    """Run a call of a model's method as this thread's distribution says."""
+    placed = tf.distribute.has_strategy() or home_of(model) is not None
+    if (
+        kind in TRAINING
+        and not placed
+        and not keras.distribution.distribution()
+    ):
+        check_alone(kind, model.name)
+    return _following()
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[None]:
+    # A call inside a call, as of evaluate() in fit().
+    if _here.running:
+        yield
+        return
+    distribution = keras.distribution.distribution()
+    strategy = None
+    if distribution is not None:
+        _check(distribution)
+        _refuse_in_scope(distribution)
+        strategy = _strategy_of(distribution)
+    last = _here.strategy
+    _follow(strategy)
+    if strategy is None:
+        # A model on towers enters their scope by itself, also where
+        # clear_session() has dropped the distribution.
+        inside = last is not None and tf.distribute.get_strategy() is last
+        with hooks.one_device() if inside else contextlib.nullcontext():
+            yield
+        return
+    _here.running = True
+    try:
+        with hooks.unsharded(distribution), strategy.scope():
+            yield
+    finally:
+        _here.running = False
+
+
+def _chosen(store: Callable[[], None], distribution: Any) -> None:
+    """Store a distribution; the models of the last one leave its towers."""
+    if distribution is not None:
+        _check(distribution)
+    if _here.running and distribution is not keras.distribution.distribution():
+        raise TowerError(
+            "the distribution was changed while a model trains: change it "
+            "before or after the call of fit()."
+        )
+    store()
+    found = None if distribution is None else _strategies.get(distribution)
+    _follow(found)
+
+
+def _follow(strategy: BaseStrategy | None) -> None:
+    """Turn models on any other strategy into ordinary ones."""
+    last = _here.strategy
+    if last is strategy:
+        return
+    _here.strategy = None
+    if last is not None:
+        assert _here.patched is not None
+        with _here.patched:
+            # In an error, ranks do not wait for one another.
+            last.__exit__(*sys.exc_info())
+    if strategy is not None:
+        from keras_towers.fit.hooks import keras as keras_hooks
+
+        _here.patched = contextlib.ExitStack()
+        _here.patched.enter_context(keras_hooks.installed())
+        _here.strategy = strategy
+        strategy._components.adoption.note_what_is_made()
+
+
+def _check(distribution: Any) -> None:
+    if not isinstance(distribution, keras.distribution.DataParallel):
+        raise TowerError(
+            f"{type(distribution).__name__} is not available on TensorFlow, "
+            "where every device holds the whole model: use "
+            "keras.distribution.DataParallel, or another backend of Keras."
+        )
+
+
+def _refuse_in_scope(distribution: Any) -> None:
+    current = tf.distribute.get_strategy()
+    # A model that is on its towers enters their scope by itself.
+    if tf.distribute.has_strategy() and current is not _here.strategy:
+        raise TowerError(
+            f"a model is to train under {type(distribution).__name__} of "
+            f"keras.distribution and, at the same time, in the scope of "
+            f"{type(current).__name__}: leave that scope, or end the "
+            "distribution with "
+            "keras.distribution.set_distribution(None)."
+        )
+
+
+def _strategy_of(distribution: Any) -> BaseStrategy:
+    """Return the strategy of a distribution: always the same one."""
+    sharded = distribution.auto_shard_dataset or _job.size == 1
+    batches: Batches = "split" if sharded else "each"
+    found = _strategies.get(distribution)
+    if found is None or found.batches != batches:
+        found = _strategy_for(distribution, batches)
+        _strategies[distribution] = found
+    return found
