@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
-    from keras_towers.launching.function import launch
+    from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
     from keras_towers.strategies import strategy
     from keras_towers.strategies.asynchronous import AsyncTowerStrategy
@@ -90,7 +90,7 @@ _NAMES_IN = {
     "fit.calls.callbacks": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
     "backup": "Backup",
-    "launching.function": "launch",
+    "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
     "strategies.asynchronous": "AsyncTowerStrategy",

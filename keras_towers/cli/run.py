@@ -13,7 +13,7 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic import elastic_options, run_elastic
+from keras_towers.launching.elastic_job import elastic_options, run_elastic
 from keras_towers.launching.job import (
     Job,
     allocated,

@@ -84,7 +84,7 @@ class TowerConfig(StepOptions):
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        replicas_are_called: the word for a replica in messages.
+        replica_noun: the word for a replica in messages.
     """
 
     strategy: Strategy
@@ -93,7 +93,7 @@ class TowerConfig(StepOptions):
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
-    replicas_are_called: str = "tower"
+    replica_noun: str = "tower"
 
     def __post_init__(self) -> None:
         if self.micro_batches == "auto" and self.peers.size > 1:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_towers import settings
-from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.liveness import Liveness, State
-from keras_towers.rendezvous.server import StoreServer
 from keras_towers.rendezvous.store import Endpoint, StoreClient
+from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.watch import GONE
 
 # As this process finds the package.
@@ -120,7 +120,7 @@ class _HeartbeatServer:
         lost_s: float,
     ) -> bool:
         assert self._server is not None
-        self._server.begin(slots(hosts))
+        self._server.begin(place_ranks(hosts))
         self._start(self._watch, self._server, names, beat_s, lost_s)
         return True
 

@@ -92,11 +92,11 @@ def _slurm(variables: _Variables) -> dict[str, int]:
 
 
 def _pbs(variables: _Variables) -> dict[str, int]:
-    return _counted(variables.get("PBS_NODEFILE"))
+    return _read_hosts_file(variables.get("PBS_NODEFILE"))
 
 
 def _lsf(variables: _Variables) -> dict[str, int]:
-    found = _counted(variables.get("LSB_DJOB_HOSTFILE"))
+    found = _read_hosts_file(variables.get("LSB_DJOB_HOSTFILE"))
     words = variables.get("LSB_MCPU_HOSTS", "").split()
     return found or dict(zip(words[::2], map(int, words[1::2]), strict=False))
 
@@ -104,8 +104,8 @@ def _lsf(variables: _Variables) -> dict[str, int]:
 def _mpi_operator(variables: _Variables) -> dict[str, int]:
     """Hosts of an MPIJob, in the launcher's pod."""
     names = "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE"
-    told = [variables[name] for name in names if name in variables]
-    file = Path(told[0] if told else "/etc/mpi/hostfile")
+    files = [variables[name] for name in names if name in variables]
+    file = Path(files[0] if files else "/etc/mpi/hostfile")
     return parse_hostfile(file) if file.is_file() else {}
 
 
@@ -117,7 +117,7 @@ _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
 }
 
 
-def _counted(file: str | None) -> dict[str, int]:
+def _read_hosts_file(file: str | None) -> dict[str, int]:
     """Hosts of a file with a line for each process."""
     if not file:
         return {}
@@ -154,8 +154,8 @@ def _expand(part: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
-    """The place of one rank, with Horovod's names in Horovod's order."""
+class RankPlacement:
+    """Where a rank runs, with Horovod's names in Horovod's order."""
 
     hostname: str
     rank: int
@@ -168,24 +168,24 @@ class Slot:
     @property
     def environment(self) -> dict[str, str]:
         """The variables of the rank."""
-        told = dataclasses.asdict(self)
-        return {f"HOROVOD_{n.upper()}": str(v) for n, v in told.items()}
+        fields = dataclasses.asdict(self)
+        return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
 
-    def told(self) -> str:
-        """The place as a worker of an elastic job is told it."""
+    def encode(self) -> str:
+        """Encode all but the host, as Horovod's elastic workers read it."""
         return ",".join(map(str, dataclasses.astuple(self)[1:]))
 
     @classmethod
-    def heard(cls, hostname: str, told: str) -> Slot:
-        """The place that a worker was told."""
-        return cls(hostname, *map(int, told.split(",")))
+    def decode(cls, hostname: str, encoded: str) -> RankPlacement:
+        """Decode the placement of a rank on a host."""
+        return cls(hostname, *map(int, encoded.split(",")))
 
 
-NO_PLACE: str = Slot("", *[-1] * 6).told()
+NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
 """The answer to a worker that takes no part any more."""
 
 
-def slots(hosts: Sequence[str]) -> list[Slot]:
+def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
     """The place of each rank."""
     on_host: dict[str, list[int]] = collections.defaultdict(list)
     for rank, host in enumerate(hosts):
@@ -198,7 +198,7 @@ def slots(hosts: Sequence[str]) -> list[Slot]:
             places[rank] = local, across[local]
             across[local] += 1
     return [
-        Slot(
+        RankPlacement(
             hostname=host,
             rank=rank,
             size=len(hosts),
@@ -211,7 +211,9 @@ def slots(hosts: Sequence[str]) -> list[Slot]:
     ]
 
 
-def assign(hosts: Mapping[str, int], most: int | None) -> list[Slot]:
+def fill_slots(
+    hosts: Mapping[str, int], most: int | None
+) -> list[RankPlacement]:
     """The places of at most so many ranks: one host after another is filled."""
     everywhere = [host for host, count in hosts.items() for _ in range(count)]
-    return slots(everywhere[:most])
+    return place_ranks(everywhere[:most])

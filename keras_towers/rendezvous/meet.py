@@ -34,16 +34,20 @@ from keras_towers.rendezvous.addresses import (
     own_address,
     own_address_towards,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment
-from keras_towers.rendezvous.heartbeat import HeartbeatProcess
-from keras_towers.rendezvous.hosts import NO_PLACE, Slot, slots
-from keras_towers.rendezvous.liveness import waiting
-from keras_towers.rendezvous.store import Endpoint, FileStore
-from keras_towers.rendezvous.variables import (
+from keras_towers.rendezvous.environment_variables import (
     process_environment,
     rank_environment,
     seconds,
 )
+from keras_towers.rendezvous.environments import ClusterEnvironment
+from keras_towers.rendezvous.heartbeat import HeartbeatProcess
+from keras_towers.rendezvous.hosts import (
+    NO_PLACEMENT,
+    RankPlacement,
+    place_ranks,
+)
+from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.store import Endpoint, FileStore
 from keras_towers.settings import (
     MEETING_FOLDER,
     MEETING_TIMEOUT,
@@ -96,10 +100,12 @@ def join() -> None:
 
 
 def take_place() -> None:
-    """Wait until all workers of an elastic job are there, and take a rank."""
-    # To be called before Horovod connects for the first time in a process,
-    # whose rank may be out of date: others that died meanwhile are not waited
-    # for. Later Horovod asks by itself.
+    """Wait until all workers of an elastic job are there, and take a rank.
+
+    To be called before Horovod connects for the first time in a process, whose
+    rank may be out of date: others that died meanwhile are not waited for.
+    Later Horovod asks by itself.
+    """
     server = store.from_environment()
     elastic = os.environ.get("HOROVOD_ELASTIC")
     if server is None or not server.signed or not elastic:
@@ -107,8 +113,9 @@ def take_place() -> None:
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
     )
-    told = server.read("rank_and_size", f"{host}:{local_rank}")
-    slot = Slot.heard(host, told.decode() if told else NO_PLACE)
+    answer = server.read("rank_and_size", f"{host}:{local_rank}")
+    encoded = answer.decode() if answer else NO_PLACEMENT
+    slot = RankPlacement.decode(host, encoded)
     if slot.rank < 0:
         raise TowerError("the job has gone on without this worker.")
     os.environ.update(slot.environment)
@@ -320,7 +327,7 @@ def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     # A launcher may have given each rank cores of its own.
     cores = [(guest["host"], *guest["cores"]) for guest in everyone]
     sharing = collections.Counter(cores)
-    places = slots([guest["host"] for guest in everyone])
+    places = place_ranks([guest["host"] for guest in everyone])
     return [
         {
             "nonce": guest["nonce"],
@@ -336,7 +343,7 @@ def _variables(
     endpoint: Endpoint, plan: Mapping[str, Any], towards: str
 ) -> dict[str, str]:
     """The environment of a rank, from what it was told."""
-    slot = Slot(**plan["slot"])
+    slot = RankPlacement(**plan["slot"])
     watch.rank0_name = plan["rank0_name"]
     _heartbeat().beat(endpoint, slot.rank)
     common = process_environment(

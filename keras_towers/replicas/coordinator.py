@@ -106,9 +106,8 @@ class Coordinator(threading.Thread):
         limit_s = self._limit_s
         if limit_s is not None and time.monotonic() - begun >= limit_s:
             raise TowerError(
-                "what the replicas have pushed last has not been applied for "
-                f"{limit_s:g} s: the device that holds it hangs, or is very "
-                "slow; stall_shutdown_s waits for longer."
+                f"The last gradients were not applied within {limit_s:g} s. "
+                "Raise stall_shutdown_s if the device is only slow."
             )
 
     def run(self) -> None:

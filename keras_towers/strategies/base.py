@@ -71,7 +71,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
-        replicas_are_called: str | None = None,
+        replica_noun: str | None = None,
     ):
         # TensorFlow reads it, too, and expects a JSON object.
         tf_config.read()
@@ -87,9 +87,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         tf.distribute.Strategy.__init__(
             self, TowerExtended(self, devices, reduce, transport)
         )
-        if replicas_are_called is None:
+        if replica_noun is None:
             one_each = transport.size > 1 and len(devices) == 1
-            replicas_are_called = "rank" if one_each else "tower"
+            replica_noun = "rank" if one_each else "tower"
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
@@ -100,7 +100,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             ),
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and (others or transport).size == 1,
-            replicas_are_called=replicas_are_called,
+            replica_noun=replica_noun,
             **{
                 field.name: getattr(self._options, field.name)
                 for field in dataclasses.fields(StepOptions)

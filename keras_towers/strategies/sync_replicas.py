@@ -15,11 +15,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.update import HogwildUpdate
-from keras_towers.replicas.servers.calls import ServedCalls
-from keras_towers.replicas.servers.replicas import ReplicaSession
-from keras_towers.replicas.servers.update import CopiesOnTowers
+from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.servers.averaging_session import ReplicaSession
+from keras_towers.replicas.servers.served_calls import (
+    CopiesOnTowers,
+    ServedCalls,
+)
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
 from keras_towers.strategies.options import Options, check
@@ -169,12 +171,12 @@ class SyncReplicasStrategy(BaseStrategy):
             devices,
             given,
             others=servers.peers if servers else None,
-            replicas_are_called="replica",
+            replica_noun="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
         if servers is None:
             update = HogwildUpdate(
-                self._config, self._mode.reduce, also=self._average
+                self._config, self._mode.reduce, after_update=self._average
             )
             self._calls = ReplicaCalls(update, quorum, stall_shutdown_s)
             self._compose(update, self._calls)

@@ -6,9 +6,9 @@ import socket
 import threading
 
 from keras_towers import settings
-from keras_towers.parameter_servers import server, store
+from keras_towers.parameter_servers import server_store, serving
 from keras_towers.parameter_servers.connection import Dropped
-from keras_towers.parameter_servers.store import ServerStore
+from keras_towers.parameter_servers.server_store import ServerStore
 from keras_towers.rendezvous.addresses import is_reachable
 from keras_towers.rendezvous.environments.tf_config import Cluster
 
@@ -49,8 +49,8 @@ class Job:
     """
 
     def __init__(self, name, workers, monkeypatch):
-        monkeypatch.setattr(store, "device_of", lambda server: DEVICE)
-        monkeypatch.setattr(store, "_COMMON", name)
+        monkeypatch.setattr(server_store, "device_of", lambda server: DEVICE)
+        monkeypatch.setattr(server_store, "_COMMON", name)
         self._name = name
         self._ports = [socket.create_server(("", 0)) for _ in range(workers)]
         for port in self._ports:
@@ -59,10 +59,10 @@ class Job:
             f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports
         )
         self._jobs = {"ps": ("127.0.0.1:1",), "worker": addresses}
-        store.introduce(Cluster(self._jobs, "ps", 0), 0)
+        server_store.introduce(Cluster(self._jobs, "ps", 0), 0)
         # At these addresses connections are taken, and closed.
         self._connected = set()
-        monkeypatch.setattr(server, "answers", self._answers)
+        monkeypatch.setattr(serving, "answers", self._answers)
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
         self._watch.start()
@@ -70,7 +70,7 @@ class Job:
     def connect(self, rank, starts=1):
         """Return the connection of a worker, which has introduced itself."""
         cluster = Cluster(self._jobs, "worker", rank)
-        store.introduce(cluster, 0)
+        server_store.introduce(cluster, 0)
         self._connected.add(cluster.address)
         return Connected(cluster, f"{self._name}/", starts)
 
@@ -98,10 +98,10 @@ class Job:
     def _look(self):
         """Tell the workers who is missed, as a server does."""
         there = ServerStore(DEVICE)
-        workers = server.WorkerLiveness(self._jobs["worker"], there)
+        workers = serving.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.look()
-            server.publish(there, f"{self._name}/", workers.missing())
+            serving.publish(there, f"{self._name}/", workers.missing())
 
 
 def _take(port):

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import discovery
-from keras_towers.launching.discovery import Hosts, from_script
-from keras_towers.launching.ranks import check_reachable
+from keras_towers.launching import elastic_job
+from keras_towers.launching.elastic_job import Hosts, discover_by_script
+from keras_towers.launching.rank_process import check_reachable
 from tests.kit.scripts import executable
 
 pytestmark = pytest.mark.core
@@ -35,16 +35,16 @@ def test_a_working_folder_that_a_host_does_not_have(tmp_path, monkeypatch):
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = from_script(executable(path, "echo a:2; echo b"), 3)()
+    found = discover_by_script(executable(path, "echo a:2; echo b"), 3)()
     assert found == {"a": 2, "b": 3}
     # There may be some later.
-    assert from_script(executable(path, "true"), 3)() == {}
+    assert discover_by_script(executable(path, "true"), 3)() == {}
     for text, said in (
         ("echo no cluster >&2; exit 3", "exit code 3: no cluster"),
         ("printf '\\377'", "not '\ufffd'"),
     ):
         with pytest.raises(TowerError, match=said) as caught:
-            from_script(executable(path, text), 1)()
+            discover_by_script(executable(path, text), 1)()
         assert "the host discovery script" in str(caught.value)
         assert "-H" not in str(caught.value)
 
@@ -72,7 +72,7 @@ def test_discovery_that_fails_for_a_while():
 
 def test_hosts_that_are_avoided_for_a_while(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(discovery.time, "monotonic", lambda: now)
+    monkeypatch.setattr(elastic_job.time, "monotonic", lambda: now)
     found = {"a": 1, "b": 2, "c": 1}
     hosts = Hosts(lambda: {"d": 1, **found}, found, (5, 30), print)
     assert list(hosts.available()) == ["a", "b", "c"]

@@ -3,13 +3,13 @@
 import pytest
 
 from keras_towers.agent import share_cores
-from keras_towers.launching.elastic import elastic_options
-from keras_towers.launching.ranks import exported
-from keras_towers.rendezvous.store import Endpoint, token
-from keras_towers.rendezvous.variables import (
+from keras_towers.launching.elastic_job import elastic_options
+from keras_towers.launching.rank_process import exported
+from keras_towers.rendezvous.environment_variables import (
     job_environment,
     process_environment,
 )
+from keras_towers.rendezvous.store import Endpoint, token
 
 pytestmark = pytest.mark.core
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.elastic import Driver, Elastic
+from keras_towers.launching.elastic_job import Driver, Elastic
 from keras_towers.launching.supervision import blame, describe
-from keras_towers.rendezvous.hosts import slots
+from keras_towers.rendezvous.hosts import place_ranks
 
 pytestmark = pytest.mark.core
 
@@ -77,7 +77,7 @@ def test_who_is_lost_after_elastic_training(codes, least, code):
         processes=[],
     )
     driver = Driver(run, Elastic(3, least, None, lambda: hosts), hosts)
-    driver.rounds.begin(slots([*hosts]))
+    driver.rounds.begin(place_ranks([*hosts]))
     for host, end in zip("012", codes, strict=True):
         driver.workers[f"{host}:0"] = ended(end, name=host)
         driver.rounds.end(f"{host}:0")

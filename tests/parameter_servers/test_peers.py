@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.peers import ServerPeers
+from keras_towers.parameter_servers.connection import ServerPeers
 from tests.kit.leaving import Boom
 from tests.kit.served import Job
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers import store as lib
+from keras_towers.parameter_servers import server_store as lib
 from keras_towers.parameter_servers.remote import run, traced
-from keras_towers.parameter_servers.store import ServerStore, value_of
+from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait

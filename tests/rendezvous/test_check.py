@@ -8,8 +8,8 @@ import pytest
 
 from keras_towers import TowerError
 from keras_towers.rendezvous import check, store
-from keras_towers.rendezvous.hosts import slots
-from keras_towers.rendezvous.server import StoreServer
+from keras_towers.rendezvous.hosts import place_ranks
+from keras_towers.rendezvous.store_server import StoreServer
 
 MINE = {
     "TensorFlow": "2.21.0",
@@ -66,10 +66,10 @@ def test_who_joins_is_compared_with_who_came_first(monkeypatch):
         joined.append(rank)
 
     try:
-        server.begin(slots(["h0", "h1"]))
+        server.begin(place_ranks(["h0", "h1"]))
         join(0)
         join(1, Keras="3.15.2")
-        server.begin(slots(["h0", "h1", "h2", "h3"]))
+        server.begin(place_ranks(["h0", "h1", "h2", "h3"]))
         said = "rank 3 on h3 has Keras 2.1, but rank 0 on h0 has Keras 3.15.1"
         with pytest.raises(TowerError, match=said):
             join(3, Keras="2.1")

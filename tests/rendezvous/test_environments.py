@@ -4,7 +4,7 @@ import pytest
 
 from keras_towers import TowerError
 from keras_towers.rendezvous.environments import detect
-from keras_towers.rendezvous.hosts import allocation, assign, slots
+from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core
@@ -127,7 +127,7 @@ def test_allocation_without_a_file():
 def test_ranks_may_go_round_the_hosts():
     assert [
         (slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
-        for slot in slots(["a", "b", "a", "b", "a"])
+        for slot in place_ranks(["a", "b", "a", "b", "a"])
     ] == [
         *((0, 3, 0, 2), (0, 2, 1, 2), (1, 3, 0, 2)),
         *((1, 2, 1, 2), (2, 3, 0, 1)),
@@ -135,7 +135,7 @@ def test_ranks_may_go_round_the_hosts():
 
 
 def test_one_host_after_another_is_filled():
-    found = assign({"a": 2, "b": 3, "c": 1}, 4)
+    found = fill_slots({"a": 2, "b": 3, "c": 1}, 4)
     assert "".join(slot.hostname for slot in found) == "aabb"
     assert [(slot.rank, slot.size) for slot in found] == [
         (rank, 4) for rank in range(4)

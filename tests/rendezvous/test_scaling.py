@@ -10,7 +10,7 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.rendezvous import environments, heartbeat, meet, watch
-from keras_towers.rendezvous.server import Handler, StoreServer
+from keras_towers.rendezvous.store_server import Handler, StoreServer
 from keras_towers.rendezvous.watch import StallWatch
 from tests.launching.jobs import variables, wait_until
 

@@ -15,9 +15,9 @@ import pytest
 
 from keras_towers import settings
 from keras_towers.rendezvous import store
-from keras_towers.rendezvous.hosts import slots
-from keras_towers.rendezvous.server import LISTENERS_SCOPE, StoreServer
+from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store import SIGNATURE, sign, token
+from keras_towers.rendezvous.store_server import LISTENERS_SCOPE, StoreServer
 
 SECRET = "ab" * 32
 
@@ -39,7 +39,7 @@ def server(monkeypatch):
     started = StoreServer("127.0.0.1", secret=SECRET)
     started.on_connected = lambda rank, connection: come.append(rank)
     port = started.endpoint.port
-    started.begin(slots(["h", "h"]))
+    started.begin(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{token(SECRET)}:{port}",

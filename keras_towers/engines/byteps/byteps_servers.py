@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.launching.ranks import Rank
+from keras_towers.launching.rank_process import Rank
 from keras_towers.rendezvous.addresses import is_local, resolve
-from keras_towers.rendezvous.hosts import Slot
+from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ _SERVE = [sys.executable, "-m", __name__]
 class Servers:
     """The scheduler and the servers of a job that runs, all on this machine."""
 
-    def __init__(self, run: Running, number: int, plan: Sequence[Slot]):
+    def __init__(
+        self, run: Running, number: int, plan: Sequence[RankPlacement]
+    ):
         # On a machine with GPUs its processes share memory and use NCCL; where
         # there are none each counts as a machine.
         self._by_host = byteps_recipe.has_cuda()
@@ -73,7 +75,7 @@ class Servers:
             for index, (name, role) in enumerate(roles.items())
         ]
 
-    def environment(self, slot: Slot) -> dict[str, str]:
+    def environment(self, slot: RankPlacement) -> dict[str, str]:
         """The variables of a rank, given its place."""
         worker, local_rank, local_size = slot.rank, 0, 1
         own = f"{self._folder}/{slot.rank}"

@@ -154,8 +154,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._each and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
-                f"{config.replicas_are_called}s ({need}): give more, or use "
-                f"fewer {config.replicas_are_called}s."
+                f"{config.replica_noun}s ({need}): give more, or use "
+                f"fewer {config.replica_noun}s."
             )
 
     def skip_to(self, start: Start) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.schedule import UpdateSchedule
+from keras_towers.replicas.asynchronous.tower_steps import UpdateSchedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,12 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.parameter_servers.store import value_of
+from keras_towers.parameter_servers.connection import Connection, ServerPeers
+from keras_towers.parameter_servers.server_store import value_of
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
 from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.variables import ServerVariables
+from keras_towers.replicas.servers.server_variables import ServerVariables
 from keras_towers.replicas.servers.workers import FitEnded, Workers
 
 _HOST = "/device:CPU:0"

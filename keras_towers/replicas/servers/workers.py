@@ -14,10 +14,9 @@ from keras_towers import settings, system
 from keras_towers._notices import announce as tell
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers.connection import Connection
-from keras_towers.parameter_servers.peers import ServerPeers
-from keras_towers.parameter_servers.server import missing_workers
-from keras_towers.parameter_servers.store import task_name
+from keras_towers.parameter_servers.connection import Connection, ServerPeers
+from keras_towers.parameter_servers.server_store import task_name
+from keras_towers.parameter_servers.serving import missing_workers
 from keras_towers.rendezvous.liveness import Liveness, State
 from keras_towers.rendezvous.store import wait
 

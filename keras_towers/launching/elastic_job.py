@@ -1,0 +1,589 @@
+"""A job whose ranks may come and go, in rounds.
+
+A round ends when each worker has ended or asks for another; the next one has a
+worker in every slot that there is, and rank 0 where the training's state is.
+
+``Hosts`` knows the slots, ``ElasticRounds`` tells each worker of a round its
+rank, ``Driver`` decides who runs where.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_towers import engines, settings, subprocesses
+from keras_towers.errors import TowerError
+from keras_towers.launching.job import Job, Running
+from keras_towers.launching.rank_process import Rank, signal_name
+from keras_towers.launching.supervision import end_all, stopped_by, verdict
+from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+from keras_towers.rendezvous.hosts import (
+    RankPlacement,
+    fill_slots,
+    read_entries,
+)
+from keras_towers.rendezvous.store import NEWS
+from keras_towers.rendezvous.store_server import LISTENERS_SCOPE
+
+Discover = Callable[[], dict[str, int]]
+LOCAL_SLOT = "127.0.0."
+"""Slots of this machine, as hosts, are this and a number from 1."""
+
+
+def discover_by_script(script: Path, slots: int) -> Discover:
+    """Make a function that runs ``script`` and reads what it prints."""
+    # Horovod's own version starts two Python processes for every query, once a
+    # second.
+    if not script.is_file():
+        raise TowerError(f"host discovery script not found: {script}")
+    if not os.access(script, os.X_OK):
+        raise TowerError(
+            f"the host discovery script {script} is not executable: "
+            f"chmod +x {script}"
+        )
+    program = str(script.absolute())
+
+    def discover() -> dict[str, int]:
+        try:
+            ended = subprocesses.run([program], settings.DISCOVERY_S)
+        except OSError as error:
+            raise TowerError(f"the host discovery script: {error}") from None
+        if ended.code != 0:
+            said = ended.stderr.strip().splitlines()
+            why = (
+                f"has not ended after {settings.DISCOVERY_S} s"
+                if ended.code is None
+                else f"ended with exit code {ended.code}"
+            )
+            raise TowerError(
+                f"the host discovery script {script} {why}"
+                f"{': ' + said[-1] if said else ''}"
+            )
+        entries = [*filter(str.strip, ended.stdout.splitlines())]
+        form = (
+            f"the host discovery script {script} has to print lines like "
+            "'host:2' or 'host'"
+        )
+        # An empty list is no error: hosts may appear later.
+        return read_entries(entries, form, slots=slots) if entries else {}
+
+    return discover
+
+
+def split_this_machine(discover: Discover) -> Discover:
+    """Make each slot of this machine a host by itself."""
+    # A host is given up where a worker on it fails, with all others on it. If
+    # it were the only one, that would be the end of the job.
+    is_here = functools.cache(is_local)
+
+    def discover_slots() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        here = itertools.count(1)
+        for host, count in discover().items():
+            if is_here(host):
+                hosts |= {f"{LOCAL_SLOT}{next(here)}": 1 for _ in range(count)}
+            else:
+                hosts[host] = count
+        return hosts
+
+    return discover_slots
+
+
+class Hosts:
+    """The hosts of an elastic job, oldest first.
+
+    Args:
+        discover: returns the slots of each host.
+        found: what it returned last.
+        cooldown_s: the shortest and longest time to avoid a host; the time
+            doubles with each failure.
+        say: writes a message.
+    """
+
+    def __init__(
+        self,
+        discover: Discover,
+        found: dict[str, int],
+        cooldown_s: tuple[int, int],
+        say: Callable[[str], None],
+    ):
+        self._discover = discover
+        self._cooldown_s = cooldown_s
+        self._say = say
+        self._wrong = ""
+        self._found = found
+        self._known: list[str] = []
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._avoided_until: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Discover hosts; where that fails, keep those that are known."""
+        try:
+            self._found, self._wrong = self._discover(), ""
+        except TowerError as error:
+            if str(error) != self._wrong:
+                self._wrong = str(error)
+                self._say(f"{error}; going on with the hosts of before")
+
+    def avoid(self, host: str) -> None:
+        """Give up a host where a worker has failed, for a while."""
+        shortest, longest = self._cooldown_s
+        self._failures[host] += 1
+        pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._avoided_until[host] = time.monotonic() + pause_s
+        text = f"no worker on {host} for {pause_s} s, as one has failed there"
+        self._say(f"{text} (--blacklist-cooldown-range)")
+        self.available()
+
+    @property
+    def local_slots(self) -> int:
+        """The number of slots of this machine, with those avoided."""
+        return sum(host.startswith(LOCAL_SLOT) for host in self._found)
+
+    def available(self) -> dict[str, int]:
+        """The slots of each host that is not avoided."""
+        now = time.monotonic()
+        found = {
+            host: count
+            for host, count in self._found.items()
+            if self._avoided_until.get(host, 0) <= now
+        }
+        self._known = list(
+            dict.fromkeys(h for h in (*self._known, *found) if h in found)
+        )
+        return {host: found[host] for host in self._known}
+
+
+def key_of(slot: RankPlacement) -> str:
+    """The key by which a worker asks for its place, the same in all rounds."""
+    return f"{slot.hostname}:{slot.local_rank}"
+
+
+class ElasticRounds:
+    """Tells each worker its rank when all workers of its round are there.
+
+    A rank that cannot reach another one while Horovod connects is ended, by a
+    C++ thread. So nobody is told a rank before all workers have asked.
+    """
+
+    def __init__(self, on_left: Callable[[], None]):
+        self._on_left = on_left
+        self._lock = threading.Lock()
+        self._number = 0
+        self.plan: dict[str, RankPlacement] = {}
+        self.ended: list[str] = []
+        self._left: set[str] = set()
+        self._here: dict[str, socket.socket] = {}
+        self._told: set[str] = set()
+
+    def begin(self, plan: Sequence[RankPlacement]) -> None:
+        """Begin a round."""
+        with self._lock:
+            self._number += 1
+            self.plan = {key_of(slot): slot for slot in plan}
+            self.ended, self._left = [], set()
+            self._here, self._told = {}, set()
+
+    def end(self, key: str) -> None:
+        """Note that the process of a worker has ended."""
+        with self._lock:
+            if key in self.plan:
+                self.ended.append(key)
+
+    @property
+    def met(self) -> bool:
+        """Whether all workers of the round have been there."""
+        with self._lock:
+            return bool(self._told)
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has ended or asks for another round."""
+        with self._lock:
+            return self.plan.keys() <= {*self.ended, *self._left}
+
+    def place(
+        self, key: str, connection: socket.socket
+    ) -> RankPlacement | None:
+        """Wait until all are there; None for one that takes no part."""
+        left = 0
+        while not _closed(connection):
+            with self._lock:
+                if key not in self.plan:
+                    return None
+                if self._number != left:
+                    if key in self._told or self.ended:
+                        self._left.add(key)
+                        left = self._number
+                        self._on_left()
+                    elif self._comes(key, connection):
+                        return self.plan[key]
+            time.sleep(settings.POLL_S)
+        return None
+
+    def hold(self, rank: int, connection: socket.socket) -> None:
+        """Let a worker wait that has taken the rank it was started with."""
+        # A script that starts Horovod by itself connects without asking.
+        number = self._number
+        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
+        while key and not _closed(connection):
+            with self._lock:
+                over = number != self._number or self.ended
+                if over or key in self._told or self._comes(key, connection):
+                    return
+            time.sleep(settings.POLL_S)
+
+    def _comes(self, key: str, connection: socket.socket) -> bool:
+        """Note that a worker has come; return whether all of its round have."""
+        self._here[key] = connection
+        if not self._told and (
+            self._here.keys() != self.plan.keys()
+            or any(map(_closed, self._here.values()))
+        ):
+            return False
+        self._told.add(key)
+        return True
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Whether the worker that asked is gone, as a rule killed."""
+    look = select.poll()
+    try:
+        look.register(connection, select.POLLIN)
+        return bool(look.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
+
+
+# As horovod.runner.elastic.worker.HostUpdateResult.
+_REMOVED, _ADDED = 1, 2
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """The limits within which a job may shrink and grow."""
+
+    ranks: int
+    least: int
+    most: int | None
+    discover: Discover
+    cooldown_s: tuple[int, int] = (5, 600)
+    timeout_s: int = settings.ELASTIC_TIMEOUT_S
+    reset_limit: int | None = None
+
+
+def elastic_options(
+    *,
+    ranks: int | None,
+    least: int | None,
+    most: int | None,
+    hosts: dict[str, int] | None,
+    script: Path | None,
+    slots: int,
+    cooldown_s: tuple[int, int],
+    **limits: Any,
+) -> Elastic:
+    """Put the options of an elastic job together."""
+    least = least or ranks
+    ranks = ranks or least
+    if ranks is None or least is None:
+        raise TowerError("an elastic job needs --min-np or -np")
+    if not least <= ranks <= (most or ranks):
+        raise TowerError(
+            f"--min-np {least}, -np {ranks} and --max-np {most or ranks} "
+            "have to be in this order, smallest first"
+        )
+    if not 1 <= cooldown_s[0] <= cooldown_s[1] <= 3600:
+        raise TowerError(
+            "--blacklist-cooldown-range takes two numbers of seconds from 1 to "
+            f"3600, smaller one first, not {cooldown_s[0]} {cooldown_s[1]}"
+        )
+    if script and hosts:
+        raise TowerError("give --host-discovery-script or hosts, not both")
+    if script:
+        found = discover_by_script(script, slots)
+        discover = split_this_machine(found)
+    else:
+        hosts = dict(hosts or {"localhost": most or ranks})
+        count = sum(hosts.values())
+        if ranks > count:
+            raise TowerError(
+                f"{ranks} processes are more than the {count} slots of the "
+                "hosts"
+            )
+        if len(hosts) == 1 and not is_local(next(iter(hosts))):
+            raise TowerError(
+                "an elastic job on other machines needs two of them at "
+                "least: a host is given up when a worker on it fails"
+            )
+        discover = split_this_machine(hosts.copy)
+    return Elastic(
+        ranks, least, most, discover, cooldown_s=cooldown_s, **limits
+    )
+
+
+def run_elastic(job: Job, elastic: Elastic) -> int:
+    """Run an elastic job to its end and return the exit code."""
+    engines.of_launcher(None).check_installed()
+    first = elastic.discover()
+    with Running(job, first) as run:
+        return Driver(run, elastic, first).drive()
+
+
+class Driver:
+    """Decides who runs where, from round to round."""
+
+    def __init__(
+        self, run: Running, elastic: Elastic, first: dict[str, int]
+    ) -> None:
+        self._run, self._elastic = run, elastic
+        self._environment = run.environment(elastic=True)
+        self._say = run.console.say
+        self.hosts = Hosts(
+            elastic.discover, first, elastic.cooldown_s, self._say
+        )
+        self.rounds = ElasticRounds(lambda: run.events.put(None))
+        run.server.place = self.rounds.place
+        run.server.on_connected = self.rounds.hold
+        self.workers: dict[str, Rank] = {}
+        self._offered: dict[str, int] = {}
+        self._resets = 0
+        self._deadline: float | None = None
+        self._short_since: float | None = None
+
+    def drive(self) -> int:
+        """Run workers until the job ends, and return its exit code."""
+        over = threading.Event()
+        self._run.undo.callback(over.set)
+        threading.Thread(
+            target=self._discover, args=(over,), daemon=True
+        ).start()
+        ranks, least = self._elastic.ranks, self._elastic.least
+        self._wait_for_slots(ranks, "-np" if ranks > least else "--min-np")
+        while (code := self._step()) is None:
+            event = self._run.events.get()
+            if isinstance(event, int | OSError):
+                return stopped_by(event, self._run.console)
+            if isinstance(event, Rank):
+                self._ended(event)
+        return code
+
+    def _discover(self, over: threading.Event) -> None:
+        while not over.wait(settings.DISCOVERY_PAUSE_S):
+            self.hosts.look()
+            self._run.events.put(None)
+
+    def _ended(self, rank: Rank) -> None:
+        if rank.code and not rank.stopped:
+            self._say(verdict([rank], "worker")[1])
+        for key, worker in self.workers.items():
+            if worker is rank:
+                self.rounds.end(key)
+
+    def _step(self) -> int | None:
+        """Begin a round where one is due; the exit code at the end."""
+        if self._deadline is None:
+            if not self.rounds.over:
+                self._tell_of_hosts()
+                return None
+            code = self._judge()
+            if code is not None:
+                return code
+            self._resets += 1
+            self._wait_for_slots(self._elastic.least)
+        return self._begin()
+
+    def _judge(self) -> int | None:
+        """Avoid hosts where workers failed; the exit code if none can go on."""
+        plan, ended = self.rounds.plan, self.rounds.ended
+        workers = [self.workers.get(key) for key in ended]
+        if len(ended) == len(plan) or any(w and w.code == 0 for w in workers):
+            return self.verdict()
+        failed = {plan[key].hostname for key in ended}
+        for host in failed:
+            self.hosts.avoid(host)
+        end_all(
+            [
+                self.workers[key]
+                for key, slot in plan.items()
+                if slot.hostname in failed and key in self.workers
+            ]
+        )
+        if all(slot.hostname in failed for slot in plan.values()):
+            return self.verdict()
+        limit = self._elastic.reset_limit
+        if limit is not None and self._resets >= limit:
+            self._say(f"ranks came or went over {limit} times (--reset-limit)")
+            return 1
+        return None
+
+    def verdict(self) -> int:
+        """End all workers; the exit code of the job, and why."""
+        end_all(self._run.processes)
+        plan = self.rounds.plan
+        keys = dict.fromkeys((*self.rounds.ended, *plan))
+        ended = {k: self.workers[k] for k in keys if k in self.workers}
+        code, text = verdict(list(ended.values()), "worker")
+        well = [key for key, worker in ended.items() if worker.code == 0]
+        lost = all(signal_name(w.code) for w in ended.values() if w.code)
+        enough = len(well) >= self._elastic.least
+        if lost and enough and next(iter(plan)) in well:
+            # Lost after the training, as others may be in it.
+            return 0
+        if not ended:
+            code, text = 1, "no worker could be started"
+        if signal_name(code):
+            text += ", and no worker is left that has the training's state"
+        if code:
+            self._say(text)
+        return code
+
+    def _wait_for_slots(self, wanted: int, option: str = "--min-np") -> None:
+        self._wanted = wanted
+        limit_s = self._elastic.timeout_s
+        if self._short_since is None or self.rounds.met:
+            # Hosts that are tried in vain, again and again, are no progress.
+            self._short_since = time.monotonic()
+        self._deadline = self._short_since + limit_s
+        found = sum(self.hosts.available().values())
+        if found < wanted:
+            self._say(
+                f"slots for workers: {found}, {option} asks for {wanted}; "
+                f"waiting for more, for {limit_s} s at most (--elastic-timeout)"
+            )
+
+    def _begin(self) -> int | None:
+        """Begin a round if there are slots; return the exit code on failure."""
+        hosts = self.hosts.available()
+        plan = fill_slots(hosts, self._elastic.most)
+        if len(plan) < self._wanted:
+            assert self._deadline is not None
+            if time.monotonic() < self._deadline:
+                return None
+            text = (
+                f"there were not {self._wanted} slots within "
+                f"{self._elastic.timeout_s} s: add hosts, or give a smaller "
+                "--min-np or a longer --elastic-timeout"
+            )
+            if not self.rounds.plan:
+                raise TowerError(text)
+            self._say(text)
+            return 1
+        chief = self.workers.get(key_of(plan[0]))
+        if self.rounds.plan and (chief is None or chief.code is not None):
+            self._say("no host is left that has the state of the training")
+            return 1
+        self._deadline, self._offered = None, hosts
+        self._run.server.begin(plan)
+        self.rounds.begin(plan)
+        for key, worker in self.workers.items():
+            if worker.code is None and key not in self.rounds.plan:
+                self._say(f"worker {worker.name} leaves, as its host has")
+                worker.stop()
+        for slot in plan:
+            old = self.workers.get(key_of(slot))
+            if old is None or old.code is not None:
+                self._start(slot)
+        return None
+
+    def _start(self, slot: RankPlacement) -> None:
+        taken = {rank.index for rank in self._run.processes}
+        # Its rank, unless that is taken: workers may outlive their rank.
+        number = slot.rank if slot.rank not in taken else max(taken) + 1
+        if self._run.job.verbose or slot.rank in taken:
+            self._say(
+                f"worker {number} on {slot.hostname}: rank {slot.rank} of "
+                f"{slot.size}"
+            )
+        key, sharing = key_of(slot), slot.local_size
+        own = {**self._environment, **slot.environment}
+        if slot.hostname.startswith(LOCAL_SLOT):
+            # It passes for a host with one rank.
+            place = int(slot.hostname.removeprefix(LOCAL_SLOT))
+            # It may have gone meanwhile.
+            sharing = max(place, self.hosts.local_slots)
+            own.update(_own_gpus(place - 1, sharing))
+        try:
+            self.workers[key] = Rank(
+                self._run,
+                str(number),
+                number,
+                own,
+                host=slot.hostname,
+                local_size=sharing,
+            )
+        except (TowerError, OSError) as error:
+            self._say(f"no worker on {slot.hostname}: {error}")
+            self.workers.pop(key, None)
+            self.rounds.end(key)
+            self._run.events.put(None)
+
+    def _tell_of_hosts(self) -> None:
+        """Tell the workers of hosts that have come or gone."""
+        before, now = self._offered, self.hosts.available()
+        plan = fill_slots(now, self._elastic.most)
+        if now == before or plan == [*self.rounds.plan.values()]:
+            return
+        update = 0
+        if any(count > before.get(host, 0) for host, count in now.items()):
+            update |= _ADDED
+        if any(count > now.get(host, 0) for host, count in before.items()):
+            update |= _REMOVED
+        self._offered = now
+        # Horovod's seconds cannot tell two changes within one second apart.
+        self._run.server.put(NEWS, [time.time(), update])
+        chief = next(iter(self.rounds.plan))
+        listener = self._run.server.values[LISTENERS_SCOPE].get(chief)
+        if listener is None:
+            return
+        if self._run.address == LOOPBACK:
+            threading.Thread(
+                target=_notify, args=(listener, update), daemon=True
+            ).start()
+        else:
+            # It is not signed, and the token may have been read on the way.
+            self._say(
+                f"worker {self.workers[chief].name} uses Horovod's own elastic "
+                "state and so, over a network, is not told when hosts are "
+                "added; keras_towers.elastic is"
+            )
+
+
+def _notify(listener: bytes, update: int) -> None:
+    """Tell a worker with Horovod's own elastic state of changed hosts."""
+    from horovod.runner.common.util import codec
+    from horovod.runner.elastic.worker import WorkerNotificationClient
+
+    addresses, secret = codec.loads_base64(listener)
+    # It may have ended, or be connecting anew.
+    with contextlib.suppress(Exception):
+        client = WorkerNotificationClient(addresses, secret, 0)
+        client.notify_hosts_updated(int(time.time()), update)
+
+
+def _own_gpus(index: int, count: int) -> dict[str, str]:
+    """The GPUs of one slot, where each passes for a host with one rank."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = [gpu for gpu in visible.split(",") if gpu]
+    else:
+        folder = Path("/proc/driver/nvidia/gpus")
+        number = len(list(folder.iterdir())) if folder.is_dir() else 0
+        gpus = [str(gpu) for gpu in range(number)]
+    each = len(gpus) // count
+    if each == 0:
+        return {}
+    mine = gpus[index * each : (index + 1) * each]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}

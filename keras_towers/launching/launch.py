@@ -1,0 +1,147 @@
+"""Running a function of a notebook or a script as the ranks of a job."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from keras_towers import settings
+from keras_towers.errors import EXIT_AGAIN, TowerError
+from keras_towers.launching import rank_call
+from keras_towers.launching.job import Job, run_job
+from keras_towers.launching.rank_process import Rank
+from keras_towers.launching.supervision import Outcome
+from keras_towers.rendezvous import store
+
+_T = TypeVar("_T")
+
+
+def launch(
+    fn: Callable[..., _T],
+    np: int = 2,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    stall_warning_s: int = settings.STALL_WARNING_S,
+    stall_shutdown_s: int = settings.STALL_SHUTDOWN_S,
+) -> _T:
+    """Run a function in several processes that train one model together.
+
+    For notebooks, and for scripts that are not to be started by
+    ``keras-towers run``. Each process, or rank, runs on this machine and calls
+    ``fn`` once. Their output appears here, each line tagged with its rank.
+    Ctrl-C ends all ranks.
+
+    Ranks are fresh processes: ``fn`` is sent to them with the values of the
+    notebook or script that it uses, and makes its model and strategy there.
+
+    Args:
+        fn: what each rank calls. Functions and classes of a notebook or script
+            are sent as they are, those of modules are imported by the ranks.
+        np: number of ranks, at least 1.
+        args: positional arguments of ``fn``.
+        kwargs: keyword arguments of ``fn``.
+        output: a folder for one output file per rank; None: no files.
+        stall_warning_s: seconds until a waiting rank reports which ranks it
+            waits for; 0: never.
+        stall_shutdown_s: seconds until a stalled job is ended; 0: never.
+
+    Returns:
+        What ``fn`` returned on rank 0. It has to be something that can be
+        pickled: numbers, arrays, weights, a Keras model.
+
+    Raises:
+        TowerError: ``fn`` failed on a rank, whose traceback is in the message,
+            or a rank was killed; ``fn`` or its result cannot be sent; ``np`` is
+            not positive; called in a rank; Horovod is not installed.
+
+    Example:
+        >>> def train(epochs):
+        ...     model = build()
+        ...     with kt.HorovodStrategy():
+        ...         model.fit(x, y, epochs=epochs)
+        ...     return model.get_weights()
+        >>> model.set_weights(kt.launch(train, np=2, args=(5,)))
+    """
+    if np < 1:
+        raise TowerError(f"np={np}: give 1 or more ranks.")
+    if store.from_environment() is not None:
+        raise TowerError(
+            "kt.launch was called in a process that is itself a rank of a job: "
+            "call the function directly there, or start the script without "
+            "`keras-towers run`."
+        )
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as name:
+        folder = Path(name)
+        _send(folder / rank_call.CALL, fn, args, kwargs or {})
+        outcome = run_job(
+            Job(
+                command=[sys.executable, "-P", rank_call.__file__, name],
+                ranks=np,
+                hosts={"localhost": np},
+                stall_warning_s=stall_warning_s,
+                stall_shutdown_s=stall_shutdown_s,
+                output=None if output is None else Path(output),
+                launcher="kt.launch",
+            )
+        )
+        _check(outcome, folder)
+        return _result(folder / rank_call.RESULT)
+
+
+def _send(
+    path: Path,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    try:
+        data = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+    except Exception as error:
+        raise TowerError(
+            f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks, "
+            f"because something that it uses cannot be pickled ({error}): make "
+            "that inside the function."
+        ) from error
+    path.write_bytes(pickle.dumps(sys.path) + data)
+
+
+def _check(outcome: Outcome, folder: Path) -> None:
+    """Raise the error that has ended a job early, now that no rank is left."""
+    cause = outcome.cause
+    if isinstance(cause, OSError):
+        raise cause
+    if outcome.code == EXIT_AGAIN and isinstance(cause, int):
+        raise SystemExit(EXIT_AGAIN)
+    if isinstance(cause, int):
+        # It has its usual effect here, as a rule KeyboardInterrupt.
+        signal.raise_signal(cause)
+        raise TowerError(f"stopped by {signal.Signals(cause).name}")
+    if isinstance(cause, Rank):
+        rank = cause.index
+        error = folder / rank_call.ERROR.format(rank)
+        if not error.exists():
+            raise TowerError(outcome.text)
+        raise TowerError(
+            f"an error on rank {rank}:\n\n{error.read_text(encoding='utf-8')}"
+        )
+
+
+def _result(path: Path) -> Any:
+    if not path.exists():
+        raise TowerError("rank 0 ended before the function returned.")
+    try:
+        return pickle.loads(path.read_bytes())
+    except Exception as error:
+        raise TowerError(
+            "what the function returned on rank 0 cannot be unpickled here: "
+            f"{error}"
+        ) from error

@@ -1,0 +1,268 @@
+"""One process of a job, here or by ssh, as the launcher sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from keras_towers import agent, settings, subprocesses
+from keras_towers.errors import TowerError
+from keras_towers.launching.output import Console, Sink, Tagger, tag
+from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+
+if TYPE_CHECKING:
+    from keras_towers.launching.job import Running
+
+_READ_BYTES = 1 << 16
+# These belong to a machine or a session, not to the job.
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|PWD|SHLVL|_|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL"
+    r"|TERM|TMPDIR|SSH_.*|XDG_.*|DISPLAY|.*CUDA_VISIBLE_DEVICES"
+)
+_AGENT = [sys.executable, "-I", "-S", str(Path(agent.__file__).absolute())]
+
+
+class Rank:
+    """A process of a job; its agent ends it with all of its children."""
+
+    def __init__(
+        self,
+        run: Running,
+        name: str | None,
+        index: int,
+        environment: dict[str, str],
+        command: Sequence[str] | None = None,
+        *,
+        host: str = LOOPBACK,
+        local_size: int = 1,
+        serves: bool = False,
+    ):
+        # Without a name output is not tagged; the job may end before one that
+        # serves.
+        self.name, self.index, self.serves = name, index, serves
+        self.host: str | None = None if is_local(host) else host
+        self.code: int | None = None
+        self.stopped: bool = False
+        self._taggers: dict[Any, Tagger] = {}
+        launch, console = _AGENT, run.console
+        if self.host:
+            if run.address == LOOPBACK:
+                raise TowerError(
+                    "the job meets on loopback, since it began on this machine "
+                    "alone; start it with --network-interface"
+                )
+            environment = {**exported(os.environ), **environment}
+            launch = ssh_command(self.host, run.job.ssh_port, _AGENT)
+        direct = name is None and console.folder is None and console.inherited
+        self._login = contextlib.ExitStack()
+        if self.host and not direct:
+            logins = run.logins[self.host]
+            # One that takes long is not waited for, nor are signals then.
+            if logins.acquire(timeout=settings.SSH_CONNECT_S):
+                self._login.callback(logins.release)
+        with _own_stdin(name is None and not self.host) as read_from:
+            self._process = subprocess.Popen(
+                launch,
+                stdin=subprocess.PIPE,
+                stdout=None if direct else subprocess.PIPE,
+                stderr=None if direct else subprocess.PIPE,
+                # Shield it from the terminal's Ctrl-C: the launcher handles
+                # that.
+                start_new_session=True,
+                pass_fds=read_from,
+            )
+        order = {
+            "read_from": read_from,
+            "command": command or run.job.command,
+            "folder": os.getcwd(),
+            "environment": environment,
+            "local_size": local_size,
+            "rendezvous": run.address,
+            "grace_s": settings.GRACE_S,
+            # A launcher on this machine that is gone has closed the pipe.
+            "lost_s": settings.LOST_S if self.host else None,
+            "answers": bool(self.host and not direct),
+        }
+        self._tell(json.dumps(order).encode() + b"\n")
+        self._readers = [] if direct else self._read(console)
+        run.processes.append(self)
+        threading.Thread(
+            target=self._wait, args=(run.events.put,), daemon=True
+        ).start()
+
+    def tail(self) -> str:
+        """The end of the process's stderr."""
+        tagger = self._taggers.get(sys.stderr)
+        return tagger.tail.decode(errors="replace") if tagger else ""
+
+    def send(self, number: int) -> None:
+        """Send the process a signal."""
+        self._tell(f"{number}\n".encode())
+
+    def stop(self) -> None:
+        """Ask the agent to end the process and its children; do not wait."""
+        self.stopped = True
+        try:
+            assert self._process.stdin
+            self._process.stdin.close()
+        except OSError:  # It has already ended.
+            return
+
+    def kill(self) -> None:
+        """Kill the agent or the ssh connection if it does not respond."""
+        if self.code is None:
+            self._process.kill()
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            assert self._process.stdin
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return  # It has ended, and its output says why.
+
+    def _read(self, console: Console) -> list[threading.Thread]:
+        copy = console.file(self.name or "0")
+        pipes = (self._process.stdout, self._process.stderr)
+        threads = []
+        for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
+            label = tag(self.name, self.index, stream) if self.name else b""
+            known = console.known if self.name else None
+            tagger = Tagger(console.sinks[stream], label, known)
+            self._taggers[stream] = tagger
+            thread = threading.Thread(
+                target=_pump,
+                args=(pipe, tagger, copy, self._login),
+                daemon=True,
+            )
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _wait(self, on_end: Callable[[Rank], None]) -> None:
+        code = self._process.wait()
+        self._login.close()
+        for reader in self._readers:
+            reader.join(settings.GRACE_S)
+        with contextlib.suppress(OSError):
+            assert self._process.stdin
+            self._process.stdin.close()
+        self.code = code if code >= 0 else 128 - code
+        on_end(self)
+
+
+@contextlib.contextmanager
+def _own_stdin(wanted: bool) -> Iterator[list[int]]:
+    """A copy of the launcher's stdin: the agent's own is a pipe of ours."""
+    # Several ranks cannot share it.
+    if not wanted or sys.__stdin__ is None:  # It is closed.
+        yield []
+        return
+    copy = os.dup(sys.__stdin__.fileno())
+    try:
+        yield [copy]
+    finally:
+        os.close(copy)
+
+
+def _pump(
+    pipe: IO[bytes],
+    tagger: Tagger,
+    copy: Sink | None,
+    login: contextlib.ExitStack,
+) -> None:
+    # A rank's two streams share a file, so write whole lines to it.
+    line = b""
+    answered = False
+    with pipe:
+        while data := os.read(pipe.fileno(), _READ_BYTES):
+            if not answered and agent.ANSWER in data:
+                # Behind what a login on the host prints.
+                data = data.replace(agent.ANSWER, b"", 1)
+                answered = True
+                login.close()
+                if not data:
+                    continue
+            *lines, line = (line + data).splitlines(keepends=True)
+            if line.endswith((b"\n", b"\r")) or len(line) > _READ_BYTES:
+                lines, line = [*lines, line], b""
+            if copy:
+                copy.write(b"".join(lines))
+            tagger.feed(data)
+    if copy:
+        copy.write(line)
+    tagger.close()
+
+
+def signal_name(code: int) -> str | None:
+    """The name of the signal that an exit code stands for, if any."""
+    try:
+        return signal.Signals(code - 128).name if code > 128 else None
+    except ValueError:
+        return None
+
+
+def exported(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of this environment that is passed to other machines."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _NOT_EXPORTED.fullmatch(name)
+    }
+
+
+def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
+    """The command that runs ``command`` on another machine."""
+    # Host keys and user names are left to the user's ssh configuration.
+    return [
+        "ssh",
+        # Never prompt: a rank has no terminal.
+        "-oBatchMode=yes",
+        f"-oConnectTimeout={settings.SSH_CONNECT_S}",
+        # It ends after three signs of life that were not answered.
+        f"-oServerAliveInterval={settings.LOST_S / 4:.0f}",
+        *(["-p", str(port)] if port else []),
+        host,
+        shlex.join(command),
+    ]
+
+
+def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
+    """Check, in parallel, that ssh reaches hosts with this working folder."""
+    folder = os.getcwd()
+
+    def check(host: str) -> None:
+        limit_s = 2 * settings.SSH_CONNECT_S
+        command = ssh_command(host, port, ["test", "-d", folder])
+        try:
+            done = subprocesses.run(command, limit_s)
+        except FileNotFoundError:
+            raise TowerError(
+                f"cannot reach host {host} by ssh: there is no ssh command on "
+                "this machine"
+            ) from None
+        if done.code == 0:
+            return
+        if done.code == 1:  # That of test; ssh has 255.
+            raise TowerError(
+                f"there is no folder {folder} on host {host}: ranks run in the "
+                "launcher's working folder, which all hosts have to have"
+            )
+        said = done.stderr.strip().splitlines() or [f"exit code {done.code}"]
+        why = f"no answer in {limit_s} s" if done.code is None else said[-1]
+        raise TowerError(f"cannot reach host {host} by ssh: {why}")
+
+    if hosts:
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            list(pool.map(check, hosts))

@@ -1,0 +1,179 @@
+"""The job's store on a parameter server, where its tasks introduce themselves.
+
+The store is a table known by its name. Tasks compare jobs and versions in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import settings
+from keras_towers.errors import TowerError
+from keras_towers.parameter_servers.remote import device_of, run, traced
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.store import wait
+
+_NAME = "keras_towers/store"
+# Found by tasks of whatever job, so that those of two jobs notice each other.
+_COMMON = "keras_towers"
+# The number of the server among the ranks of workers.
+_SERVER = -1
+
+
+class ServerStore:
+    """A ``Store`` on a parameter server, which lives as long as the server."""
+
+    # Keys differ in data only, so that a server keeps two functions of each
+    # process for all of them. A server that does not answer is a TowerError,
+    # one that cannot be reached a tf.errors.OpError.
+
+    def __init__(
+        self,
+        device: str,
+        around: Callable[
+            [], contextlib.AbstractContextManager[None]
+        ] = contextlib.nullcontext,
+    ):
+        self._device = device
+        self._around = around
+
+    def get(self, key: str) -> Any:
+        """Return a value, None if nobody has written it."""
+        return self._find([key])[0]
+
+    def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
+        """The values that ranks have written, each at ``key-rank``."""
+        found = self._find([f"{key}-{rank}" for rank in ranks])
+        both = zip(ranks, found, strict=True)
+        return {rank: value for rank, value in both if value is not None}
+
+    def put(self, key: str, value: Any) -> None:
+        """Write a value."""
+        _, write = _functions(self._device)
+        text = tf.constant(json.dumps(value))
+        with self._around():
+            ask(write, self._device, _number(key), text)
+
+    def _find(self, keys: Sequence[str]) -> list[Any]:
+        """Read the values of keys, by one question."""
+        read, _ = _functions(self._device)
+        numbers = tf.stack([_number(key) for key in keys])
+        with self._around():
+            (found,) = ask(read, self._device, numbers)
+        return [json.loads(text) if text else None for text in found.numpy()]
+
+    def read(self, key: str) -> tf.Tensor:
+        """Read a value as part of a function; see ``value_of``."""
+        with tf.device(self._device):
+            return _read(_number(key))
+
+
+def value_of(read: Any) -> Any:
+    """The value in what ``ServerStore.read`` returned, None if none."""
+    text = read.numpy()
+    return json.loads(text) if text else None
+
+
+def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
+    """Run a function that need not wait; ``TowerError`` if nobody answers."""
+    try:
+        return run(function, settings.ANSWER_S, arguments=arguments)
+    except TimeoutError:
+        spec = tf.DeviceSpec.from_string(device)
+        raise TowerError(
+            f"{spec.job} {spec.task} can be reached, but has not answered for "
+            f"{settings.ANSWER_S:g} s: its process was stopped, or its machine "
+            "hangs. Let it go on, or start all tasks of the job again, from a "
+            "backup."
+        ) from None
+
+
+def _number(key: str) -> tf.Tensor:
+    # TensorFlow has no table of strings by strings.
+    digest = hashlib.sha256(key.encode()).digest()
+    return tf.constant(int.from_bytes(digest[:8], signed=True), tf.int64)
+
+
+@functools.cache
+def _functions(device: str) -> tuple[Any, Any]:
+    """The functions that read and write values on one device."""
+    number, text = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)
+    numbers = tf.TensorSpec((None,), tf.int64)
+    return traced(_read, device, numbers), traced(_write, device, number, text)
+
+
+def _read(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.LookupTableFindV2(
+        table_handle=_table(), keys=numbers, default_value=tf.constant("")
+    )
+
+
+def _write(number: tf.Tensor, text: tf.Tensor) -> None:
+    tf.raw_ops.LookupTableInsertV2(
+        table_handle=_table(), keys=[number], values=[text]
+    )
+
+
+def _table() -> Any:
+    return tf.raw_ops.MutableHashTableV2(
+        key_dtype=tf.int64, value_dtype=tf.string, shared_name=_NAME
+    )
+
+
+def store_on(server: int) -> ServerStore:
+    """The store on a parameter server."""
+    return ServerStore(device_of(server))
+
+
+def prefix(cluster: Cluster) -> str:
+    """The beginning of all names that a job shares; one for each job."""
+    digest = hashlib.sha256(cluster.identity().encode()).hexdigest()
+    return f"{_COMMON}/{digest[:12]}/"
+
+
+def task_name(cluster: Cluster, rank: int) -> str:
+    """The name of a worker in messages, such as ``"worker 1"``."""
+    role, index = cluster.tasks[rank]
+    return f"{role} {index}"
+
+
+def goodbyes(cluster: Cluster) -> str:
+    """The key where a worker that ends says why: empty if it has ended well."""
+    return f"{prefix(cluster)}goodbyes"
+
+
+def introduce(cluster: Cluster, server: int) -> None:
+    """Tell a parameter server what this process is, and compare."""
+    me = f"{cluster.role} {cluster.index}"
+    facts = check.facts()
+    mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
+    own = cluster.rank if cluster.trains else _SERVER
+    store = store_on(server)
+    store.put(_introduction(own), mine)
+    # The server is the first to come: whoever is like it is like all others.
+    its = wait(store, _introduction(_SERVER))
+    other = its["name"]
+    check.compare(me, facts, other, its["facts"])
+    if its["jobs"] != mine["jobs"]:
+        raise TowerError(
+            f'{me} was told another "cluster" by TF_CONFIG than {other}: '
+            f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
+            "job the same one, and each job parameter servers of its own"
+        )
+
+
+def has_come(store: ServerStore, rank: int) -> bool:
+    """Whether a worker has introduced itself at the server of a store."""
+    return store.get(_introduction(rank)) is not None
+
+
+def _introduction(rank: int) -> str:
+    return f"{_COMMON}/introductions-{rank}"

@@ -1,0 +1,178 @@
+"""The work of a task of the role ``ps``, until training has ended.
+
+It serves, and asks which workers answer: workers need not reach one another,
+and N of them would ask N times N times. It tells all of them who is missed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import settings
+from keras_towers._notices import announce as tell
+from keras_towers.errors import TowerError
+from keras_towers.parameter_servers.remote import join
+from keras_towers.parameter_servers.server_store import (
+    ServerStore,
+    goodbyes,
+    has_come,
+    introduce,
+    prefix,
+    store_on,
+    task_name,
+)
+from keras_towers.rendezvous.addresses import answers, refuses
+from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.store import tell_connected
+from keras_towers.system import end_in_time, keep_freed
+
+# Silence takes time: these are asked at once.
+_AT_ONCE = 16
+
+
+class WorkerLiveness(Liveness):
+    """The workers of a job, as a parameter server sees them."""
+
+    def __init__(self, workers: Sequence[str], store: ServerStore):
+        super().__init__(
+            range(len(workers)),
+            self._ask_all,
+            settings.LOST_S,
+            may_restart=True,
+        )
+        self._addresses = workers
+        self._store = store
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+
+    def _ask_all(self, ranks: Sequence[int]) -> dict[int, Any]:
+        """Ask workers, several at once, for a sign of life."""
+        return dict(zip(ranks, self._pool.map(self._ask, ranks), strict=True))
+
+    def _ask(self, rank: int) -> Any:
+        address = self._addresses[rank]
+        if answers(address):
+            return ANSWERED
+        return State.ENDED if refuses(address) else None
+
+    def has_come(self, rank: int) -> bool:
+        """Return whether a worker has started."""
+        # It may be gone before it was asked.
+        return self.signs[rank] is not None or has_come(self._store, rank)
+
+    def missing(self) -> dict[int, State]:
+        """Return the workers that have come, but did not answer at last."""
+        return {
+            rank: self.state(rank)
+            for rank in self.signs
+            if self.state(rank) != State.ALIVE and self.has_come(rank)
+        }
+
+
+def publish(store: ServerStore, prefix: str, states: dict[int, State]) -> None:
+    """Publish for all workers which of them do not answer."""
+    store.put(_key(prefix), states)
+
+
+def missing_workers(store: ServerStore, prefix: str) -> dict[int, State]:
+    """Return the workers that do not answer, as a server has published."""
+    states = store.get(_key(prefix)) or {}
+    return {int(rank): State(state) for rank, state in states.items()}
+
+
+def _key(prefix: str) -> str:
+    return f"{prefix}missing"
+
+
+def serve(cluster: Cluster) -> None:
+    """Serve the workers of a job until all of them have ended."""
+    # A worker that dies, or ends with an error, may come back: it has said no
+    # goodbye, and is waited for. When the chief has ended well, only workers
+    # that can be reached at their addresses are. A chief that dies has lost
+    # what it knew of the training, which ends.
+    #
+    # The server listens at its own address of ``TF_CONFIG``, and is not
+    # authenticated, as TensorFlow's servers are not: it belongs in a private
+    # network. Models that this process has made before cannot be used any more.
+    me = cluster.index
+    # Variables are in this machine's memory. Too late where it has begun.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    keep_freed()
+    try:
+        join({"ps": {me: cluster.address}}, job="ps", index=me)
+    except tf.errors.OpError as error:
+        raise TowerError(
+            f"TensorFlow cannot serve as {cluster}: {error.message}"
+        ) from error
+    tell_connected(cluster.number)
+    introduce(cluster, me)
+    workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
+    tell(f"{cluster} serves {workers}")
+    lost = _farewells(cluster)
+    names = [task_name(cluster, rank) for rank in lost]
+    tell(
+        f"ps {me} ends: "
+        + ("the chief has ended" if lost else "all workers have ended")
+        + (f", and {', '.join(names)} cannot be reached" if lost else "")
+    )
+
+
+def _farewells(cluster: Cluster) -> list[int]:
+    """Wait until nobody needs the server any more."""
+    store = store_on(cluster.index)
+    awaited = set(range(cluster.size))
+    workers = WorkerLiveness(cluster.workers, store)
+    asked = -math.inf
+    ended = failure = None
+    while True:
+        said = store.by_rank(goodbyes(cluster), sorted(awaited))
+        if 0 in said:
+            ended, failure = time.monotonic(), said[0]
+        awaited -= said.keys()
+        now = time.monotonic()
+        if now - asked > settings.BEAT_S:
+            asked = now
+            workers.look()
+            if cluster.index == 0:
+                publish(store, prefix(cluster), workers.missing())
+        if ended is None:
+            # It may not have been started yet.
+            silent_s = workers.silent_s(0)
+            if silent_s > settings.CHIEF_LOST_S and workers.has_come(0):
+                raise _ending(
+                    f"{cluster} ends: the chief cannot be reached any more at "
+                    f"{cluster.workers[0]}. Start all tasks of the job again, "
+                    "from a backup."
+                )
+        elif _is_over(workers, awaited, ended, bool(failure)):
+            break
+        time.sleep(settings.SERVER_LOOK_S)
+    if failure:
+        raise _ending(f"{cluster} ends: the chief has failed: {failure}")
+    return sorted(awaited)
+
+
+def _is_over(
+    workers: Liveness, awaited: Iterable[int], ended: float, failed: bool
+) -> bool:
+    """Whether workers that have said no goodbye no longer need the server."""
+    waited_s = time.monotonic() - ended
+    silent_s = [workers.silent_s(rank) for rank in awaited]
+    if failed:
+        # To hear of it.
+        over = all(each > settings.SERVERS_S for each in silent_s)
+        return over or waited_s > settings.CHIEF_LOST_S
+    return all(min(waited_s, each) > settings.LOST_S for each in silent_s)
+
+
+def _ending(text: str) -> TowerError:
+    end_in_time()
+    return TowerError(text)

@@ -1,0 +1,253 @@
+"""The server of a job's store, on one address, for the job's own processes.
+
+It answers as Horovod's does, whose clients ask it, too. ``POST`` is ours: it
+leaves a value where there is none, and reads what is there.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from keras_towers import settings
+from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
+from keras_towers.rendezvous.store import (
+    ALL,
+    CONNECTED,
+    FACTS,
+    SCOPE,
+    SIGNATURE,
+    Endpoint,
+    same,
+    sign,
+    token,
+)
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+MEETING_SCOPE = "global"
+"""The scope in which each rank of Horovod first leaves its address."""
+LISTENERS_SCOPE = "worker_addresses"
+"""The scope in which Horovod's own elastic states leave pickled addresses."""
+_PLACES_SCOPE = "rank_and_size"
+# Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
+_MEETINGS = (MEETING_SCOPE, "local_", "cross_")
+_OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
+# Of a refused request: a client that is still sending would see no answer.
+_READ_AT_MOST = 64 << 10
+
+
+class StoreServer(ThreadingHTTPServer):
+    """A job's store, as a ``Store`` for the process that serves it.
+
+    Attributes:
+        on_connected: called with the rank of each process that meets the
+            others, and its connection.
+        place: None but in an elastic job: called with ``host:local_rank`` of a
+            worker and its connection, it returns the worker's slot.
+    """
+
+    # All ranks may come at once; whom the kernel turns away waits for seconds.
+    request_queue_size = 1024
+
+    def __init__(
+        self, address: str, port: int = 0, secret: str | None = None
+    ) -> None:
+        super().__init__((address, port), Handler)
+        self.secret: str = secret or secrets.token_hex(32)
+        self.endpoint = Endpoint(
+            address, int(self.server_address[1]), self.secret
+        )
+        self.on_connected: Callable[[int, socket.socket], None] = (
+            lambda rank, connection: None
+        )
+        self.place: (
+            Callable[[str, socket.socket], RankPlacement | None] | None
+        ) = None
+        self.lock = threading.Lock()
+        self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
+        self._awaited: dict[tuple[str, str], threading.Event] = {}
+        self.given_up: collections.Counter[str] = collections.Counter()
+        self.scope_size: dict[str, int] = {}
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def begin(self, plan: Sequence[RankPlacement]) -> None:
+        """Forget the round before, and let the ranks of a plan meet."""
+        with self.lock:
+            listeners = self.values[LISTENERS_SCOPE]
+            facts = self.values[SCOPE].get(FACTS)
+            self.values.clear()
+            self.values[LISTENERS_SCOPE] = listeners
+            if facts is not None:
+                self.values[SCOPE][FACTS] = facts
+            self.given_up.clear()
+            self.scope_size = {}
+            for slot in plan:
+                self.scope_size[MEETING_SCOPE] = slot.size
+                self.scope_size[f"local_{slot.hostname}"] = slot.local_size
+                self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
+
+    def get(self, key: str) -> Any:
+        text = self.read(SCOPE, key)
+        return None if text is None else json.loads(text)
+
+    def put(self, key: str, value: Any) -> None:
+        self.write(SCOPE, key, json.dumps(value).encode())
+
+    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The values that ranks have written, each at ``key-rank``."""
+        with self.lock:
+            values = self.values[SCOPE]
+            found = {rank: values.get(f"{key}-{rank}") for rank in ranks}
+        return {r: json.loads(v) for r, v in found.items() if v is not None}
+
+    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
+        """Read a value, waiting for so long if there is none."""
+        with self.lock:
+            found = self.values[scope].get(key)
+            if found is not None or not hold_s:
+                return found
+            # One for each key: who waits for another one is not woken.
+            awaited = self._awaited.setdefault((scope, key), threading.Event())
+        awaited.wait(hold_s)
+        with self.lock:
+            return self.values[scope].get(key)
+
+    def write(
+        self, scope: str, key: str, value: bytes, *, first: bool = False
+    ) -> bytes:
+        """Write a value, with ``first`` only where there is none; return it."""
+        with self.lock:
+            values = self.values[scope]
+            values[key] = values.get(key, value) if first else value
+            awaited = self._awaited.pop((scope, key), None)
+            if awaited is not None:
+                awaited.set()
+            return values[key]
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Note an error in an answer."""
+        # As a rule who asked is gone, which is said where it is noticed.
+        logger.debug("request from %s", client_address, exc_info=True)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the requests of those who know the job's secret."""
+
+    server: StoreServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = settings.REQUEST_S
+
+    def parse_request(self) -> bool:
+        """Read a request, and refuse it if it is not the job's."""
+        if not super().parse_request():
+            return False
+        try:
+            length = max(0, int(self.headers.get("Content-Length") or 0))
+        except ValueError:
+            length = 0
+        begin, _, path = self.path[1:].partition("/")
+        # Behind the token Horovod's clients put the port once more.
+        wanted = f"{token(self.server.secret)}:{self.server.endpoint.port}"
+        if not same(begin, wanted):
+            self.rfile.read(min(length, _READ_AT_MOST))
+            return self._refuse()
+        self.path, self._body = f"/{path}", self.rfile.read(length)
+        self._scope, *keys = path.split("/")
+        # There is nothing for HEAD to do but to look for a file.
+        known = ("GET", "PUT", "POST", "DELETE")
+        if self.command not in known or len(keys) != 1:
+            return self._refuse()
+        (self._key,) = keys
+        if self._scope == SCOPE:
+            right = sign(
+                self.server.secret, self.command, self.path, self._body
+            )
+            if not same(self.headers.get(SIGNATURE, ""), right):
+                return self._refuse()
+        return True
+
+    def do_GET(self) -> None:
+        """Answer with a value, and sign it."""
+        server = self.server
+        if self._scope == _PLACES_SCOPE and server.place:
+            slot = server.place(self._key, self.connection)
+            value = (slot.encode() if slot else NO_PLACEMENT).encode()
+        elif self._scope == SCOPE and self._key.endswith(f"-{ALL}"):
+            key = self._key.removesuffix(f"-{ALL}")
+            found = server.by_rank(key, json.loads(self._body))
+            value = json.dumps(found).encode()
+        else:
+            told = server.read(self._scope, self._key, self._hold_s())
+            if told is None:
+                return self._answer(_NOT_FOUND)
+            value = told
+        self._answer_signed(value)
+
+    def do_POST(self) -> None:
+        """Take a value if there is none, and answer with the one there is."""
+        self._answer_signed(
+            self.server.write(self._scope, self._key, self._body, first=True)
+        )
+
+    def do_PUT(self) -> None:
+        """Take a value."""
+        self.server.write(self._scope, self._key, self._body)
+        ours = self._scope == SCOPE and self._key.startswith(CONNECTED)
+        if ours or self._scope == MEETING_SCOPE:
+            # Horovod has the rank alone as the key.
+            rank = int(self._key.removeprefix(CONNECTED))
+            self.server.on_connected(rank, self.connection)
+        self._answer(_OK)
+
+    def do_DELETE(self) -> None:
+        """Forget a value; of a scope given up together, when all have."""
+        server, scope = self.server, self._scope
+        with server.lock:
+            if scope not in server.scope_size:
+                server.values[scope].pop(self._key, None)
+            else:
+                server.given_up[scope] += 1
+                if server.given_up[scope] == server.scope_size[scope]:
+                    server.values[scope].clear()
+                    del server.given_up[scope]
+        self._answer(_OK)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are nothing to tell of."""
+
+    def _hold_s(self) -> float:
+        """How long to wait for a value that is not there."""
+        if self._scope.startswith(_MEETINGS):
+            # Each rank of Horovod will come; who waits would ask all the time.
+            return settings.HOLD_S
+        return min(float(self._body or 0), settings.HOLD_S)
+
+    def _refuse(self) -> bool:
+        self._answer(_FORBIDDEN)
+        return False
+
+    def _answer_signed(self, value: bytes) -> None:
+        signature = sign(self.server.secret, "ANSWER", self.path, value)
+        self._answer(_OK, value, signature)
+
+    def _answer(
+        self, status: int, body: bytes = b"", signature: str | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if signature:
+            self.send_header(SIGNATURE, signature)
+        self.end_headers()
+        self.wfile.write(body)

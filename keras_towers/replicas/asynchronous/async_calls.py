@@ -1,0 +1,240 @@
+"""Calls of Keras's methods, with asynchronous training steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.marks import recorder_of
+from keras_towers.fit.contract import KerasCall, Start
+from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.weights import model_binding
+from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.replicas.asynchronous.hogwild import (
+    HogwildUpdate,
+    share_state,
+)
+from keras_towers.replicas.asynchronous.threads import (
+    Staleness,
+    TowerThreads,
+    write_staleness,
+)
+from keras_towers.replicas.asynchronous.tower_steps import (
+    ReplicaSchedule,
+    TowerSteps,
+    UpdateSchedule,
+)
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.replica_call import (
+    DroppedGradients,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
+    with_writer,
+)
+
+
+class AsyncCalls(TowerCalls):
+    """Runs training asynchronously and all other methods synchronously."""
+
+    stall_shutdown_s: float | None = None
+
+    def __init__(self, update: HogwildUpdate):
+        super().__init__(update)
+        self._update = update
+        self.staleness: Staleness = Staleness()
+
+    def schedule(self) -> UpdateSchedule:
+        """Return when the towers of one more model may go on."""
+        return UpdateSchedule(self._update)
+
+    def open(
+        self, asked: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        if not asked.trains:
+            return super().open(asked, prepared, start)
+        given = (self._step, self.adoption, asked, prepared, start)
+        return _AsyncCall(self, *given)
+
+
+class ReplicaCalls(AsyncCalls):
+    """Runs training on replicas whose gradients are averaged."""
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        quorum: Quorum,
+        stall_shutdown_s: float,
+    ):
+        super().__init__(update)
+        self.stall_shutdown_s = stall_shutdown_s
+        self._quorum = quorum
+        self._last: Coordinator | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """How many gradients the last ``fit`` used and dropped."""
+        if self._last is None:
+            return ReplicaCounts.none(self._quorum.replicas)
+        return self._last.counts
+
+    @property
+    def alone(self) -> bool:
+        # One replica counts its updates, too, and may average several batches.
+        return False
+
+    def schedule(self) -> UpdateSchedule:
+        return ReplicaSchedule(
+            *(self._update, self._quorum, self._begin, self.stall_shutdown_s)
+        )
+
+    def _begin(self, coordinator: Coordinator) -> None:
+        self._last = coordinator
+
+    def open(
+        self, asked: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        model = asked.model
+        if asked.trains:
+            refuse_eager(self._config, model)
+        steps = steps_of(model)
+        if asked.kind == "fit" and steps is not None and steps.schedule.runs:
+            raise TowerError(
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"whose replicas are busy: {self._config.name} can run "
+                "train_on_batch there, or fit of another model."
+            )
+        call = super().open(asked, prepared, start)
+        if asked.kind == "fit" and isinstance(call, _AsyncCall):
+            call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
+        return call
+
+
+class _AsyncCall(ReplicaCall):
+    """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
+
+    refusal = (
+        "the train function of a model on asynchronous towers runs inside "
+        "fit() and train_on_batch() only: call one of these."
+    )
+
+    def __init__(self, calls: AsyncCalls, *args: Any):
+        super().__init__(*args)
+        self._calls = calls
+        self._fits = self.kind == "fit"
+        # None if steps run in the calling thread.
+        self._threads: TowerThreads | None = None
+        self._steps_here = 0
+        self._shown: Any = None
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        with patches.held(share_state), self.told(), super().opened():
+            yield
+
+    def told(self) -> contextlib.AbstractContextManager[None]:
+        if self._fits and self.dropped is None:
+            with_writer(
+                self.asked.given,
+                lambda epoch: write_staleness(self._calls.staleness, epoch),
+            )
+        return super().told()
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
+        model = self.model
+        if model.jit_compile:
+            why = f"{self.config.name} trains without XLA"
+            model_binding.log_without_xla(model, True, why)
+        if steps_of(model) is None:
+            schedule = self._calls.schedule()
+            steps = TowerSteps(self.config, schedule, model)
+            model.train_function = TrainFunction(self, steps)
+        elif force:
+            model.train_function.steps.forget()
+            return
+        if self._fits and not model.run_eagerly:
+            self._threads = TowerThreads(
+                self.config.num_towers,
+                model.train_function.steps.schedule,
+                self._calls.stall_shutdown_s,
+                recorder_of(model),
+            )
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        return super()._iterator(kind, whole=kind == "fit", **kwargs)
+
+    def train(self, steps: TowerSteps, iterator: Any) -> Any:
+        taken = 0
+        batches = itertools.islice(iterator, self.model.steps_per_execution)
+        for batch in batches:
+            taken += 1
+            if self._threads is None:
+                self._shown = self._train_here(steps, batch)
+            else:
+                traced = steps.for_batches(iterator.element_spec)
+                self._threads.submit(traced, batch)
+        if not taken:
+            raise StopIteration
+        if self._threads is not None:
+            self._look(self._threads)
+        return self._shown
+
+    def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
+        index = self._steps_here % self.config.num_towers if self._fits else 0
+        self._steps_here += 1
+        return steps.run_here(self._fits, index, batch)
+
+    def _look(self, threads: TowerThreads) -> None:
+        """Refresh the logs."""
+        if self.epoch_iterator.at_last_step:
+            threads.drain()
+            finish = self._own("_get_metrics_result_or_logs")
+            self._shown = finish(threads.latest)
+            return
+        if self._shown is None:
+            # Callbacks expect all log names after the first step.
+            threads.wait_for_a_step()
+        if threads.latest is not None:
+            self._shown = threads.latest
+
+    def end_of_steps(self, logs: Any) -> Any:
+        threads = self._threads
+        if not self._fits or steps_of(self.model) is None:
+            return logs
+        if threads is None:
+            here, self._steps_here = self._steps_here, 0
+            self._calls.staleness = Staleness({0: here} if here else {})
+        else:
+            threads.drain()
+            self._calls.staleness = threads.take_staleness()
+            if threads.latest is not None:
+                self._shown = threads.latest
+            # Metrics are reset for the next epoch; until one of its steps has
+            # ended, the logs of this epoch are shown.
+            threads.latest = None
+        return logs if self._shown is None else self._shown
+
+    def settle(self, trains: bool) -> None:
+        if self._threads is not None:
+            # To apply more for an evaluation would change the training.
+            self._threads.drain(whole=trains)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+
+
+def steps_of(model: keras.Model) -> TowerSteps | None:
+    """Return the steps that were traced for asynchronous towers, if any."""
+    steps = getattr(model.train_function, "steps", None)
+    return steps if isinstance(steps, TowerSteps) else None

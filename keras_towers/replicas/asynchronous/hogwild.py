@@ -1,0 +1,217 @@
+"""Asynchronous updates of shared weights, as in Hogwild! (Recht et al., 2011).
+
+Everything exists once: weights, metrics, moving statistics, random state.
+Adding to a variable is one atomic operation. What overwrites one, such as an
+update of a slot or of a moving average, may lose the write of another tower.
+What depends on the number of updates runs under a lock.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import patches, traced
+from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.update.optimizers import home, updating
+from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.reduction import Reduction, scaled
+from keras_towers.replicas.resources import done
+
+_numbers = itertools.count()
+
+
+class HogwildUpdate(UpdateOnce):
+    """Every tower applies its own gradients to shared weights."""
+
+    name = "alone"
+    description = "every tower updates the shared weights independently"
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        reduction: Reduction,
+        scale: float = 1.0,
+        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
+    ):
+        super().__init__(config, reduction)
+        self.scale = scale
+        self.after_update = after_update
+        self._turns: dict[int, tf.CriticalSection] = {}
+        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @staticmethod
+    def _mirrors(config: TowerConfig) -> bool:
+        return False
+
+    def frees_on_release(self, holder: Any) -> None:
+        """Call ``forget`` of an object when the strategy is left."""
+        self._made_for.add(holder)
+
+    def release(self) -> None:
+        """Stop intercepting the calls of all optimizers; drop their locks."""
+        super().release()
+        self._turns.clear()
+        for holder in self._made_for:
+            holder.forget()
+
+    def apply(self, call: UpdateCall) -> None:
+        """Update without waiting for the other towers' gradients."""
+        if traced.current() is None:
+            super().apply(call)
+            return
+        optimizer, variables = call.optimizer, call.variables
+        self.make_ready(optimizer, variables)
+        grads = [
+            None if g is None else scaled(g, self.scale) for g in call.grads
+        ]
+        # Gradients are copied to the weights, not weights to the tower.
+        with tf.device(home(variables)), updating(optimizer):
+            # Eager towers take turns anyway.
+            overlaps = not tf.executing_eagerly()
+            if overlaps and takes_turns(optimizer, variables):
+                self._turn(optimizer).execute(
+                    lambda: done(call.original, grads, variables),
+                    exclusive_resource_access=False,
+                )
+            else:
+                call.original(grads, variables)
+        self.after_update(variables)
+
+    def unscaled(self) -> HogwildUpdate:
+        """Return a copy with scale 1, for a step that runs on one tower."""
+        other = copy.copy(self)
+        other.scale = 1.0
+        return other
+
+    def _turn(self, optimizer: Any) -> tf.CriticalSection:
+        """The lock of an optimizer, shared by all towers."""
+        if id(optimizer) not in self._turns:
+            with tf.init_scope(), tf.device("/device:CPU:0"):
+                # TensorFlow's default name is shared by all sections: a step
+                # with two optimizers would deadlock.
+                name = f"keras_towers/turns_{next(_numbers)}"
+                section = tf.CriticalSection(shared_name=name)
+                self._turns[id(optimizer)] = section
+        return self._turns[id(optimizer)]
+
+
+def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether updates of an optimizer must not overlap."""
+    # They must not if they depend on the number of previous updates, or read a
+    # weight and overwrite it.
+    return bool(
+        optimizer.gradient_accumulation_steps
+        or optimizer.use_ema
+        or getattr(optimizer, "inner_optimizer", None) is not None
+        or any(getattr(v, "constraint", None) for v in variables)
+    )
+
+
+# Filled where what ``add_atomically`` replaces applies outside of towers, too.
+atomic: Slot[bool] = Slot()
+
+
+def add_atomically() -> None:
+    """Replace how Keras variables are added to, until the scope is left."""
+    # Of the class, since a step may count in a variable that no model tracks.
+    for name in ("assign_add", "assign_sub"):
+        ours = functools.partial(_add, name)
+        patches.replace(compat.KerasVariable, name, ours)
+
+
+def share_state() -> None:
+    """Replace how towers write the state that they share, and draw from it."""
+    add_atomically()
+    patches.replace(compat.KerasVariable, "assign", _assign)
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _add(
+    name: str, original: Callable[..., Any], variable: Any, value: Any
+) -> Any:
+    """Add to a variable atomically, so that no concurrent write is lost."""
+    if not _is_shared(variable):
+        return original(variable, value)
+    native = variable._value
+    value = tf.cast(tf.convert_to_tensor(value), native.dtype)
+    if value.shape != native.shape:
+        value = tf.broadcast_to(value, native.shape)
+    return getattr(native, name)(value)
+
+
+def _is_shared(variable: Any) -> bool:
+    """Whether other towers may write a variable while this one does."""
+    native, step = variable._value, traced.current()
+    # A graph is that of a step which towers divide.
+    alone = step is not None and step.graph is None
+    return (
+        (alone or atomic.get() is not None)
+        and isinstance(native, tf.Variable)
+        and not isinstance(native, compat.DistributedVariable)
+        and native.shape.is_fully_defined()
+        and not compat.in_stateless_scope()
+    )
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Add atomically what is assigned as a sum with the variable's value."""
+    # So do metrics, counters and seed generators. Eager towers take turns.
+    if not tf.executing_eagerly() and _is_shared(variable):
+        added = _added(variable._value, value)
+        if added is not None:
+            variable.assign_add(added)
+            return value
+    return original(variable, value)
+
+
+def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
+    """Return what a sum adds to a variable's present value, if it does."""
+    graph = compat.get_default_graph()
+    here = isinstance(value, tf.Tensor) and value.graph is graph
+    if not here or value.op.type != "AddV2":
+        return None
+    one, other = value.op.inputs
+    handle = graph.capture(variable.handle)
+    if _is_present(one, handle):
+        return other
+    return one if _is_present(other, handle) else None
+
+
+def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
+    """Whether a value has been read since the last write of its variable."""
+    for operation in reversed(handle.graph.get_operations()):
+        if handle.name not in (given.name for given in operation.inputs):
+            continue
+        if operation.type != "ReadVariableOp":
+            return False
+        if operation.name == value.op.name:
+            return True
+    return False
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Let towers that read the same state draw other numbers."""
+    seed = original(generator, *args, **kwargs)
+    tower = traced.current()
+    return seed if tower is None else seed_of_replica(seed, tower.index)
+
+
+# Between the seeds of two replicas; Keras counts the second number of a seed.
+_SEED_STRIDE = 1_000_003
+
+
+def seed_of_replica(seed: Any, replica: int) -> Any:
+    """Return a seed that differs from those of all other replicas."""
+    return seed + tf.constant([replica * _SEED_STRIDE, 0], seed.dtype)

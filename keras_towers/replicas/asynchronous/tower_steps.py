@@ -1,0 +1,277 @@
+"""Training steps of asynchronous towers, and when each tower runs one.
+
+Keras cannot trace in several threads: steps are traced one by one in the thread
+of ``fit``; the towers' threads call the traced functions only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.fit.context import traced
+from keras_towers.fit.contract import TakesGradients, TowerConfig, UpdateCall
+from keras_towers.fit.update.optimizers import home, updating
+from keras_towers.replicas import Quorum
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.resources import free
+
+_numbers = itertools.count()
+_HOST = "/device:CPU:0"
+
+
+class UpdateSchedule:
+    """Lets every tower of a model take batches and update without waiting."""
+
+    def __init__(self, update: HogwildUpdate):
+        self._update = update
+
+    @property
+    def runs(self) -> bool:
+        """Whether a ``fit`` is running whose towers are busy."""
+        return False
+
+    def taker(self, fits: bool) -> TakesGradients:
+        """Return the update that takes the gradients of a tower."""
+        return self._update if fits else self._update.unscaled()
+
+    def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which the step of a tower is traced."""
+        return contextlib.nullcontext()
+
+    def begin(self, failed: Callable[[BaseException], None]) -> None:
+        """Begin, before the threads start; ``failed`` ends the training."""
+
+    def enter(self, tower: int) -> bool:
+        """Wait, in a tower's thread, for its next batch; False at the end."""
+        return True
+
+    def run(self, tower: int, step: Callable[[], Any]) -> Any:
+        """Run a step of a tower in its thread."""
+        return step()
+
+    def settle(self, whole: bool) -> None:
+        """Wait for updates, when all batches have been trained on."""
+
+    def end(self) -> None:
+        """Let no thread wait any longer."""
+
+    def forget(self) -> None:
+        """Forget all traces."""
+
+
+class ReplicaSchedule(UpdateSchedule):
+    """Lets a tower train on a batch for each token; averages are applied."""
+
+    def __init__(
+        self,
+        update: HogwildUpdate,
+        quorum: Quorum,
+        begins: Callable[[Coordinator], None],
+        limit_s: float | None,
+    ):
+        super().__init__(update)
+        self._begins = begins
+        self._quorum = quorum
+        self._limit_s = limit_s
+        self._coordinator: Coordinator | None = None
+        self._failed: Callable[[BaseException], None] = lambda error: None
+        # Frees the resources, which are there if a step has been traced.
+        self._freed: weakref.finalize | None = None
+
+    def _make(self) -> None:
+        self._update.frees_on_release(self)
+        name = f"keras_towers/replicas_{next(_numbers)}"
+        self._freed = weakref.finalize(self, free, name)
+        self._freed.atexit = False
+        self._group = Group(name, _HOST, self._quorum)
+        self._group.initialise()
+        self._averages = Averages(name, self._group, _place, self._apply)
+
+    @property
+    def runs(self) -> bool:
+        return self._coordinator is not None and self._coordinator.is_alive()
+
+    def taker(self, fits: bool) -> TakesGradients:
+        if not fits:
+            return super().taker(fits)
+        if self._freed is None:
+            self._make()
+        return self
+
+    def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
+        return self._averages.step_of(tower)
+
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._update.place_optimizer(optimizer)
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._update.make_ready(optimizer, variables)
+
+    def apply(self, call: UpdateCall) -> None:
+        """Push the gradients of one tower."""
+        self._update.make_ready(call.optimizer, call.variables)
+        tower = traced.current()
+        assert tower is not None
+        self._averages.push(tower.index, call)
+
+    def _apply(self, call: UpdateCall) -> None:
+        device = home(call.variables)
+        with tf.device(device), updating(call.optimizer):
+            call.run()
+            self._update.after_update(call.variables)
+
+    def begin(self, failed: Callable[[BaseException], None]) -> None:
+        apply = self._averages.function()
+        self._failed = failed
+        self._averages.begin()
+        self._coordinator = Coordinator(
+            self._group, apply, self._error, limit_s=self._limit_s
+        )
+        self._begins(self._coordinator)
+        for replica in range(self._quorum.replicas):
+            self._group.tell(Event.ENTERED, replica)
+        self._coordinator.start()
+
+    def _error(self, error: BaseException) -> None:
+        self._failed(error)
+        self._free()
+
+    def enter(self, tower: int) -> bool:
+        (token,) = self._group.calls(
+            ("wait", tower), lambda: self._group.wait(tower)
+        )
+        return int(token) >= 0
+
+    def run(self, tower: int, step: Callable[[], Any]) -> Any:
+        if not self._quorum.shared:
+            # Its token may have been handed out when there was no batch yet.
+            self._group.calls(
+                ("start", tower), lambda: self._group.start(tower)
+            )
+        return step()
+
+    def settle(self, whole: bool) -> None:
+        if self._coordinator is not None:
+            self._coordinator.settle(Event.FLUSH if whole else Event.ASKED)
+
+    def end(self) -> None:
+        if self._coordinator is not None:
+            self._free()
+            self._coordinator.end()
+
+    def _free(self) -> None:
+        for replica in range(self._quorum.replicas):
+            self._group.end(replica)
+
+    def forget(self) -> None:
+        if self._freed is not None:
+            self._freed()
+            self._freed = None
+            del self._averages, self._group
+
+
+def _place(variable: Any) -> str:
+    return home([variable]) or _HOST
+
+
+Step = Callable[[Any], Any]
+
+
+class TowerSteps:
+    """The training step of a model, traced for each of its towers."""
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        schedule: UpdateSchedule,
+        model: keras.Model,
+    ):
+        self._config = config
+        self.schedule = schedule
+        self._model = model
+        self._traced: list[tuple[Any, list[Step]]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all traces, because the model has changed."""
+        self._traced.clear()
+        self._here: dict[tuple[bool, int], Step] = {}
+        self.schedule.forget()
+
+    def for_batches(self, spec: Any) -> list[Step]:
+        """Return the towers' steps for batches of a spec, traced."""
+        for known, steps in self._traced:
+            if known is spec or known == spec:
+                return steps
+        towers = range(self._config.num_towers)
+        steps = [self._trace(index, spec) for index in towers]
+        self._traced.append((spec, steps))
+        return steps
+
+    def _trace(self, index: int, spec: Any) -> Step:
+        step = self._step(index, lambda: self.schedule.step_of(index))
+        function = tf.function(step, autograph=False)
+        with self._on_tower(True, index):
+            concrete = function.get_concrete_function(spec)
+        return lambda batch: to_numpy(concrete(batch))
+
+    def _step(
+        self,
+        index: int,
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> Step:
+        """Return the step of a tower, without what ``_on_tower`` does."""
+        model = self._model
+        train_step = model._autoconvert_optionals(model.train_step)
+
+        @tf.autograph.experimental.do_not_convert
+        def step(batch: Any) -> Any:
+            with tf.device(self._config.devices[index]), around():
+                return tf.distribute.get_strategy().run(train_step, (batch,))
+
+        return step
+
+    @contextlib.contextmanager
+    def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
+        """Run or trace a step of a tower in the block, as on one device."""
+        update = self.schedule.taker(fits)
+        tower = traced.Tracing(
+            training=True,
+            update=update,
+            apply=update.apply,
+            index=index,
+            total=self._config.num_towers if fits else 1,
+            device=traced.short_name(self._config.devices[index]),
+        )
+        with compat.single_device_mode(), traced.tracing(tower):
+            yield
+
+    def run_here(self, fits: bool, index: int, batch: Any) -> Any:
+        """Run a step in this thread, for eager code and ``train_on_batch``."""
+        # Eager steps cannot run in several threads, so their towers take turns.
+        key = fits, index
+        if key not in self._here:
+            step = self._step(index, contextlib.nullcontext)
+            if not self._model.run_eagerly:
+                step = tf.function(step, autograph=False, reduce_retracing=True)
+            self._here[key] = step
+        with self._on_tower(fits, index):
+            return to_numpy(self._here[key](batch))
+
+
+def to_numpy(logs: Any) -> Any:
+    """Wait for the results of a step and copy them to the host."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, logs
+    )

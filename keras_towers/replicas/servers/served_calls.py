@@ -1,0 +1,365 @@
+"""Calls and updates of workers that share parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.context import patches
+from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
+from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
+from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.reduction import Gradients
+from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.replicas.asynchronous.hogwild import (
+    add_atomically,
+    seed_of_replica,
+)
+from keras_towers.replicas.replica_call import (
+    DroppedGradients,
+    ReplicaCall,
+    TrainFunction,
+    refuse_eager,
+)
+from keras_towers.replicas.servers import session as session_lib
+from keras_towers.replicas.servers.averaging_session import ReplicaSession
+from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.workers import Workers
+
+
+class _ToServers:
+    """Hands the sums of a worker's towers to the session that trains."""
+
+    config: Any
+    _sums: Callable[..., list[list[Any]]]
+
+    def _update(self, call: UpdateCall, rows: Gradients) -> None:
+        session = session_lib.current.get()
+        if session is None:
+            raise TowerError(
+                f"{self.config.name} trains by fit() only: it keeps workers "
+                "in step from the beginning of a fit to its end. For "
+                "train_on_batch and loops of your own use HorovodStrategy or "
+                "MultiWorkerTowerStrategy."
+            )
+        sums = self._sums(call, rows)[0]
+        sums = session.variables.send(call.variables, sums)
+        session.take(dataclasses.replace(call, grads=sums))
+
+
+class CopiesOnTowers(_ToServers, UpdateOnce):
+    """Every tower has a copy of each weight; servers update theirs."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each tower"
+    )
+
+
+class CachedOnce(_ToServers, UpdateAtVariable):
+    """The towers of a worker share one copy of each weight."""
+
+    name = "servers"
+    description = (
+        "weights are updated on the parameter servers and copied to each worker"
+    )
+
+
+class ServedCalls(TowerCalls):
+    """Trains together with other workers; evaluates by itself."""
+
+    def __init__(
+        self,
+        update: CopiesOnTowers | CachedOnce,
+        peers: ServerPeers,
+        session: Callable[..., Session],
+        quorum: Quorum | None = None,
+    ):
+        super().__init__(update)
+        # Steps of any other kind than training.
+        self._by_itself = self._step.alone()
+        self._peers = peers
+        self._make_session = session
+        self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
+        self._made = 0
+        self._fits = 0
+        self._quorum = quorum
+        self.last: Session | None = None
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """How many gradients the last ``fit`` used and dropped."""
+        return self._counts_of(self.last)
+
+    def _counts_of(self, session: Session | None) -> ReplicaCounts:
+        if isinstance(session, ReplicaSession):
+            return session.counts
+        return ReplicaCounts.none(self._config.peers.size)
+
+    def session_of(self, model: keras.Model) -> Session:
+        """Return how the workers train a model together."""
+        if model not in self._sessions:
+            self._made += 1
+            self._sessions[model] = self._make_session(
+                peers=self._peers,
+                number=self._made,
+                split=self._config.batches == "split",
+            )
+        return self._sessions[model]
+
+    def run(self, asked: KerasCall) -> Any:
+        """Run one call; tell the other workers if it is a fit that fails."""
+        if asked.kind != "fit":
+            return super().run(asked)
+        session = self.session_of(asked.model)
+        if session.trains:
+            raise TowerError(
+                f"fit of model {asked.model.name!r} is called inside its own "
+                f"fit, which {self._config.name} cannot do: call fit of "
+                "another model there, or fit again afterwards."
+            )
+        self._fits += 1
+        workers = Workers(self._peers, self._fits, session.spare)
+        session.workers = workers
+        try:
+            with (
+                # Callbacks read what the servers hold, too.
+                self._peers.connection.naming_lost_servers(),
+                self._peers.looking(workers.watching(needs_all=True)),
+            ):
+                return super().run(asked)
+        except BaseException as error:
+            workers.fail(error)
+            raise
+        finally:
+            self.last = session
+
+    def _config_of(self, kind: str) -> TowerConfig:
+        return self._config if kind == "fit" else self._config.alone()
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    def open(
+        self, asked: KerasCall, prepared: bool, start: Start | None
+    ) -> TowerCall:
+        if asked.kind != "fit":
+            return TowerCall(
+                self._by_itself, self.adoption, asked, prepared, start
+            )
+        refuse_eager(self._config, asked.model)
+        given = self._step, self.adoption, asked, prepared, start
+        call = ServedFit(self.session_of(asked.model), *given)
+        if self._quorum is not None and self._config.peers.rank == 0:
+            call.dropped = DroppedGradients(
+                self._quorum, lambda: self._counts_of(call.session)
+            )
+        self.last = call.session
+        return call
+
+
+class ServedFit(ReplicaCall):
+    """A ``fit`` of one worker."""
+
+    refusal = (
+        "the train function of a model whose weights parameter servers hold "
+        "runs inside fit() only: call that."
+    )
+
+    def __init__(self, session: Session, *args: Any):
+        super().__init__(*args)
+        self.session = session
+        self._begun = False
+        self._before: int | None = None
+        self._left_out = 0
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        given = self.asked.given
+        # Behind what all other callbacks have done.
+        joins = keras.callbacks.LambdaCallback(
+            on_train_begin=self.begin, on_epoch_end=self.end_epoch
+        )
+        given["callbacks"] = callbacks_lib.with_added(
+            given.get("callbacks"), joins
+        )
+        add_atomically()
+        with (
+            patches.held(_draw_apart),
+            self.told(),
+            self._ended(),
+            self._joined(),
+            super().opened(),
+        ):
+            yield
+
+    def _make(self, kind: str, force: bool = False) -> None:
+        if kind != "train":
+            return super()._make(kind, force)
+        if isinstance(self.model.train_function, TrainFunction) and not force:
+            return
+        self.model.train_function = None
+        self.session.retrace()
+        super()._make("train", force)
+        function: Any = getattr(self.model, "train_function")  # noqa: B009
+        self.model.train_function = TrainFunction(self, function)
+        self.adoption.remember_function(self.model, "train_function")
+
+    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        with self.session.in_trace():
+            result = super().run_step(step, batch)
+        self.session.variables.refuse_writes(compat.get_default_graph())
+        return result
+
+    def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
+        if kind != "fit":
+            # Each worker validates on all of the data.
+            return TowerEpochIterator(self.config.alone(), kind, **kwargs)
+        beat = self.session.workers.beat
+        return super()._iterator(kind, between=beat, **kwargs)
+
+    def prepare(self, batch: Any) -> None:
+        super().prepare(batch)
+        # Of the numbers of a whole batch each takes those of its own rows.
+        seeds = self.config.batches == "split"
+        self.session.variables.hold(self.model, seeds)
+        self.session.check(state_lib.collect(self.model).optimizers)
+
+    def begin(self, logs: Any = None) -> None:
+        """Take over where the chief begins, when all callbacks have begun."""
+        session, model = self.session, self.model
+        self._begun = True
+        self._before = model._initial_epoch
+        first = self._before or self.asked.given.get("initial_epoch") or 0
+        epoch, behind = session.begin(first)
+        if behind:
+            # So that it reads what the others do, in the same order.
+            epochs, self._left_out = self.epoch_iterator.pass_over(behind)
+            epoch += epochs
+            session.steps_done = behind
+        if not session.has_left:
+            session.start()
+        model._initial_epoch = sys.maxsize if session.has_left else epoch
+
+    def train(self, steps: Any, iterator: Any) -> Any:
+        logs = None
+        for _ in range(self.model.steps_per_execution):
+            if self._left_out:
+                next(iterator)
+                self._left_out -= 1
+                continue
+            self.session.ask()
+            try:
+                with (
+                    patches.shadowed(self.model, {"steps_per_execution": 1}),
+                    self.session.variables.in_place(),
+                ):
+                    logs = steps(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise
+                break
+            if not self.session.step():
+                self.model.stop_training = True
+                break
+        return logs
+
+    def end_epoch(self, epoch: int, logs: Any = None) -> None:
+        """Stop where the chief stops, after all callbacks."""
+        stops = bool(self.model.stop_training)
+        self.model.stop_training = self.session.end_epoch(epoch, stops)
+
+    @contextlib.contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Train with the other workers inside a block."""
+        # The session ends before the optimizer gives the weights their final
+        # values. What the chief's callbacks assign or save in between reaches
+        # the servers, too.
+        optimizer, chief = self.model.optimizer, self.session.rank == 0
+        hooked: list[tuple[Any, patches.Shadows]] = []
+        if optimizer is not None:
+            mine = {"finalize_variable_values": self._finalize}
+            hooked.append((optimizer, mine))
+        if chief:
+            saves = {"save": self._save, "save_weights": self._save}
+            hooked.append((self.model, saves))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(session_lib.current.filled(self.session))
+            for owner, methods in hooked:
+                bound = patches.bound(owner, methods)
+                stack.enter_context(patches.shadowed(owner, bound))
+            if chief:
+                patches.replace(compat.KerasVariable, "assign", _assign)
+            yield
+
+    def _finalize(
+        self, optimizer: Any, original: Callable[[Any], None], variables: Any
+    ) -> None:
+        if self._begun:
+            self.session.leave(bool(self.model.stop_training))
+        original(variables)
+        if self._begun:
+            self.session.finalized()
+
+    def _save(
+        self, _: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Have the servers hold what a checkpoint does."""
+        self.session.put_others()
+        return original(*args, **kwargs)
+
+    def end_of_steps(self, logs: Any) -> Any:
+        self.session.put_others()
+        return logs
+
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """End the training after a block, as a whole or by an error."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if self._begun:
+                self.model._initial_epoch = self._before
+                self.session.end(error)
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    result = original(variable, value)
+    session = session_lib.current.get()
+    if session is not None and tf.executing_eagerly():
+        session.write_through(variable)
+    return result
+
+
+def _draw_apart() -> None:
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _next_seed(
+    original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Let workers that read data of their own draw numbers of their own."""
+    seed = original(generator, *args, **kwargs)
+    session = session_lib.current.get()
+    if session is None or session.splits_batches:
+        return seed
+    return seed_of_replica(seed, session.rank)

@@ -1,0 +1,68 @@
+"""No name of Horovod is missing without a word."""
+
+import importlib
+import inspect
+import types
+
+import horovod.keras.elastic
+import pytest
+
+from keras_towers import horovod as hvd
+from keras_towers.engines.horovod.hvd import other_names
+
+# A module of Horovod, and what is ours in place of it.
+PAIRS = {
+    "tensorflow": hvd,
+    "tensorflow.keras": hvd,
+    "keras": hvd,
+    "keras.callbacks": hvd.callbacks,
+    "tensorflow.keras.callbacks": hvd.callbacks,
+    "keras.elastic": hvd.elastic,
+    "tensorflow.elastic": hvd.elastic,
+    "tensorflow.keras.elastic": hvd.elastic,
+}
+
+
+def public(module):
+    """Names of a module of Horovod, without what it imports for itself."""
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == "horovod.common.util":
+            continue
+        is_module = isinstance(value, types.ModuleType)
+        if not name.startswith("_") and (
+            not is_module or value.__name__.startswith("horovod")
+        ):
+            yield name
+
+
+@pytest.mark.parametrize("module", PAIRS)
+def test_every_name_works_or_says_what_to_use(module):
+    theirs, ours = importlib.import_module(f"horovod.{module}"), PAIRS[module]
+    for name in public(theirs):
+        if name in other_names.INSTEAD:
+            with pytest.raises(AttributeError, match="has no attribute .*: "):
+                getattr(ours, name)
+        else:
+            assert getattr(ours, name) is not None
+
+
+def test_other_names_are_missing_as_everywhere():
+    with pytest.raises(AttributeError, match=r"has no attribute 'bogus'$"):
+        _ = hvd.bogus
+
+
+def test_both_forms_of_the_import_find_one_module():
+    assert importlib.import_module("keras_towers.horovod") is hvd
+    callbacks = importlib.import_module("keras_towers.horovod.callbacks")
+    assert callbacks is hvd.callbacks
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*horovod.keras.elastic.__all__} - {"run"})
+)
+def test_elastic_arguments_are_in_the_order_of_horovod(name):
+    theirs, ours = (
+        list(inspect.signature(getattr(module, name).__init__).parameters)
+        for module in (horovod.keras.elastic, hvd.elastic)
+    )
+    assert ours == theirs

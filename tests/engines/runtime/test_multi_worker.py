@@ -1,0 +1,142 @@
+"""Where a strategy of several processes cannot be, and what a rank takes."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+import keras_towers as kt
+from keras_towers import TowerError
+from keras_towers.engines.byteps import byteps_transport
+from keras_towers.engines.horovod import horovod_transport
+from keras_towers.launching.job import local_cluster
+from keras_towers.rendezvous import environments
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.settings import OWN_GPUS
+from keras_towers.strategies import base
+from keras_towers.strategies.machine_share import share_machine
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Make this process a task of a cluster."""
+
+    def be(role, index, **jobs):
+        config = {"cluster": jobs, "task": {"type": role, "index": index}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return be
+
+
+def test_tasks_that_do_not_train(place):
+    with pytest.raises(TowerError, match="TF_CONFIG is not set"):
+        kt.MultiWorkerTowerStrategy()
+    place("evaluator", 0, worker=["a:1", "b:1"], evaluator=["c:1"])
+    with pytest.raises(TowerError, match="evaluator 0 at c:1, and Multi"):
+        kt.strategy("multi-worker")
+
+
+def test_times_that_cannot_be(place):
+    place("worker", 0, worker=["a:1", "b:1"])
+    for name in ("heartbeat_timeout_s", "start_timeout_s"):
+        with pytest.raises(TowerError, match=f"{name}=-1"):
+            kt.MultiWorkerTowerStrategy(**{name: -1})
+
+
+def test_after_the_first_tensor(monkeypatch):
+    tf.zeros(1)
+    with local_cluster({"worker": 2}) as tasks:
+        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].written())
+        with pytest.raises(TowerError, match="before the first tensor"):
+            kt.MultiWorkerTowerStrategy()
+
+
+def test_a_cluster_of_one_trains_alone(place, caplog):
+    place("chief", 0, chief=["localhost:1"])
+    strategy = kt.MultiWorkerTowerStrategy()
+    assert (strategy.rank, strategy.size, strategy.is_chief) == (0, 1, True)
+    assert "trains in a single process" in caplog.text
+
+
+@pytest.mark.parametrize("index", [0, None])
+def test_towers_of_one_process_in_a_cluster_are_warned_of(
+    place, caplog, monkeypatch, index
+):
+    for name in [e.rank_in for e in environments.LAUNCHERS]:
+        monkeypatch.delenv(name, raising=False)
+    place("worker", index, worker=["a:1", "b:1"])
+    for entered in (lambda s: s, lambda s: s.scope()):
+        base._warn_of_others.cache_clear()
+        caplog.clear()
+        with entered(kt.TowerStrategy(1)):
+            pass
+    base._warn_of_others.cache_clear()
+    told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
+    assert told == (index is not None)
+
+
+def test_what_tensorflow_cannot_read_is_refused(monkeypatch):
+    for text in ("abc", "[1]"):
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(TowerError, match="TF_CONFIG is .*for example"):
+            kt.TowerStrategy(1)
+
+
+@pytest.mark.parametrize(
+    "role, jobs, words",
+    [
+        ("worker", {"chief": ["a:1"], "worker": ["b:1"]}, "MultiWorkerTower"),
+        ("ps", {"worker": ["a:1"], "ps": ["b:1"]}, "DistributedReplicated"),
+        ("evaluator", {"chief": ["a:1"], "evaluator": ["b:1"]}, "checkpoints"),
+    ],
+)
+def test_engines_that_would_train_apart_are_refused(
+    place, monkeypatch, role, jobs, words
+):
+    """What calls Horovod's ``init``, strategy or drop-in, comes here."""
+    for name in [e.rank_in for e in environments.LAUNCHERS]:
+        monkeypatch.delenv(name, raising=False)
+    # Other tests may have connected this process before.
+    monkeypatch.setattr(byteps_transport, "_connected", False)
+    for name in [name for name in os.environ if name.startswith("DMLC_")]:
+        monkeypatch.delenv(name)
+    place(role, 0, **jobs)
+    alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
+    tasks = ", ".join(f"{name} 0" for name in jobs)
+    said = f"{role} 0 at b:1, one of the tasks {tasks},.*{words}"
+    with pytest.raises(TowerError, match=said):
+        horovod_transport.connect(alone)
+    with pytest.raises(TowerError, match=said):
+        byteps_transport.connect(alone)
+
+
+def test_an_engine_of_a_single_task_is_not_refused(place):
+    place("chief", 0, chief=["a:1"], evaluator=["b:1"])
+    tf_config.refuse_apart("Horovod")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_share_machine(own, monkeypatch):
+    """A launcher may show each rank its own GPUs alone."""
+    there, visible = ["first", "second"], []
+    monkeypatch.delenv(OWN_GPUS, raising=False)
+    if own:
+        monkeypatch.setenv(OWN_GPUS, "1")
+        del there[0]
+    stand_in = SimpleNamespace(
+        list_physical_devices=lambda kind: there,
+        set_visible_devices=lambda mine, kind: visible.extend(mine),
+        get_visible_devices=lambda kind: visible,
+    )
+    monkeypatch.setattr(tf, "config", stand_in)
+    rank = SimpleNamespace(rank=1, local_rank=1, local_size=1)
+    assert share_machine(rank, 1) == [0]
+    assert visible == ["second"]
+    if not own:
+        with pytest.raises(TowerError, match="its machine has only 2"):
+            share_machine(rank, 2)

@@ -1,0 +1,58 @@
+"""Tensors as messages of words that can be added without loss."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_towers.transport.messages import MESSAGE_BYTES, packs
+from keras_towers.transport.summing import (
+    from_words,
+    to_words,
+    words_per_element,
+)
+
+DTYPES = (
+    *(tf.bool, tf.int8, tf.uint16, tf.float16, tf.bfloat16, tf.int32),
+    *(tf.uint32, tf.float32, tf.int64, tf.complex64, tf.complex128),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3)], ids=str)
+def test_bits_come_back(dtype, shape):
+    count = int(np.prod(shape))
+    bits = np.random.default_rng(0).integers(0, 256, (count, dtype.size))
+    if dtype == tf.bool:
+        bits %= 2
+    array = bits.astype(np.uint8).view(dtype.as_numpy_dtype).reshape(shape)
+    tensor = tf.constant(array)
+    words = to_words(tensor)
+    assert words.dtype == tf.int32
+    assert words.shape == [count * words_per_element(dtype)]
+    # As another rank does that adds nothing.
+    back = from_words(words + tf.zeros_like(words), dtype, tf.shape(tensor))
+    assert back.dtype == dtype and back.shape == shape
+    assert back.numpy().tobytes() == array.tobytes()
+
+
+def test_messages_begin_with_the_last_and_are_of_one_dtype():
+    floats = [tf.zeros([2]), tf.zeros([0]), tf.zeros([2, 2])]
+    first, second = tf.zeros([3], tf.int32), tf.zeros([1], tf.int32)
+    tensors = [floats[0], first, *floats[1:], second]
+    assert packs(tensors) == [[4, 1], [3, 0]]
+
+
+def test_a_full_message_is_closed():
+    half = tf.zeros([MESSAGE_BYTES // 8])
+    assert packs([half] * 3) == [[2, 1], [0]]
+    # What is large needs no company, and is not copied.
+    large = tf.zeros([MESSAGE_BYTES // 4])
+    assert packs([tf.zeros([1]), large, tf.zeros([1])]) == [[2, 0], [1]]
+
+
+def test_a_tensor_of_unknown_shape_is_a_message():
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def trace(tensor):
+        return tf.ragged.constant(packs([tf.zeros([1]), tensor]))
+
+    assert trace(tf.ones([1, 2])).to_list() == [[1], [0]]
