@@ -53,7 +53,7 @@ test-gpu:
 	$(MAKE) test-gpu TENSORFLOW=gpu
 endif
 
-# Ray Train with two workers of its own, likewise.
+# examples/ray_train.py with two workers of Ray Train, which it installs.
 test-ray: $(RAY)
 	$(BIN)/python -m pytest tests/ray
 
@@ -127,7 +127,7 @@ $(ECOSYSTEM): $(STAMP)
 	touch $@
 
 $(RAY): $(HOROVOD)
-	$(BIN)/python -m pip install --quiet --editable '.[$(TENSORFLOW),ray]'
+	$(BIN)/python -m pip install --quiet 'ray[train]>=2.60,<2.61'
 	touch $@
 
 # The site is made from the source alone, without TensorFlow.

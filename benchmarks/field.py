@@ -108,7 +108,7 @@ def inverse(spread: Spread | None, factor: float) -> Spread | None:
     if spread is None:
         return None
     return Spread(
-        *(factor / of for of in (spread.median, spread.high, spread.low))
+        factor / spread.median, factor / spread.high, factor / spread.low
     )
 
 

@@ -23,7 +23,7 @@ from keras_towers.errors import CompatibilityError
 
 # What works without TensorFlow; all other modules import it.
 _INDEPENDENT = re.compile(
-    r"(bench|building|cli|doctor|rendezvous)(\..+)?|launching(\.(?!ray).+)?"
+    r"(bench|building|cli|doctor|launching|rendezvous)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|strategies|_imports|__main__|agent|errors|settings|subprocesses"
     r"|system|user_functions"

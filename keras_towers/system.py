@@ -80,9 +80,11 @@ _MAPPED_FROM = 32 << 20
 
 
 def keep_freed() -> None:
-    """Keep memory that was freed, for what comes next."""
-    # A server receives tensors of the same sizes again and again. If each were
-    # given back to the kernel, it would clear the pages of the next one first.
+    """Keep memory that was freed, for what comes next.
+
+    A server receives tensors of the same sizes again and again. If each were
+    given back to the kernel, it would clear the pages of the next one first.
+    """
     # Only glibc has the function, and can do it.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -92,9 +94,11 @@ def keep_freed() -> None:
 
 @functools.cache
 def end_in_time() -> None:
-    """End this process soon after its script, as its job has lost another."""
-    # TensorFlow's own end may wait for an answer of the lost one, for a minute,
-    # where Python no longer runs any thread.
+    """End this process soon after its script, as its job has lost another.
+
+    TensorFlow's own end may wait for an answer of the lost one, for a minute,
+    where Python no longer runs any thread.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     atexit.register(
         lambda: faulthandler.dump_traceback_later(

@@ -110,20 +110,18 @@ def summarize(
     results = []
     for key, repeats in groups.items():
         model, replicas, name = key
-        row, mine = rows[name], steps[key]
+        row, times = rows[name], steps[key]
         stock = {
             other: statistics.median(of.values())
             for (*where, other), of in steps.items()
             if where == [model, replicas] and of and rows[other].stock
         }
         best = min(stock, key=stock.__getitem__, default="")
-        plain, fastest, compute = (
-            steps.get((model, count, other), {})
-            for count, other in (
-                *((1, row.plain), (replicas, best)),
-                (replicas, "" if row.alone else row.compute),
-            )
-        )
+        plain = steps.get((model, 1, row.plain), {})
+        fastest = steps.get((model, replicas, best), {})
+        compute: Repeats = {}
+        if not row.alone:
+            compute = steps.get((model, replicas, row.compute), {})
         measured = [s.result for s in repeats if not s.error]
         counted = [] if key in refused else measured
         results.append(
@@ -131,11 +129,11 @@ def summarize(
                 "model": model,
                 "replicas": replicas,
                 "row": name,
-                "step_ms": Spread.of(mine.values()),
-                "to_plain": ratio(mine, plain),
-                "to_stock": ratio(mine, fastest),
+                "step_ms": Spread.of(times.values()),
+                "to_plain": ratio(times, plain),
+                "to_stock": ratio(times, fastest),
                 "cost_ms": Spread.of(
-                    mine[r] - compute[r] for r in mine if r in compute
+                    times[r] - compute[r] for r in times if r in compute
                 ),
                 **{
                     column: Spread.of(result[column] for result in counted)
@@ -150,9 +148,9 @@ def summarize(
     return results
 
 
-def ratio(mine: Repeats, other: Repeats) -> Spread | None:
+def ratio(times: Repeats, others: Repeats) -> Spread | None:
     """Divide two rows repeat by repeat, where both were measured."""
-    return Spread.of(mine[r] / other[r] for r in mine if r in other)
+    return Spread.of(times[r] / others[r] for r in times if r in others)
 
 
 def show_results(

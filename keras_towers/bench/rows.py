@@ -35,9 +35,15 @@ class Times:
 
 @dataclass(frozen=True)
 class Trainer:
-    """One process of a row, ready to train."""
+    """One process of a row, ready to train.
 
-    # By steps per epoch, epochs, and whether every step waits for its loss.
+    Attributes:
+        train: trains so many steps per epoch and epochs; the last argument is
+            whether every step waits for its loss.
+        model: the model, trained.
+        choice: the mode that the strategy has chosen, if it has any.
+    """
+
     train: Callable[[int, int, bool], Times]
     model: Any
     choice: str | None = None
@@ -175,7 +181,24 @@ class Runs(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train."""
+    """One way to train.
+
+    Attributes:
+        name: its name on the command line.
+        train: makes the trainer of one process.
+        note: what stands below the table.
+        runs: where its replicas are.
+        ours: whether it is a strategy of this package.
+        stock: whether it is a strategy of TensorFlow.
+        default: whether it is measured where no row is named.
+        backend: of Keras.
+        engine: the module that connects its processes, if not TensorFlow.
+        servers: number of parameter servers.
+        alone: whether its processes exchange nothing.
+        bursts: whether towers take their batches in bursts, so that only a mean
+            over several rounds is a meaningful rate.
+        devices: prepares as many devices of a kind, and returns their names.
+    """
 
     name: str
     train: Callable[[Workload], AbstractContextManager[Trainer]]
@@ -185,20 +208,18 @@ class Row:
     stock: bool = False
     default: bool = True
     backend: str = "tensorflow"
-    # The module that connects its processes, if not TensorFlow.
     engine: str = ""
     servers: int = 0
-    # Whether its processes exchange nothing.
     alone: bool = False
-    # Whether towers take their batches in bursts, so that only a mean over
-    # several rounds is a meaningful rate.
     bursts: bool = False
     devices: Callable[[str, int], list[str]] = prepare_devices
 
     @property
     def missing(self) -> str:
-        """Why the row cannot be measured here; empty if it can."""
-        # Whether TensorFlow is there is asked for all rows.
+        """Why the row cannot be measured here; empty if it can.
+
+        TensorFlow is needed for all rows, and not looked for.
+        """
         for module in {self.engine, self.backend} - {"", "tensorflow"}:
             if importlib.util.find_spec(module) is None:
                 how = "keras-towers" if module in _BUILT else "pip"
@@ -235,7 +256,9 @@ class Row:
 
 def _stock(name: str, reduction: str = "") -> Row:
     train = partial(mirrored, reduction=reduction)
-    note = f"MirroredStrategy{', ' * bool(reduction)}{reduction}"
+    note = "MirroredStrategy"
+    if reduction:
+        note += f", {reduction}"
     return Row(name, train, note, stock=True)
 
 

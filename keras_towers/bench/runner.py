@@ -36,9 +36,19 @@ _ONE_CORE = {
 # Prefixes of variables of a job that this may run in; others of Horovod's are
 # settings.
 _OTHER_JOBS = (
-    *("DMLC_", "OMPI_", "PMI", "SLURM_", "TF_CONFIG", SECRET, STORE),
-    *("HOROVOD_ELASTIC", "HOROVOD_GLOO_RENDEZVOUS", "HOROVOD_HOSTNAME"),
-    *("HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
+    "DMLC_",
+    "HOROVOD_CROSS_",
+    "HOROVOD_ELASTIC",
+    "HOROVOD_GLOO_RENDEZVOUS",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_LOCAL_",
+    "HOROVOD_SIZE",
+    "OMPI_",
+    "PMI",
+    "SLURM_",
+    "TF_CONFIG",
+    SECRET,
+    STORE,
     *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
 )
 # Ranks that exchange gradients end with equal weights, bit-identical with most
@@ -69,17 +79,25 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setting:
-    """The options of all cells."""
+    """The options of all cells.
+
+    Attributes:
+        device: "cpu" or "gpu".
+        batch: examples of a global batch.
+        steps: number of steps that are timed.
+        timeout_s: time limit of a cell.
+        repeats: how often each cell is measured.
+        frameworks: whether every replica has a core of its own, and every step
+            waits for its loss.
+        rows: where the rows are, by the name of their module and their own.
+    """
 
     device: str
     batch: int
     steps: int
     timeout_s: float
     repeats: int = 1
-    # Whether every replica has a core of its own, and every step waits for its
-    # loss.
     frameworks: bool = False
-    # Where the rows are, by the name of their module and their own.
     rows: str = "keras_towers.bench.rows:ROWS"
 
 
@@ -98,9 +116,11 @@ def plan(
     numbers: Mapping[Runs, Sequence[int]],
     repeats: int,
 ) -> list[Cell]:
-    """List the cells in the order to run them."""
-    # Rows that are compared run close together in time, so that changes in the
-    # machine's speed affect all of them.
+    """List the cells in the order to run them.
+
+    Rows that are compared run close together in time, so that changes in the
+    machine's speed affect all of them.
+    """
     counts = sorted({count for some in numbers.values() for count in some})
     return [
         Cell(model, name, count, repeat)

@@ -14,9 +14,13 @@ from keras_towers.errors import TowerError
 
 # The strategies that connect the processes, by what carries their tensors.
 OVER = {
-    "TensorFlow": "multi-worker",
-    "parameter servers": "sync-replicas",
-    "Horovod": "horovod",
+    name: strategy
+    for name, strategy in (
+        ("TensorFlow", "multi-worker"),
+        ("parameter servers", "sync-replicas"),
+        ("Horovod", "horovod"),
+    )
+    if strategy in ROWS
 }
 _MODEL, _RANKS = "small", 2
 # Room for the effect of summation order on float32 losses.

@@ -133,9 +133,17 @@ def measure(
     over: int,
     alone: bool,
 ) -> dict[str, Any]:
-    """Train; measure the first step, later steps, and the cost of epochs."""
-    # Each time is of so many steps (``over``). Processes that exchange nothing
-    # (``alone``) are not in lockstep.
+    """Train; measure the first step, later steps, and the cost of epochs.
+
+    Args:
+        trainer: trains the model.
+        work: the model and its data.
+        memory: what it had before.
+        setting: the options of all cells.
+        over: of how many steps each time is.
+        alone: whether processes exchange nothing, so that each has to go on
+            until all others have been measured.
+    """
     store = FileStore(work.folder)
 
     def all_left(name: str) -> bool:

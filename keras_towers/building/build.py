@@ -9,11 +9,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -21,9 +22,9 @@ import filelock
 import platformdirs
 
 from keras_towers import settings, subprocesses
-from keras_towers.building import build_log, toolchain
+from keras_towers.building import toolchain
 from keras_towers.building.recipe import (
-    Found,
+    InstalledEngine,
     InstallError,
     Recipe,
     target_facts,
@@ -38,8 +39,8 @@ def build(
     recipe: Recipe, progress: Progress, rebuild: bool = False
 ) -> tuple[Path, bool]:
     """Build a wheel for this environment; or find it in the cache: True."""
-    shelf = Shelf(recipe)
-    found = shelf.find()
+    cache = WheelCache(recipe)
+    found = cache.find()
     if found and not rebuild:
         return found, True
     problems = toolchain.problems(recipe.tools())
@@ -52,26 +53,26 @@ def build(
     def waiting() -> None:
         progress("waiting for another build of the same wheel", None)
 
-    with shelf.locked(waiting):
-        found = shelf.find()
+    with cache.locked(waiting):
+        found = cache.find()
         if found and not rebuild:
             return found, True
         with tempfile.TemporaryDirectory(
             prefix="keras-towers-", ignore_cleanup_errors=True
         ) as folder:
             wheel = _compile(recipe, Path(folder), progress)
-            return shelf.store(wheel), False
+            return cache.store(wheel), False
 
 
 def install(
     recipe: Recipe, wheel: Path, cached: bool, progress: Progress
-) -> tuple[bool, Found]:
+) -> tuple[bool, InstalledEngine]:
     """Install a wheel that loads: if a cached one does not, a new one."""
     while True:
         progress("installing", None)
         _install(recipe, wheel)
         progress("loading it with TensorFlow", None)
-        found = recipe.look()
+        found = recipe.find_installed()
         if found is not None and found.loads:
             return cached, found
         reason = found.error if found else "it is not installed"
@@ -148,7 +149,7 @@ def _compile(recipe: Recipe, folder: Path, progress: Progress) -> Path:
     progress(f"getting and compiling {recipe.title} {recipe.version}", None)
 
     def on_line(line: str) -> None:
-        share = build_log.progress_in(line)
+        share = progress_in(line)
         if share is not None:
             progress("compiling", share)
 
@@ -178,7 +179,7 @@ def _pip(
     on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run pip with its output in a log, which is kept if it fails."""
-    logs = made(folder() / "logs")
+    logs = make_folder(folder() / "logs")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = logs / f"{recipe.name}-{what}-{stamp}-{os.getpid()}.log"
     command = [sys.executable, "-m", "pip", *arguments]
@@ -203,8 +204,8 @@ def _why(
     log: Path,
     temporary: str | None,
 ) -> str:
-    errors = build_log.errors_in(ended.stdout.splitlines())
-    hint = build_log.hint_for(errors, recipe.prefix, recipe.title)
+    errors = errors_in(ended.stdout.splitlines())
+    hint = hint_for(errors, recipe.prefix, recipe.title)
     if temporary:
         # These long paths are deleted already, and of no help.
         errors = [line.replace(f"{temporary}/", "") for line in errors]
@@ -215,10 +216,11 @@ def _why(
     }[what]
     if ended.code is None:
         failed += f" in {settings.BUILD_S / 3600:.0f} hours"
-    told = [f"{failed}. The first errors:", *(f"  {line}" for line in errors)]
+    lines = [f"{failed}. The first errors:"]
+    lines += [f"  {line}" for line in errors]
     if hint:
-        told.append(hint)
-    return "\n".join([*told, f"Full log: {log}"])
+        lines.append(hint)
+    return "\n".join([*lines, f"Full log: {log}"])
 
 
 def folder() -> Path:
@@ -229,12 +231,12 @@ def folder() -> Path:
     return platformdirs.user_cache_path("keras-towers", appauthor=False)
 
 
-def made(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """Make a folder of the cache, or raise ``UnusableFolder``."""
     return writable(folder, f"name another one in {settings.CACHE}")
 
 
-class Shelf:
+class WheelCache:
     """The cache entry of one wheel, specific to its target and options."""
 
     def __init__(self, recipe: Recipe):
@@ -249,7 +251,7 @@ class Shelf:
 
     def store(self, wheel: Path) -> Path:
         """Store a wheel atomically."""
-        made(self.path)
+        make_folder(self.path)
         with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
             copy = Path(new) / wheel.name
             shutil.copyfile(wheel, copy)
@@ -262,7 +264,7 @@ class Shelf:
     @contextlib.contextmanager
     def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
         """Let one process at a time build the wheel; the next finds it."""
-        made(self.path)
+        make_folder(self.path)
         lock = filelock.FileLock(self.path / ".lock")
         # Releasing a lock that is not held does nothing.
         with contextlib.ExitStack() as stack:
@@ -275,3 +277,132 @@ class Shelf:
             except (OSError, NotImplementedError):
                 pass
             yield
+
+
+_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
+_STEPS = re.compile(r"^\s*\[(\d+)/(\d+)\]")
+_ERROR = re.compile(
+    r"(?:^|\s)(?:fatal )?error: |CMake Error|undefined reference"
+    r"|No space left on device|internal compiler error"
+    r"|THESE PACKAGES DO NOT MATCH THE HASHES|No matching distribution"
+    r"|cannot find -l|Killed signal",
+)
+# Lines that only report that a subprocess failed.
+_NOISE = re.compile(
+    r"error: (?:subprocess-exited-with-error|metadata-generation-failed"
+    r"|legacy-install-failure|command .* failed|ld returned)"
+    r"|This error originates from"
+)
+# Patterns of errors, with advice for each.
+_HINTS = (
+    (
+        r"nccl\.h|Could NOT find NCCL|-lnccl",
+        "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
+        "NVIDIA's repository), set {prefix}_NCCL_HOME to its folder, or build "
+        "without --with-nccl.",
+    ),
+    (
+        r"unsupported GNU version|unsupported Microsoft|unsupported clang",
+        "This CUDA does not support such a new compiler: set CXX to an older "
+        "one.",
+    ),
+    (
+        r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER|cuda_runtime"
+        r"|-lcudart|CUDA library was not found",
+        "The CUDA toolkit is missing or unusable: set {prefix}_CUDA_HOME to "
+        "its folder, or build without --with-nccl.",
+    ),
+    (
+        r"rdma|ibverbs",
+        "Headers of RDMA are installed, but not its libraries: install them "
+        "(Debian and Ubuntu: librdmacm-dev), or remove the headers.",
+    ),
+    (
+        r"tensorflow/\S+: No such file|xla/\S+: No such file|stream_executor",
+        "This TensorFlow lacks a header or a name that {title} needs: the "
+        "build is known to work with TensorFlow 2.20 and 2.21.",
+    ),
+    (
+        r"mpi\.h|Could NOT find MPI",
+        "MPI is missing: apt-get install libopenmpi-dev openmpi-bin, or build "
+        "without --with-mpi.",
+    ),
+    (
+        r"is not able to compile a simple test program"
+        r"|No CMAKE_CXX_COMPILER could be found",
+        "The C++ compiler does not work: install one (Debian and Ubuntu: "
+        "apt-get install g++), and check CXX, CXXFLAGS and LDFLAGS.",
+    ),
+    (
+        r"Killed signal|internal compiler error: Killed|virtual memory",
+        "The machine ran out of memory: set MAKEFLAGS=-j1 and try again.",
+    ),
+    (
+        r"No space left on device",
+        "The disk is full: a build needs about 1 GB in the temporary folder "
+        "(set TMPDIR to use another).",
+    ),
+    (
+        r"MATCH THE HASHES",
+        "The package index served a different file from the one on PyPI.",
+    ),
+    (
+        r"externally-managed-environment",
+        "This Python is managed by the system: create a virtual environment "
+        "(python3 -m venv) and install keras-towers there.",
+    ),
+    (
+        r"No matching distribution|Could not find a version"
+        r"|Failed to establish a new connection|NewConnectionError",
+        "pip could not get a package: check the network and pip's index.",
+    ),
+)
+
+
+def progress_in(line: str) -> float | None:
+    """The progress that a line of make or Ninja reports, from 0 to 1."""
+    found = _PERCENT.match(line)
+    if found:
+        return min(int(found.group(1)), 100) / 100
+    found = _STEPS.match(line)
+    if found and int(found.group(2)):
+        return min(int(found.group(1)) / int(found.group(2)), 1.0)
+    return None
+
+
+def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
+    """The first distinct lines of a log that report errors, else its end."""
+    lines = [line.rstrip() for line in lines]
+    found: dict[str, None] = {}
+    for index, line in enumerate(lines):
+        if not _ERROR.search(line) or _NOISE.search(line):
+            continue
+        text = line.strip()
+        if "CMake Error" in text and text.endswith(":"):
+            # CMake reports the place on one line and the error below it.
+            text += " " + _paragraph(lines[index + 1 :])
+        found[text] = None
+        if len(found) == limit:
+            break
+    return list(found) or [line for line in lines if line.strip()][-limit:]
+
+
+def hint_for(lines: Iterable[str], prefix: str, title: str) -> str | None:
+    """Advice for known errors of an engine's build, or None."""
+    text = "\n".join(lines)
+    for pattern, advice in _HINTS:
+        if re.search(pattern, text):
+            return advice.format(prefix=prefix, title=title)
+    return None
+
+
+def _paragraph(lines: list[str]) -> str:
+    """The start of a CMake message, which spans several lines."""
+    words: list[str] = []
+    for line in lines[:8]:
+        text = line.strip()
+        if text.startswith("Call Stack") or len(words) == 3:
+            break
+        if text:
+            words.append(text)
+    return " ".join(words)

@@ -29,7 +29,7 @@ class InstallError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class InstalledEngine:
     """An installed engine; ``parts`` as in ``{"Gloo": True, "NCCL": 0}``."""
 
     version: str
@@ -54,27 +54,33 @@ def put_first(
 
 
 class Recipe(ABC):
-    """The build of one engine, with the options that were chosen."""
+    """The build of one engine, with the options that were chosen.
+
+    Attributes:
+        prefix: begins the names of the user's variables for it.
+        purpose: when it is wanted, for the doctor.
+        without_nccl: what it does without NCCL, likewise.
+        for_one_cpu: whether its wheel may not run on another CPU.
+        runtime: the packages that it imports, besides TensorFlow.
+        probe: Python code that imports it, and prints
+            ``InstalledEngine.parts`` as JSON.
+        revision: incremented when the build changes, for new wheels.
+        build_variables: the user's variables that affect the build.
+        overruled: prefixes of variables that contradict the options.
+    """
 
     prefix: ClassVar[str]
     name: ClassVar[str]
     title: ClassVar[str]
-    # When it is wanted, and what it does without NCCL, for the doctor.
     purpose: ClassVar[str]
     without_nccl: ClassVar[str]
-    # Whether its wheel may not run on another CPU.
     for_one_cpu: ClassVar[bool] = False
     version: ClassVar[str]
     sha256: ClassVar[str]
-    # The packages it imports, besides TensorFlow.
     runtime: ClassVar[tuple[str, ...]]
-    # Python code that imports it, and prints Found.parts as JSON.
     probe: ClassVar[str]
-    # Incremented when the build changes, for new wheels.
     revision: ClassVar[int]
-    # The user's variables that affect the build.
     build_variables: ClassVar[tuple[str, ...]]
-    # Prefixes of variables that contradict the options.
     overruled: ClassVar[tuple[str, ...]]
 
     with_nccl: bool
@@ -122,7 +128,7 @@ class Recipe(ABC):
         """The TensorFlow version that an installed engine was built for."""
         return None
 
-    def look(self) -> Found | None:
+    def find_installed(self) -> InstalledEngine | None:
         """Load the installed engine in a fresh process; None: there is none."""
         try:
             package = metadata.distribution(self.name)
@@ -138,8 +144,10 @@ class Recipe(ABC):
                 | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
             )
         except NoAnswer as error:
-            return Found(package.version, tensorflow, False, str(error))
-        return Found(package.version, tensorflow, True, parts=parts)
+            return InstalledEngine(
+                package.version, tensorflow, False, str(error)
+            )
+        return InstalledEngine(package.version, tensorflow, True, parts=parts)
 
 
 _CPU_MODEL = ("vendor_id", "cpu family", "model", "stepping")

@@ -159,7 +159,7 @@ def find_nvcc(variables: str) -> Tool:
         # Only the engine's own variable takes precedence over the search path.
         f"{own}/bin/nvcc" if own else None,
         which("nvcc"),
-        *(f"{home}/bin/nvcc" for home in _toolkits()),
+        *[f"{home}/bin/nvcc" for home in _toolkits()],
     ]
     for path in candidates:
         if path and os.access(path, os.X_OK):
@@ -230,9 +230,11 @@ def find_nccl(variables: str) -> Tool:
 
 
 def linkable(home: str, folder: Path) -> tuple[str, str]:
-    """Make a library of pip's one to link to; return its folder and rpath."""
-    # It lacks the file name that linkers look for, and no loader looks into
-    # its folder, which is at ../../nvidia from that of an engine's library.
+    """Make a library that pip installed linkable; return its folder and rpath.
+
+    Such a library lacks the file name that linkers look for, and no loader
+    looks into its folder: ../../nvidia, seen from that of an engine's library.
+    """
     found = re.fullmatch(r".*/(nvidia/\w+)", home)
     if not found or home != _package(Path(home).name):
         return home, ""

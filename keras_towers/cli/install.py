@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 import time
@@ -21,7 +22,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from keras_towers import engines
-from keras_towers.cli import Command, Commands
+from keras_towers.errors import TowerError
 from keras_towers.system import handled, writable
 
 if TYPE_CHECKING:
@@ -29,76 +30,62 @@ if TYPE_CHECKING:
     from keras_towers.building.recipe import Recipe
 
 
-install: typer.Typer = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-)
+_BUILT = {name: e for name, e in engines.ENGINES.items() if e.recipe}
 
 
-@install.callback(subcommand_metavar="ENGINE")
-def _engine() -> None:
-    """Build an engine that connects processes, and install it.
-
-    It is compiled for the TensorFlow of this environment. The wheel is cached,
-    so the next installation takes seconds.
-    """
-
-
-_WithNccl = Annotated[
-    bool,
-    typer.Option(
-        "--with-nccl",
-        help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
-        "tested on a GPU.",
-    ),
-]
-_Rebuild = Annotated[
-    bool,
-    typer.Option("--rebuild", help="Build even if a cached wheel exists."),
-]
-_WheelOnly = Annotated[
-    Path | None,
-    typer.Option(
-        "--wheel-only",
-        metavar="DIR",
-        help="Only copy the wheel into this folder; install nothing.",
-    ),
-]
-
-
-@install.command(cls=Command)
-def horovod(
+def install(
+    engine: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENGINE", help=f"{' or '.join(_BUILT)}.", show_default=False
+        ),
+    ],
     with_mpi: Annotated[
         bool,
-        typer.Option("--with-mpi", help="Build with MPI in addition to Gloo."),
+        typer.Option(
+            "--with-mpi", help="Build with MPI in addition to Gloo (horovod)."
+        ),
     ] = False,
-    with_nccl: _WithNccl = False,
-    rebuild: _Rebuild = False,
-    wheel_only: _WheelOnly = None,
+    with_nccl: Annotated[
+        bool,
+        typer.Option(
+            "--with-nccl",
+            help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
+            "tested on a GPU.",
+        ),
+    ] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Build even if a cached wheel exists."),
+    ] = False,
+    wheel_only: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheel-only",
+            metavar="DIR",
+            help="Only copy the wheel into this folder; install nothing.",
+        ),
+    ] = None,
 ) -> None:
-    """Horovod, for TensorFlow only, with Gloo.
+    """Build an engine that connects processes, and install it.
 
-    Takes two minutes on two idle cores, or seconds if it has been built on
-    this machine before. Needs a C++17 compiler and make.
+    It is compiled for the TensorFlow of this environment, with a C++17 compiler
+    and make: two or three minutes on two idle cores. The wheel is cached, so
+    the next installation on this machine takes seconds.
     """
-    horovod = engines.find("horovod")
-    recipe = horovod.load(horovod.recipe)(with_mpi, with_nccl)
-    _install(recipe, rebuild, wheel_only)
-
-
-@install.command(cls=Command)
-def byteps(
-    with_nccl: _WithNccl = False,
-    rebuild: _Rebuild = False,
-    wheel_only: _WheelOnly = None,
-) -> None:
-    """BytePS, for TensorFlow only.
-
-    Takes three minutes on two idle cores, or seconds if it has been built on a
-    machine with this CPU before. Needs a C++17 compiler and make.
-    """
-    byteps = engines.find("byteps")
-    _install(byteps.load(byteps.recipe)(with_nccl), rebuild, wheel_only)
+    if engine not in _BUILT:
+        raise TowerError(
+            f"unknown engine {engine!r}; choose {' or '.join(_BUILT)}"
+        )
+    kind = _BUILT[engine].load(_BUILT[engine].recipe)
+    chosen = {"with_mpi": with_mpi, "with_nccl": with_nccl}
+    options = {name for name, is_on in chosen.items() if is_on}
+    for name in options - {field.name for field in dataclasses.fields(kind)}:
+        raise TowerError(
+            f"{kind.title} has no option --{name.replace('_', '-')}: leave it "
+            "out"
+        )
+    _install(kind(**dict.fromkeys(options, True)), rebuild, wheel_only)
 
 
 def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
@@ -129,10 +116,11 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
         console.print(f"{wheel_only / wheel.name} ({how})", soft_wrap=True)
         return
     assert found is not None
-    tensorflow = f" for TensorFlow {found.tensorflow}" * bool(found.tensorflow)
+    version = found.version
+    if found.tensorflow:
+        version += f" for TensorFlow {found.tensorflow}"
     console.print(
-        f"{recipe.title} {found.version}{tensorflow} installed, {how}; with "
-        f"{found.built_in}",
+        f"{recipe.title} {version} installed, {how}; with {found.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")

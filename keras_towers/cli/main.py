@@ -24,12 +24,12 @@ app: typer.Typer = typer.Typer(
 )
 app.command(cls=Command)(bench)
 app.command(cls=Command)(doctor)
+app.command(cls=Command, no_args_is_help=True)(install)
 app.command(cls=Command)(verify)
 # All options after the script belong to the script.
 app.command(cls=Command, context_settings={"allow_interspersed_args": False})(
     run
 )
-app.add_typer(install, name="install")
 
 
 def _print_version(wanted: bool) -> None:

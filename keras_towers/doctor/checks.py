@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_towers import __version__
 from keras_towers.building import toolchain
-from keras_towers.building.recipe import Found, Recipe
+from keras_towers.building.recipe import InstalledEngine, Recipe
 from keras_towers.doctor import probe
 from keras_towers.engines import ENGINES
 from keras_towers.system import usable_cores
@@ -58,7 +58,9 @@ def look() -> list[Finding]:
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
         facts_later = pool.submit(probe.look)
-        engines_later = [pool.submit(recipe.look) for recipe in recipes]
+        engines_later = [
+            pool.submit(recipe.find_installed) for recipe in recipes
+        ]
         facts = facts_later.result()
         found = [later.result() for later in engines_later]
     return [
@@ -136,7 +138,7 @@ def devices(facts: dict[str, Any]) -> Iterator[Finding]:
 def engines(
     facts: dict[str, Any],
     recipes: Iterable[Recipe],
-    found: Iterable[Found | None],
+    found: Iterable[InstalledEngine | None],
 ) -> Iterator[Finding]:
     """Check the engines that connect devices and processes."""
     finding = partial(Finding, "Engines")
@@ -159,7 +161,7 @@ def engines(
 
 
 def _engine(
-    recipe: Recipe, found: Found | None, facts: dict[str, Any]
+    recipe: Recipe, found: InstalledEngine | None, facts: dict[str, Any]
 ) -> tuple[str, Status, str]:
     """Return the value, the severity and the advice of an engine."""
     name, install = recipe.title, f"keras-towers install {recipe.name}"

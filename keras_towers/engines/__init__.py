@@ -37,6 +37,8 @@ class Engine:
         strategy_class: the class of that strategy in ``keras_towers``.
         roles: the roles in TF_CONFIG of a job over it; empty: it reads none.
         module: the module by which a script may use the engine itself.
+        transport: a reference to what connects this process and returns its
+            ``Transport``; empty: that takes more than the environment says.
         recipe: a reference to the ``Recipe`` that builds it.
         imported_by_launcher: a module that imports, without TensorFlow, where
             the engine is installed.
@@ -50,6 +52,7 @@ class Engine:
     strategy_class: str
     roles: tuple[str, ...] = ()
     module: str = ""
+    transport: str = ""
     recipe: str = ""
     imported_by_launcher: str = ""
     servers: str = ""

@@ -43,9 +43,18 @@ from keras_towers.system import handled
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
 
 
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
 @dataclass(frozen=True)
 class Job:
-    """The options of a job; in seconds, 0 is never."""
+    """The options of a job; in seconds, 0 is never.
+
+    Attributes:
+        servers: how many servers of an engine are started beside the ranks;
+            None for an engine without servers.
+        alone: whether the processes may remain unconnected without a notice.
+    """
 
     command: list[str]
     ranks: int
@@ -59,9 +68,7 @@ class Job:
     grace_s: int = settings.SCRIPT_GRACE_S
     verbose: bool = False
     launcher: str = "keras-towers run"
-    # Of an engine that sums on servers, such as BytePS; None: of another one.
     servers: int | None = None
-    # Whether the processes may remain unconnected without a notice.
     alone: bool = False
 
     def common_environment(self) -> dict[str, str]:
@@ -105,9 +112,7 @@ class Running:
     def __enter__(self) -> Self:
         signals = [
             number
-            for number in (
-                *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1),
-            )
+            for number in _HANDLED
             # A job started with nohup keeps ignoring SIGHUP.
             if signal.getsignal(number) != signal.SIG_IGN
         ]
@@ -170,9 +175,11 @@ def run_job(job: Job) -> Outcome:
 
 
 def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
-    """Run a job on TensorFlow's runtime on this machine, until it ends."""
-    # It ends when all tasks but those of the role ``"ps"`` have; these notice
-    # it themselves.
+    """Run a job on TensorFlow's runtime on this machine, until it ends.
+
+    It ends when all tasks but those of the role ``"ps"`` have; these notice it
+    themselves.
+    """
     with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
             **job.common_environment(),
@@ -208,9 +215,11 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
 
 @contextlib.contextmanager
 def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
-    """Give the tasks of a cluster free ports of this machine."""
-    # The ports are reserved inside the block: TensorFlow's servers can listen
-    # on them, also after a restart, and nobody else is given them.
+    """Give the tasks of a cluster free ports of this machine.
+
+    The ports are reserved inside the block: TensorFlow's servers can listen on
+    them, also after a restart, and nobody else is given them.
+    """
     with contextlib.ExitStack() as held:
         jobs = {
             role: tuple(
@@ -238,9 +247,11 @@ def _reserved() -> Iterator[int]:
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
-    """The rank that this process is to be itself, None if it starts ranks."""
-    # With another number of processes, each of a launcher starts a job of its
-    # own.
+    """The rank that this process is to be itself, None if it starts ranks.
+
+    With another number of processes, each of a launcher starts a job of its
+    own.
+    """
     member = environments.detect()
     if member is None or member.placed or member.alone:
         return None
@@ -266,9 +277,11 @@ def become(
 
 
 def allocated(processes: int | None) -> dict[str, int] | None:
-    """The hosts of a cluster's allocation, None where there is none."""
-    # A number of processes in an allocation of one host is for that host,
-    # however few tasks the manager was asked for.
+    """The hosts of a cluster's allocation, None where there is none.
+
+    A number of processes in an allocation of one host is for that host, however
+    few tasks the manager was asked for.
+    """
     found = allocation()
     if found is None or (processes and len(found[1]) == 1):
         return None

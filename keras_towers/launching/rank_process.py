@@ -228,10 +228,10 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
     return [
         "ssh",
         # Never prompt: a rank has no terminal.
-        *("-o", "BatchMode=yes"),
-        *("-o", f"ConnectTimeout={settings.SSH_CONNECT_S}"),
+        "-oBatchMode=yes",
+        f"-oConnectTimeout={settings.SSH_CONNECT_S}",
         # It ends after three signs of life that were not answered.
-        *("-o", f"ServerAliveInterval={settings.LOST_S / 4:.0f}"),
+        f"-oServerAliveInterval={settings.LOST_S / 4:.0f}",
         *(["-p", str(port)] if port else []),
         host,
         shlex.join(command),

@@ -55,9 +55,11 @@ def supervise(
     what: str = "rank",
     helpers: Sequence[Rank] = (),
 ) -> Outcome:
-    """Wait for the end of a job."""
-    # SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make
-    # a backup. Those that only serve are ended after the others.
+    """Wait for the end of a job.
+
+    SIGTERM and SIGUSR1 are passed on to the ranks that train, which may make a
+    backup. Those that only serve are ended after the others.
+    """
     console = run.console
     ranks = sorted(
         (rank for rank in run.processes if rank not in helpers),
@@ -186,9 +188,11 @@ def end_all(ranks: list[Rank]) -> None:
 
 
 def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
-    """The rank that failed first, and whether no other one was the cause."""
-    # That is not always the first to end: a rank that raises notifies the
-    # others through Horovod, and they may exit while it is still cleaning up.
+    """Return the rank that failed first, and whether it failed by itself.
+
+    That is not always the first to end: a rank that raises notifies the others
+    through Horovod, and they may exit while it is still cleaning up.
+    """
     failed = [rank for rank in ended if rank.code]
     for rank in failed:
         if not is_consequence(rank):

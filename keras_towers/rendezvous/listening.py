@@ -1,7 +1,10 @@
 """Servers of TensorFlow that take connections to their own address only.
 
-TensorFlow's server listens on every interface, and asks nobody who they are. A
-filter in the kernel drops what comes to another address.
+TensorFlow's server listens on every interface, and authenticates nobody. It
+has no option for an address, and a socket that listens cannot be bound again.
+Binding it to a network interface would refuse processes of this machine that
+connect to its network address. So a filter in the kernel drops what comes to
+another address.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # From linux/filter.h; Python's socket module has none of these.
 _SO_ATTACH_FILTER = 26
-_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = (
-    *(0x30, 0x20, 0x74, 0x15, 0x06),
-)
+_LOAD_BYTE = 0x30
+_LOAD_WORD = 0x20
+_SHIFT_RIGHT = 0x74
+_JUMP_IF_EQUAL = 0x15
+_RETURN = 0x06
 _IP_HEADER = 0xFFF00000
 _DESTINATION = {4: 16, 6: 24}
 _ALL_BYTES = 0xFFFFFFFF
@@ -38,10 +43,12 @@ _ALL_BYTES = 0xFFFFFFFF
 
 @contextlib.contextmanager
 def only_at(address: str) -> Iterator[None]:
-    """Let the server that starts inside be reached at one address only."""
-    # If this machine has no such address, as behind a load balancer, or knows
-    # its own name as one of its loopback, the server can be reached at all of
-    # them; with 0.0.0.0, too.
+    """Let the server that starts inside be reached at one address only.
+
+    If this machine has no such address, as behind a load balancer, or knows its
+    own name as one of its loopback, the server can be reached at all of them;
+    with 0.0.0.0, too.
+    """
     check(address)
     yield
     host, _, port = address.rpartition(":")
@@ -50,7 +57,8 @@ def only_at(address: str) -> Iterator[None]:
         # The connections that it accepts inherit this. By gRPC's own limit, of
         # 20 s, those of a link that heals would be gone.
         listener.setsockopt(
-            *(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            socket.IPPROTO_TCP,
+            socket.TCP_USER_TIMEOUT,
             round(1000 * settings.LOST_S),
         )
     own = _own_addresses(host.strip("[]"))
@@ -106,13 +114,13 @@ def _check_free(address: _Address, port: int, name: str) -> None:
             probe.bind((str(address), port))
         except OSError as error:
             why = (
-                "is in use by another process: end that one"
+                "it is in use by another process. End that one"
                 if error.errno == errno.EADDRINUSE
-                else f"cannot be listened at ({error.strerror}): be allowed to"
+                else f"{error.strerror}. Get permission"
             )
             raise TowerError(
-                f"{name} is to be the address of this process, but {why}, or "
-                "give this task another port"
+                f"cannot listen on {name}, the address of this process: {why}, "
+                "or give this task another port."
             ) from None
 
 

@@ -100,10 +100,12 @@ def join() -> None:
 
 
 def take_place() -> None:
-    """Wait until all workers of an elastic job are there, and take a rank."""
-    # To be called before Horovod connects for the first time in a process,
-    # whose rank may be out of date: others that died meanwhile are not waited
-    # for. Later Horovod asks by itself.
+    """Wait until all workers of an elastic job are there, and take a rank.
+
+    To be called before Horovod connects for the first time in a process, whose
+    rank may be out of date: others that died meanwhile are not waited for.
+    Later Horovod asks by itself.
+    """
     server = store.from_environment()
     elastic = os.environ.get("HOROVOD_ELASTIC")
     if server is None or not server.signed or not elastic:
@@ -111,8 +113,9 @@ def take_place() -> None:
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
     )
-    told = server.read("rank_and_size", f"{host}:{local_rank}")
-    slot = RankPlacement.decode(host, told.decode() if told else NO_PLACEMENT)
+    answer = server.read("rank_and_size", f"{host}:{local_rank}")
+    encoded = answer.decode() if answer else NO_PLACEMENT
+    slot = RankPlacement.decode(host, encoded)
     if slot.rank < 0:
         raise TowerError("the job has gone on without this worker.")
     os.environ.update(slot.environment)

@@ -19,9 +19,11 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
+from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.check import check_alone
 from keras_towers.transport import SingleProcess, Transport
 
@@ -45,9 +47,7 @@ def _initialize(
 ) -> None:
     """Join the job that a launcher started; the numbers have to be its own."""
     global _job
-    from keras_towers.engines.horovod import horovod_transport
-
-    if not horovod_transport.was_launched():
+    if environments.detect() is None:
         if num_processes not in (None, 1):
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
@@ -61,7 +61,8 @@ def _initialize(
         return
     from keras_towers.strategies.machine_share import share_machine
 
-    transport = horovod_transport.HorovodTransport()
+    horovod = engines.find("horovod")
+    transport = horovod.load(horovod.transport)()
     for name, given, actual in (
         ("num_processes", num_processes, transport.size),
         ("process_id", process_id, transport.rank),
@@ -109,8 +110,6 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
         from keras_towers.strategies.tower import TowerStrategy
 
         return TowerStrategy(names)
-    from keras_towers.engines.horovod.horovod_strategy import HorovodStrategy
-
     own = _own(names, _job.rank, _job.size)
     if batches == "each" and len(own) > 1:
         raise TowerError(
@@ -120,8 +119,10 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
     by_number = own == [f"{kind}:0"]
-    return HorovodStrategy(
-        batches=batches, towers=1 if by_number else list[int | str](own)
+    return strategies.strategy(
+        "horovod",
+        batches=batches,
+        towers=1 if by_number else list[int | str](own),
     )
 
 
@@ -160,8 +161,6 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Keep each process of a job from training a model of its own."""
-    from keras_towers.rendezvous import environments
-
     member = environments.detect()
     # One of an unknown number may be meant to train by itself.
     joined = not isinstance(_job, SingleProcess)

@@ -1,4 +1,4 @@
-"""A timeline of ``fit``: a trace of each step, its phases, and advice."""
+"""A timeline of ``fit``: a trace, a table of phases, and a line of advice."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import check
 from keras_towers.system import writable, writable_file
 from keras_towers.timeline import report, trace
-from keras_towers.timeline.measured import summarise
 from keras_towers.timeline.recorded import Host, OfRank, align
-from keras_towers.timeline.report import advise
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -50,13 +48,11 @@ class Timeline(ObservesFit):
     * update: until the weights are updated, and copied to other towers. If one
       tower updates them for all, only that tower has this phase.
 
-    A table of the phases is printed, with their means and medians, and what to
-    change where one stands out: a mean far above its median comes from a few
-    long steps. Calls in which TensorFlow traced the step are left out of it.
-    Above the table are the parts of the whole time of ``fit``: the steps, what
-    comes before the first of them, tracing, validation, the ends of epochs, and
-    what is between epochs. Of phases, the times of the last 10,000 steps are
-    kept, or of as many as are written: memory does not grow.
+    A table of the phases is printed, with their means and medians, and a line
+    that says what to change first, where a phase stands out: a mean far above
+    its median comes from a few long steps. Calls in which TensorFlow traced the
+    step are left out of it. The times of the last 10,000 steps are kept, or of
+    as many as are written: memory does not grow.
     Towers of ``AsyncTowerStrategy`` and ``SyncReplicasStrategy`` have no common
     step: each has its own steps in its row. ``fit`` traces its step anew, and
     so does the next ``fit``: an operation that draws without a seed of its own,
@@ -75,7 +71,7 @@ class Timeline(ObservesFit):
     Attributes:
         phases: mean milliseconds that each phase takes of a step, of the last
             ``fit``, on rank 0.
-        advice: what to change; empty if nothing stands out.
+        advice: what to change first; empty if nothing stands out.
 
     Raises:
         TowerError: ``path`` is none, or ``steps`` is not positive; in ``fit``:
@@ -97,7 +93,7 @@ class Timeline(ObservesFit):
             raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
         self.path: Path = Path(path)
         self.phases: dict[str, float] = {}
-        self.advice: list[str] = []
+        self.advice: str = ""
         self.first: Host = Host()
         self._last = steps
         self._recorder: marks.Recorder | None = None
@@ -115,7 +111,7 @@ class Timeline(ObservesFit):
         rank = 0 if config is None else config.peers.rank
         writable(self.path.absolute().parent, "give Timeline another path.")
         writable_file(self._path_of(rank), "Timeline")
-        self.phases, self.advice = {}, []
+        self.phases, self.advice = {}, ""
         kept = max(self._last, _KEPT)
         self._recorder = recorder = marks.Recorder(model, kept)
 
@@ -143,7 +139,7 @@ class Timeline(ObservesFit):
                 self._write(self._path_of(rank), [measured()])
             raise
         else:
-            self._finish(model, config, measured(), x)
+            self._finish(model, config, measured())
         finally:
             self._recorder = None
             if config is not None:
@@ -157,31 +153,32 @@ class Timeline(ObservesFit):
         self,
         model: keras.Model,
         config: TowerConfig | None,
-        mine: OfRank,
-        x: Any,
+        measured: OfRank,
     ) -> None:
         """Bring together what all ranks have measured, on rank 0."""
-        ranks, path = [mine], self._path_of(mine.rank)
+        ranks, path = [measured], self._path_of(measured.rank)
         # Processes without a common step may come and go.
         if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
-            told = check.gather(config.transport, vars(mine), where)
-            if mine.rank > 0:
+            gathered = check.gather(config.transport, vars(measured), where)
+            if measured.rank > 0:
                 return
-            ranks, path = [OfRank(**values) for values in told], self.path
+            ranks = [OfRank(**values) for values in gathered]
+            path = self.path
         align(ranks)
         self._write(path, ranks)
-        measured = summarise(ranks, self.first, model, config, x)
-        self.phases = {n: 1e3 * s for n, s in measured.phases.items()}
-        self.advice = advise(measured)
-        if measured.missing:
-            logger.warning("%s", measured.missing)
-        number, total = measured.steps
-        steps = f"{total} steps"
-        if number < total:
-            steps = f"the last {number} of {steps}"
+        summary = report.summarise(ranks, self.first, model, config)
+        self.phases = {
+            name: 1e3 * took.mean for name, took in summary.phases.items()
+        }
+        self.advice = report.advise(summary)
+        if summary.missing:
+            logger.warning("%s", summary.missing)
+        steps = f"{summary.all_steps} steps"
+        if summary.steps < summary.all_steps:
+            steps = f"the last {summary.steps} of {steps}"
         title = f"fit of {model.name!r}: {steps}, {self.path}"
-        report.show(Console(), title, measured, self.advice)
+        report.show(Console(), title, summary, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[OfRank]) -> None:
         try:

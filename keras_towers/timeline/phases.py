@@ -107,9 +107,11 @@ def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
 def of_steps(
     phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
 ) -> dict[str, Took]:
-    """Return the seconds of ``OF_STEPS``, which together are a step."""
-    # Computing and waiting, also for a core to begin on, are means over this
-    # rank's towers; of the other phases the longest one counts.
+    """Return the seconds of ``OF_STEPS``, which together are a step.
+
+    Computing and waiting, also for a core to begin on, are means over this
+    rank's towers; of the other phases the longest one counts.
+    """
     steps = in_calls(phases, calls)
     inside = settled(steps, calls, traced)
     if not inside.any():
@@ -164,18 +166,20 @@ def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
 
 def of_spans(
     spans: np.ndarray, towers: int
-) -> tuple[dict[str, Took], dict[str, np.ndarray], float]:
-    """Summarise the steps of towers that have no step in common."""
-    # ``spans`` has the tower, begin and end of each step: of shape [steps, 3].
-    # A tower's first step, which may be traced, counts only for the fraction.
+) -> tuple[dict[str, Took], dict[str, np.ndarray]]:
+    """Summarise the steps of towers that have no step in common.
+
+    Args:
+        spans: tower, begin and end of each step. The first step of a tower may
+            be traced and does not count.
+        towers: how many there are.
+    """
     seconds = spans[:, 2] - spans[:, 1]
     of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
-    later = [own[len(own) > 1 :] for own in of_tower]
-    means = [own.mean() if len(own) else np.nan for own in later]
-    elapsed = spans[:, 2].max() - spans[:, 1].min()
-    busy = float(seconds.sum() / (towers * elapsed)) if elapsed else 1.0
+    later = [steps[len(steps) > 1 :] for steps in of_tower]
+    means = [steps.mean() if len(steps) else np.nan for steps in later]
     took = {"a tower's step": _took(np.concatenate(later))}
-    return took, {"step": np.array(means)}, busy
+    return took, {"step": np.array(means)}
 
 
 def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

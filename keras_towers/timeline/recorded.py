@@ -18,15 +18,6 @@ from keras_towers.timeline.phases import Calls, latest
 
 HOST = 0
 """The row of a rank's host in the trace."""
-# The parts of ``fit``, which make up all of it, and what some of them are.
-PARTS = {
-    "steps": "",
-    "start": "until the first step: the model is placed, the input opened",
-    "tracing": "the first steps, with TensorFlow's traces of them",
-    "validation": "",
-    "ends of epochs": "callbacks there",
-    "between epochs": "the input is opened again; what ends fit",
-}
 
 
 class Host(keras.callbacks.Callback):
@@ -44,12 +35,8 @@ class Host(keras.callbacks.Callback):
         self.traces: int = 0
         self.traced: deque[float] = deque(maxlen=kept)
         self.others: deque[tuple[str, float, float]] = deque(maxlen=kept)
-        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-        self.first_validation: float = 0.0
-        self.whole: float = 0.0
         # Keras may run callbacks after a batch in other threads, later.
         self._thread = threading.get_ident()
-        self._began = time.time()
         self._count_traces = traces
         self._traces_before = 0
         self._calls: deque[list[float]] = deque(maxlen=kept)
@@ -60,8 +47,6 @@ class Host(keras.callbacks.Callback):
         """Note a call of the train function; return the number before it."""
         now = time.time()
         self._close(now)
-        if not self.count:
-            self.seconds["start"] = now - self._began
         self._traces_before = self._count_traces()
         self._calls.append([now, np.nan, np.nan])
         self._is_open = True
@@ -93,10 +78,6 @@ class Host(keras.callbacks.Callback):
         (name, begin), end = self._other, time.time()
         self._other = None
         self.others.append((name, begin, end))
-        part = "validation" if name == "validation" else "ends of epochs"
-        if name == "validation" and not self.seconds[part]:
-            self.first_validation = end - begin
-        self.seconds[part] += end - begin
 
     on_epoch_begin = on_test_end = on_train_end = end
 
@@ -104,9 +85,6 @@ class Host(keras.callbacks.Callback):
         """Note the end of ``fit``."""
         self._end_calls()
         self.end()
-        self.whole = time.time() - self._began
-        rest = "between epochs" if self.count else "start"
-        self.seconds[rest] += self.whole - sum(self.seconds.values())
 
     def calls(self) -> Calls:
         """Return the times of the calls that are kept."""
@@ -131,12 +109,9 @@ class Host(keras.callbacks.Callback):
         self._is_open = False
         call = self._calls[-1]
         call[2] = end
-        part = "steps"
         if self._count_traces() > self._traces_before:
-            part = "tracing"
             self.traces += 1
             self.traced.append(call[0])
-        self.seconds[part] += end - call[0]
 
 
 @dataclasses.dataclass

@@ -1,77 +1,186 @@
-"""Tables of measurements, and advice."""
+"""What was measured: the table of phases, and one line of advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
+import keras
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.timeline.measured import Measured
-from keras_towers.timeline.recorded import PARTS
+from keras_towers import devices as devices_lib
+from keras_towers.fit.contract import TowerConfig
+from keras_towers.system import usable_cores
+from keras_towers.timeline import phases as phases_lib
+from keras_towers.timeline.phases import Calls, Took
+from keras_towers.timeline.recorded import Host, OfRank, joined, rows_of
 
 # Of more towers only the slowest are shown.
 _SHOWN = 16
+# Fractions of a step from which on a phase stands out.
+_STANDS_OUT = {
+    "input": 0.2,
+    "callbacks": 0.1,
+    "wait": 0.15,
+    "reduction": 0.3,
+    "update": 0.3,
+}
+# How much longer than the others a slow tower computes.
+_SLOW = 1.25
+# On a busy machine a tower may seem to compute in no time at all.
+_TICK_S = 1e-6
+# A model is traced for whole batches and, once more, for any other size.
+_TRACES = 2
+_ADVICE = {
+    "input": "a step waits for its input for {}: read ahead, by "
+    ".prefetch(tf.data.AUTOTUNE) at the end of a dataset or workers=4 of a "
+    "keras.utils.PyDataset, or start 16 steps at once by compile(..., "
+    "steps_per_execution=16).",
+    "callbacks": "callbacks take {}: do their work at the end of an epoch, "
+    "show progress with verbose=2, or run them less often by compile(..., "
+    "steps_per_execution=16).",
+    "reduction": "the reduction of gradients takes {}: a larger batch_size "
+    "computes longer for each of them.",
+    "update": "the optimizer's update takes {}: a larger batch_size updates "
+    "less often.",
+}
 
 
-def show(
-    console: Console,
-    title: str,
-    measured: Measured,
-    advice: Sequence[str],
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Measurements of a ``fit``, and its conditions; times are in seconds.
+
+    Attributes:
+        phases: what each phase takes of a step.
+        towers: names of the towers of all ranks.
+        of_towers: mean of each tower, by phase.
+        local_towers: number of towers of this process.
+        cores: that these share; None: they are on accelerators.
+        traces: number of calls that traced the step.
+        steps: number of steps that are summarised.
+        all_steps: number of all steps.
+        missing: which measurements are missing, and why; empty: none.
+    """
+
+    phases: Mapping[str, Took]
+    towers: Sequence[str] = ()
+    of_towers: Mapping[str, np.ndarray] = dataclasses.field(
+        default_factory=dict
+    )
+    local_towers: int = 1
+    cores: int | None = None
+    traces: int = 0
+    steps: int = 0
+    all_steps: int = 0
+    missing: str = ""
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return sum(took.mean for took in self.phases.values())
+
+    def share(self, phase: str) -> float:
+        """The fraction of a step that a phase takes."""
+        mean = self.phases[phase].mean if phase in self.phases else 0.0
+        return mean / self.total if self.total else 0.0
+
+
+def summarise(
+    ranks: Sequence[OfRank],
+    host: Host,
+    model: keras.Model,
+    config: TowerConfig | None,
+) -> Summary:
+    """Summarise the measurements of ranks with the same steps, on one clock."""
+    first, calls = ranks[0], Calls(*ranks[0].calls)
+    stamps = joined(ranks)
+    spans = np.concatenate([rank.spans for rank in ranks])
+    names = [name for (_, row), name in sorted(rows_of(ranks).items()) if row]
+    of_towers: dict[str, np.ndarray] = {}
+    missing = ""
+    if len(stamps):
+        bounds = phases_lib.of_towers(stamps)
+        # Its own towers waited for those of other ranks, too.
+        local = {n: b[:, : len(first.devices)] for n, b in bounds.items()}
+        phases = phases_lib.of_steps(local, calls, first.traced)
+        steps = phases_lib.in_calls(local, calls)
+        count = phases_lib.settled(steps, calls, first.traced)
+        if phases:
+            of_towers = phases_lib.per_tower(
+                {name: of_phase[count] for name, of_phase in bounds.items()}
+            )
+    elif len(spans):
+        phases, of_towers = phases_lib.of_spans(spans, len(names))
+    else:
+        phases = phases_lib.of_one_device(calls, first.traced)
+        if config is not None and len(calls.begins):
+            missing = _why_missing(model, config)
+    cores = None
+    if config is not None and devices_lib.all_on_host(config.devices):
+        cores = usable_cores()
+    number = len(stamps) or len(spans) or len(calls.begins)
+    return Summary(
+        phases,
+        names,
+        of_towers,
+        local_towers=len(first.devices),
+        cores=cores,
+        traces=host.traces,
+        steps=number,
+        all_steps=first.first_step + len(stamps) or first.first_call + number,
+        missing=missing,
+    )
+
+
+def _why_missing(model: keras.Model, config: TowerConfig) -> str:
+    why = f"{config.name} runs them in a way that it does not know"
+    if model.run_eagerly:
+        why = "they run eagerly: compile the model without run_eagerly=True"
+    return (
+        f"Timeline has not measured the steps of model {model.name!r}, because "
+        f"{why}. The trace has only the calls of Keras's loop."
+    )
+
+
+def show(console: Console, title: str, summary: Summary, advice: str) -> None:
     """Print the phases of a step, those of each tower, and advice."""
     console.print(title, highlight=False, markup=False, soft_wrap=True)
-    for line in _of_fit(measured):
-        console.print(line, highlight=False, markup=False)
-    if measured.phases:
-        console.print(_phases(measured))
-    if len(measured.names) > 1 and measured.of_towers:
-        console.print(_towers(measured.names, measured.of_towers))
-    for line in advice or ["nothing stands out."]:
-        console.print(f"- {line}", highlight=False, markup=False)
+    if summary.phases:
+        console.print(_table_of_phases(summary))
+    if len(summary.towers) > 1 and summary.of_towers:
+        console.print(_table_of_towers(summary))
+    line = advice or "nothing stands out."
+    console.print(line, highlight=False, markup=False)
 
 
-def _of_fit(measured: Measured) -> Iterator[str]:
-    for name, seconds in measured.seconds.items():
-        if name == "steps":
-            yield f"steps: {seconds:.2f} of {measured.whole:.2f} s of fit"
-        elif seconds:
-            what = f" ({PARTS[name]})" if PARTS[name] else ""
-            yield f"{name}: {seconds:.2f} s{what}"
-
-
-def _phases(measured: Measured) -> Table:
+def _table_of_phases(summary: Summary) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("phase")
-    table.add_column("mean ms", justify="right")
-    table.add_column("median ms", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for name, mean in measured.phases.items():
-        share = f"{measured.share(name):.0%}"
-        median = _ms(measured.medians.get(name, mean))
-        rare = "every so often" if measured.is_rare(name) else ""
-        table.add_row(name, _ms(mean), median, share, rare)
+    for title in ("mean ms", "median ms", "share"):
+        table.add_column(title, justify="right")
+    for name, took in summary.phases.items():
+        share = f"{summary.share(name):.0%}"
+        table.add_row(name, _ms(took.mean), _ms(took.median), share)
     table.add_section()
-    table.add_row("a step", _ms(measured.total))
+    table.add_row("a step", _ms(summary.total))
     return table
 
 
-def _towers(names: Sequence[str], towers: Mapping[str, np.ndarray]) -> Table:
+def _table_of_towers(summary: Summary) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("tower")
-    shown = {n: v for n, v in towers.items() if not np.isnan(v).all()}
+    shown = {n: v for n, v in summary.of_towers.items() if np.isfinite(v).any()}
     for name in shown:
         table.add_column(f"{name} ms", justify="right")
     slowest = np.argsort(-next(iter(shown.values())))[:_SHOWN]
-    for tower in sorted(int(index) for index in slowest):
-        cells = [_ms(float(v[tower])) for v in shown.values()]
-        table.add_row(names[tower], *cells)
-    if len(names) > _SHOWN:
-        table.caption = f"the slowest {_SHOWN} of {len(names)}"
+    for tower in sorted(slowest.tolist()):
+        cells = [_ms(float(seconds[tower])) for seconds in shown.values()]
+        table.add_row(summary.towers[tower], *cells)
+    if len(summary.towers) > _SHOWN:
+        table.caption = f"the slowest {_SHOWN} of {len(summary.towers)}"
     return table
 
 
@@ -79,179 +188,55 @@ def _ms(seconds: float) -> str:
     return "" if np.isnan(seconds) else f"{1e3 * seconds:.2f}"
 
 
-# Fractions of a step from which on a phase stands out.
-_STANDS_OUT = {"input": 0.2, "callbacks": 0.1, "wait": 0.15}
-_STANDS_OUT |= {"reduction": 0.3, "update": 0.3}
-# Fractions of the time of epochs, likewise, and seconds that are worth a line.
-_OF_EPOCHS = {"validation": 0.2, "ends of epochs": 0.1}
-_LONG_S = 0.1
-# How much longer than the others a slow tower computes.
-_SLOW = 1.25
-# On a busy machine a tower may seem to compute in no time at all.
-_TICK_S = 1e-6
-# Seconds that TensorFlow takes at most to start a step whose batch is there.
-_START_S = 3e-3
-# A model is traced for whole batches and, once more, for any other size.
-_TRACES = 2
-# The fraction of the time that a tower by itself is busy.
-_BUSY = 0.8
-# How to get the next batch before a step asks for it.
-_SOONER = {
-    "dataset": ".prefetch(tf.data.AUTOTUNE) at the end of the dataset, and "
-    "num_parallel_calls=tf.data.AUTOTUNE in its map(), read ahead",
-    "PyDataset": "workers=4 of keras.utils.PyDataset reads ahead, with "
-    "use_multiprocessing=True if Python's own code is what takes the time, and "
-    "a larger max_queue_size bridges single slow batches",
-    "DataLoader": "num_workers=4 of the DataLoader reads ahead",
-    "generator": "a generator is read by one thread; a keras.utils.PyDataset "
-    "with workers=4, or a tf.data.Dataset with .prefetch(tf.data.AUTOTUNE), "
-    "reads ahead",
-}
-_AT_ONCE = "compile(..., steps_per_execution=16) starts 16 steps at once"
-_EPOCHS = {
-    "validation": "validation takes {share} ({seconds} s): fit(..., "
-    "validation_freq=5) does it less often, and a larger "
-    "validation_batch_size in fewer steps.",
-    "ends of epochs": "callbacks take {share} at their ends ({seconds} s): "
-    "save and evaluate after every few epochs only, or make epochs longer by "
-    "fit(..., steps_per_epoch=...).",
-}
-
-
-def advise(measured: Measured) -> list[str]:
-    """Return what to change, the most important first."""
-    steps = measured.share_of_epochs("steps") if measured.seconds else 1.0
-    found = [
-        (steps * measured.share(phase), line)
+def advise(summary: Summary) -> str:
+    """Return what to change first; empty if nothing stands out."""
+    phases = [
+        phase
         for phase, least in _STANDS_OUT.items()
-        if measured.share(phase) >= least
-        if (line := _PHASES[phase](measured, _said(measured, phase)))
+        if summary.share(phase) >= least
     ]
-    if measured.busy is not None and measured.busy < _BUSY:
-        idle = 1 - measured.busy
-        line = (
-            f"towers are idle for {idle:.0%} of the time, because they get no "
-            "batch: end the dataset with .prefetch(tf.data.AUTOTUNE), use "
-            "larger batches, or do less in callbacks after a batch."
-        )
-        found.append((steps * idle, line))
-    for part, least in _OF_EPOCHS.items():
-        share = measured.share_of_epochs(part)
-        if share >= least and measured.epochs[part] >= _LONG_S:
-            line = _EPOCHS[part].format(
-                share=f"{share:.0%} of the time of epochs",
-                seconds=f"{measured.seconds[part]:.2f}",
-            )
-            found.append((share, line))
-    lines = [line for _, line in sorted(found, key=lambda f: -f[0])]
-    return [*lines, *_others(measured)]
-
-
-def _said(measured: Measured, phase: str) -> str:
-    """Say how much of a step a phase takes."""
-    seconds, share = measured.phases[phase], measured.share(phase)
-    said = f"{share:.0%} of a step ({1e3 * seconds:.2f} ms"
-    if measured.is_rare(phase):
-        median = 1e3 * measured.medians[phase]
-        said += f" on average, every so often: {median:.2f} ms at the median"
-    return f"{said})"
-
-
-def _input(measured: Measured, said: str) -> str:
-    at_once = "" if measured.steps_per_execution > 1 else _AT_ONCE
-    rare = measured.is_rare("input")
-    if measured.phases["input"] <= _START_S and not rare:
-        return at_once and f"starting a step takes {said}: {at_once}."
-    # Of arrays only the first step of an epoch is slow every so often.
-    sooner = _SOONER.get(measured.source, "" if rare else at_once)
-    return sooner and f"a step waits for its input for {said}: {sooner}."
-
-
-def _callbacks(measured: Measured, said: str) -> str:
-    return (
-        f"callbacks take {said}: do their work at the end of an epoch, show "
-        "progress with verbose=2, or run them less often by compile(..., "
-        "steps_per_execution=16)."
-    )
-
-
-def _wait(measured: Measured, said: str) -> str:
-    compute = measured.compute
-    if len(compute) < 2:
-        return ""
-    said = f"towers wait for one another for {said}"
-    slow = int(np.argmax(compute))
-    others = max(float(np.median(np.delete(compute, slow))), _TICK_S)
-    times = compute[slow] / others
-    if times >= _SLOW:
+    if phases:
+        phase = max(phases, key=summary.share)
+        milliseconds = 1e3 * summary.phases[phase].mean
+        share = f"{summary.share(phase):.0%} of a step ({milliseconds:.2f} ms)"
+        if phase == "wait":
+            return _advise_on_waiting(summary, share)
+        return _ADVICE[phase].format(share)
+    if summary.traces > _TRACES:
         return (
-            f"{said}: {measured.names[slow]} computes {times:.1f} times as "
-            "long as the others. Leave it out, if its device is slower or has "
-            "other work; with AsyncTowerStrategy no tower waits."
+            f"{summary.traces} calls traced the step: each new shape of a "
+            "batch is a trace. Give batches few shapes: batch(..., "
+            "drop_remainder=True), padding to a few lengths."
         )
-    if measured.shares_cores:
-        return ""
-    return (
-        f"{said}, now for one, now for another: parts of one batch take "
-        "different times. Put examples of equal length into a batch, or use "
-        "AsyncTowerStrategy, where no tower waits."
-    )
-
-
-def _reduction(measured: Measured, said: str) -> str:
-    more = ""
-    if measured.ranks > 1 and "compression" in measured.options:
-        more = f'; {measured.strategy}(compression="bf16") exchanges half'
-    elif measured.towers > 1 and "packer" in measured.options:
-        more = f"; {measured.strategy}(packer=True) sums fewer, larger buffers"
-    return (
-        f"the reduction of gradients takes {said}: a larger batch_size "
-        f"computes longer for each of them{more}."
-    )
-
-
-def _update(measured: Measured, said: str) -> str:
-    more = ""
-    if "updates" in measured.options and measured.towers > 1:
-        # On CPUs its cores are those of all towers.
-        other = "sharded" if measured.cores is None else "once"
-        if measured.updates != other:
-            more = f'; try {measured.strategy}(updates="{other}")'
-    return (
-        f"the optimizer's update takes {said}: a larger batch_size updates "
-        "less often, and keras.optimizers.SGD passes over the weights once, "
-        f"others several times{more}."
-    )
-
-
-_PHASES = {
-    "input": _input,
-    "callbacks": _callbacks,
-    "wait": _wait,
-    "reduction": _reduction,
-    "update": _update,
-}
-
-
-def _others(measured: Measured) -> Iterator[str]:
-    """Yield advice that concerns no phase."""
-    if measured.shares_cores:
-        cores = measured.cores
-        yield (
-            f"{measured.towers} towers share {cores} "
-            f"core{'s' * (cores != 1)}, so they compute in turn: more towers "
-            "than cores only add work."
-        )
-    count, seconds = measured.traces
-    if count > _TRACES:
-        yield (
-            f"{count} calls traced the step and took {seconds:.1f} s: each new "
-            "shape of a batch is a trace. Give batches few shapes: "
-            "batch(..., drop_remainder=True), padding to a few lengths."
-        )
-    if "step" in measured.phases and measured.towers * measured.ranks <= 1:
-        yield (
+    if "step" in summary.phases and len(summary.towers) <= 1:
+        return (
             "the steps are not divided into phases, because they do not run "
             "on several towers: TowerStrategy takes all visible devices, and "
             "keras_towers.virtual_towers(n) makes n of a CPU."
         )
+    return ""
+
+
+def _advise_on_waiting(summary: Summary, share: str) -> str:
+    waiting = f"towers wait for one another for {share}"
+    compute = summary.of_towers.get("compute", np.empty(0))
+    if len(compute) > 1:
+        slow = int(np.argmax(compute))
+        others = max(float(np.median(np.delete(compute, slow))), _TICK_S)
+        if compute[slow] >= _SLOW * others:
+            return (
+                f"{waiting}: {summary.towers[slow]} computes "
+                f"{compute[slow] / others:.1f} times as long as the others. "
+                "Leave it out, if its device is slower or has other work; with "
+                "AsyncTowerStrategy no tower waits."
+            )
+    if summary.cores is not None and summary.local_towers > summary.cores:
+        return (
+            f"{waiting}: {summary.local_towers} towers on {summary.cores} "
+            "core(s) compute in turn. More towers than cores only add work."
+        )
+    return (
+        f"{waiting}, now for one, now for another: parts of one batch take "
+        "different times. Put examples of equal length into a batch, or use "
+        "AsyncTowerStrategy, where no tower waits."
+    )

@@ -1,5 +1,126 @@
-"""Engines that carry tensors between processes, behind one small protocol."""
+"""The protocol of engines that connect processes, and keys of collectives.
 
-from keras_towers.transport.base import SingleProcess, Transport, next_key
+The modules beside it are what transports have in common.
+"""
 
-__all__ = ["SingleProcess", "Transport", "next_key"]
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.rendezvous.check import Peers
+
+
+@runtime_checkable
+class Transport(Peers, Protocol):
+    """Connects the processes of a job.
+
+    Every method with a ``key`` is a collective: each rank has to make the same
+    call with the same key, and calls with one key must never overlap. The
+    methods work eagerly and inside a ``tf.function``.
+
+    Attributes:
+        name: the display name of the engine.
+        sums_float16: whether it sums float16 as fast as it can send it.
+    """
+
+    name: str
+
+    @property
+    def sums_float16(self) -> bool: ...
+
+    def mark(self, what: str) -> None:
+        """Record what this rank is about to wait for; empty: nothing.
+
+        With this, stalled ranks can be named.
+        """
+        ...
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        """Sum each of N dense tensors over the ranks, each when it is ready."""
+        ...
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        """Concatenate the ranks' tensors, in rank order, on the first axis.
+
+        The first dimensions may differ.
+        """
+        ...
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        """Split the rows into ``size`` equal parts and send part r to rank r.
+
+        Returns:
+            The parts received, concatenated in rank order.
+        """
+        ...
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    ) -> list[tf.Tensor]:
+        """Give all ranks the tensors of rank ``root``."""
+        ...
+
+
+class SingleProcess:
+    """A ``Transport`` for a single process: every sum is its input."""
+
+    name = "one process"
+    sums_float16 = True
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def mark(self, what: str) -> None:
+        pass
+
+    def all_reduce(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return tensor
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return tensor
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
+    ) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+
+_used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def next_key(purpose: str) -> str:
+    """Return a key for the next collective of the function being traced.
+
+    Numbering restarts in every traced function, so that a rank that retraces
+    one, for another batch shape, keeps using the same keys as the others. Eager
+    collectives block until they are done, so they need no number.
+    """
+    if tf.executing_eagerly():
+        return f"kt.{purpose}.eager"
+    # Functions inside the outermost graph may run concurrently.
+    graph: Any = compat.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    while getattr(outer, "building_function", False):
+        graph, outer = outer, getattr(outer, "outer_graph", None)
+    counter = _used.setdefault(graph, collections.Counter())
+    counter[purpose] += 1
+    return f"kt.{purpose}.{counter[purpose]}"

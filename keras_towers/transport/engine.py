@@ -1,4 +1,4 @@
-"""The common part of engines: their modules, and collectives of ranks."""
+"""What engines have in common: their import, and collectives of ranks."""
 
 from __future__ import annotations
 
@@ -15,52 +15,10 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import check, watch
-from keras_towers.transport import messages, plain
-from keras_towers.transport.base import Transport
+from keras_towers.transport import Transport, messages, plain
 
 # So many that any facts fit.
 _FACTS_BYTES = 1024
-
-
-class Engine:
-    """An engine's module, with the names that every engine has here.
-
-    Code that was written for Horovod asks ``hvd.rank()`` and ``hvd.size()``;
-    with ``hvd = strategy.engine`` it runs on BytePS, too. Whatever else the
-    module has can be asked for as well.
-
-    Args:
-        module: ``horovod.tensorflow`` or ``byteps.tensorflow``.
-
-    Attributes:
-        module: the module itself.
-
-    Example:
-        >>> hvd = kt.BytePSStrategy().engine
-        >>> hvd.rank(), hvd.size(), hvd.mpi_enabled()
-        (0, 1, False)
-    """
-
-    def __init__(self, module: ModuleType):
-        self.module = module
-
-    def rank(self) -> int:
-        """This process, 0 to size - 1."""
-        return self.module.rank()
-
-    def size(self) -> int:
-        """The number of processes."""
-        return self.module.size()
-
-    def mpi_enabled(self) -> bool:
-        """Whether the engine runs over MPI."""
-        enabled = getattr(self.module, "mpi_enabled", lambda: False)
-        return bool(enabled())
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module":  # Not yet there, as while it is copied.
-            raise AttributeError(name)
-        return getattr(self.module, name)
 
 
 def load(name: str, title: str) -> ModuleType:
@@ -163,13 +121,19 @@ class EngineTransport(Transport):
         """Compare what the ranks run."""
         # Of fixed size, and by one operation: others too have to understand it.
         data = json.dumps(check.facts(engine)).encode().ljust(_FACTS_BYTES)
-        told = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
-        rows = tf.reshape(told, [self.size, -1]).numpy()
+        words = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
+        rows = tf.reshape(words, [self.size, -1]).numpy()
         everyone = [json.loads(row.tobytes()) for row in rows]
-        mine = f"rank {self.rank}", everyone[self.rank]
+        this_rank = f"rank {self.rank}"
         for rank, its in enumerate(everyone):
             # One line for each that differs from rank 0, by itself.
-            check.compare(*mine, f"rank {rank}", its, warns=rank == 0)
+            check.compare(
+                this_rank,
+                everyone[self.rank],
+                f"rank {rank}",
+                its,
+                warns=rank == 0,
+            )
 
     def _traced(
         self,
@@ -178,9 +142,12 @@ class EngineTransport(Transport):
         tensors: Sequence[tf.Tensor],
         rows: int | None = -1,
     ) -> list[tf.Tensor]:
-        """Run a collective, eagerly too, as one traced function."""
-        # ``what`` tells it from all others; ``rows`` is None if the first
-        # dimensions differ from call to call.
+        """Run a collective, eagerly too, as one traced function.
+
+        Args:
+            what: tells it from all others.
+            rows: None if the first dimensions differ from call to call.
+        """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []

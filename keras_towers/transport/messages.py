@@ -132,9 +132,11 @@ def packed(
 def packs(
     tensors: Sequence[tf.Tensor], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
-    """Group the tensors that are not empty: those of one message each."""
-    # The backward pass computes the last gradient first, so the groups go from
-    # last to first: one is sent while the next is computed.
+    """Group the tensors that are not empty: those of one message each.
+
+    The backward pass computes the last gradient first, so the groups go from
+    last to first: one is sent while the next is computed.
+    """
     groups: list[list[int]] = []
     still_open: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(tensors))):

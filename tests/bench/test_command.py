@@ -68,8 +68,10 @@ def test_wrong_argument_is_refused_in_one_line(arguments, said):
 def test_failed_row_is_said_and_ends_in_exit_code_1(tmp_path):
     path = tmp_path / "bench.json"
     result = invoke(
-        *("--models", "small", "--strategies", "plain,stock-default,tower"),
-        *("--towers", "2,4", "--json", str(path)),
+        "--models=small",
+        "--strategies=plain,stock-default,tower",
+        "--towers=2,4",
+        f"--json={path}",
     )
     assert result.exit_code == 1
     assert "small, a model" in result.output and "[note]" in result.output
@@ -102,8 +104,7 @@ def test_towers_are_as_many_as_can_share_a_batch(
 ):
     machine["cores"] = cores
     document, _ = measured(
-        *(tmp_path / "a.json", "--batch-size", str(batch)),
-        *("--strategies", "async"),
+        tmp_path / "a.json", f"--batch-size={batch}", "--strategies=async"
     )
     assert document["settings"]["replicas"]["devices"] == [devices]
 
@@ -120,7 +121,8 @@ def test_rows_that_are_measured_if_none_is_named(tmp_path):
 
 def test_options_of_a_strategy_are_rows_of_their_own(tmp_path):
     _, rows = measured(
-        *(tmp_path / "a.json", "--processes", "2"),
-        *("--strategies", "horovod:compression=fp16,horovod"),
+        tmp_path / "a.json",
+        "--processes=2",
+        "--strategies=horovod:compression=fp16,horovod",
     )
     assert rows == ["plain", "compute", "horovod:compression=fp16", "horovod"]

@@ -156,8 +156,7 @@ def command(monkeypatch, tmp_path):
 def test_field_is_measured_shown_and_drawn(command, tmp_path):
     report, chart = tmp_path / "field.json", tmp_path / "field.svg"
     ended = command(
-        *("field", "--models", "small", "--chart", str(chart)),
-        *("--json", str(report)),
+        "field", "--models=small", f"--chart={chart}", f"--json={report}"
     )
     assert ended.exit_code == 1
     assert "failed: small, 2 replicas, horovod-raw" in ended.output

@@ -12,8 +12,8 @@ import pytest
 
 from keras_towers import subprocesses
 from keras_towers.building import recipe, toolchain
-from keras_towers.building.build import Shelf, build, environment, install
-from keras_towers.building.recipe import Found, InstallError
+from keras_towers.building.build import WheelCache, build, environment, install
+from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 from tests.launching.jobs import wait_until
@@ -132,21 +132,21 @@ def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
     ids=str,
 )
 def test_another_wheel_for_every(recipe, change, monkeypatch):
-    before = Shelf(recipe()).path
-    assert Shelf(recipe()).path == before
+    before = WheelCache(recipe()).path
+    assert WheelCache(recipe()).path == before
     ((name, value),) = change.items()
     if name.isupper():
         monkeypatch.setenv(name, value)
         change = {}
-    assert Shelf(recipe(**change)).path != before
+    assert WheelCache(recipe(**change)).path != before
 
 
 def test_another_wheel_for_every_version_and_processor(monkeypatch):
-    before = Shelf(BytePS()).path, Shelf(Horovod()).path
+    before = WheelCache(BytePS()).path, WheelCache(Horovod()).path
     monkeypatch.setattr(recipe, "cpu_type", lambda: "another")
     monkeypatch.setattr(Horovod, "version", "0.28.2")
-    assert Shelf(BytePS()).path != before[0]
-    assert Shelf(Horovod()).path != before[1]
+    assert WheelCache(BytePS()).path != before[0]
+    assert WheelCache(Horovod()).path != before[1]
 
 
 def test_what_a_wheel_is_for():
@@ -195,13 +195,13 @@ def test_only_a_header_that_has_moved_is_forwarded(
     assert "CPLUS_INCLUDE_PATH" not in variables
 
 
-BAD = Found("0.28.1", "2.21.0", False, "undefined symbol")
-GOOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
+BAD = InstalledEngine("0.28.1", "2.21.0", False, "undefined symbol")
+GOOD = InstalledEngine("0.28.1", "2.21.0", True, parts={"Gloo": True})
 
 
 def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
     found = [BAD, GOOD]
-    monkeypatch.setattr(Horovod, "look", lambda recipe: found.pop(0))
+    monkeypatch.setattr(Horovod, "find_installed", lambda recipe: found.pop(0))
     build(Horovod(), print)
     recipe = Horovod()
     cached, loaded = install(recipe, *build(recipe, print), print)
@@ -210,7 +210,7 @@ def test_a_cached_wheel_that_does_not_load_is_built_anew(pip, monkeypatch):
 
 
 def test_a_fresh_wheel_that_does_not_load_is_an_error(pip, monkeypatch):
-    monkeypatch.setattr(Horovod, "look", lambda recipe: BAD)
+    monkeypatch.setattr(Horovod, "find_installed", lambda recipe: BAD)
     wheel, cached = build(Horovod(), print)
     with pytest.raises(InstallError, match="undefined symbol"):
         install(Horovod(), wheel, cached, print)
@@ -230,5 +230,5 @@ def test_an_engine_is_looked_at_with_the_backend_that_it_needs(monkeypatch):
         lambda command, limit_s, variables: asked.append(variables) or {},
     )
     monkeypatch.setattr(Horovod, "built_for", lambda self, package: "")
-    assert Horovod().look().loads
+    assert Horovod().find_installed().loads
     assert asked[0]["KERAS_BACKEND"] == "tensorflow"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.building.build_log import errors_in, hint_for, progress_in
+from keras_towers.building.build import errors_in, hint_for, progress_in
 
 COMPILER = """
   [ 71%] Building CXX object horovod/tensorflow/xla_mpi_ops.cc.o

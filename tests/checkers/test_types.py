@@ -28,16 +28,16 @@ INTERNAL = (
     *("rendezvous", "partition", "replicas"),
 )
 
-# They derive from classes of Keras, Horovod, Ray and TensorFlow without types;
+# They derive from classes of Keras, Horovod and TensorFlow without types;
 # Commit.__init__ takes one of them.
 OF_UNKNOWN_BASES = """
 Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
 Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
 Host.on_train_end KerasState LearningRateScheduleCallback
 LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
-OfRank.of ReductionCrossDeviceOps Report ResumingCallback State summarise
+OfRank.of ReductionCrossDeviceOps ResumingCallback State summarise
 TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
-TowerTrainer UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
+UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
 """
 
 

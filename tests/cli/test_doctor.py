@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from keras_towers import compat, subprocesses
 from keras_towers.bench import self_test
 from keras_towers.bench.runner import Cell, Sample
-from keras_towers.building.recipe import Found
+from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe
 from keras_towers.doctor.checks import Finding, Status
@@ -28,9 +28,9 @@ FACTS = {
     "known_to_work": compat.KNOWN_TO_WORK,
     "distribution": True,
 }
-HOROVOD = Found("0.28.1", "2.21.0", True, parts={"Gloo": True})
-BYTEPS = Found("0.2.5", "2.21.0", True)
-BROKEN = Found("0.28.1", "2.20.0", False, "no such symbol")
+HOROVOD = InstalledEngine("0.28.1", "2.21.0", True, parts={"Gloo": True})
+BYTEPS = InstalledEngine("0.2.5", "2.21.0", True)
+BROKEN = InstalledEngine("0.28.1", "2.20.0", False, "no such symbol")
 NIGHTLY = {"keras-nightly": "3.15.1"}
 TWO = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"}
 UNINSTALL = "pip uninstall -y tensorflow tensorflow-cpu; pip install"
@@ -44,8 +44,8 @@ def doctor(monkeypatch):
     def run(*arguments, horovod=HOROVOD, byteps=BYTEPS, **facts):
         told = facts if "error" in facts else {**FACTS, **facts}
         monkeypatch.setattr(probe, "look", lambda: told)
-        monkeypatch.setattr(Horovod, "look", lambda recipe: horovod)
-        monkeypatch.setattr(BytePS, "look", lambda recipe: byteps)
+        monkeypatch.setattr(Horovod, "find_installed", lambda recipe: horovod)
+        monkeypatch.setattr(BytePS, "find_installed", lambda recipe: byteps)
         wide = CliRunner(env={"COLUMNS": "200"})
         result = wide.invoke(app, ["doctor", *arguments])
         return result.exit_code, result.output

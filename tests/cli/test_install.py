@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from keras_towers import subprocesses
 from keras_towers.building import build, toolchain
-from keras_towers.building.recipe import Found, InstallError
+from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.cli.main import app
 
 PARTS = {"Gloo": True, "MPI": True, "NCCL": 0}
-LOADS = Found("0.28.1", "2.21.0", True, parts=PARTS)
+LOADS = InstalledEngine("0.28.1", "2.21.0", True, parts=PARTS)
 
 
 def invoke(*arguments):
@@ -85,7 +85,7 @@ def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path, option):
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (InstallError("no compiler"), 1, "install horovod: no compiler"),
+        (InstallError("no compiler"), 1, "install: no compiler"),
         (KeyboardInterrupt(), 130, "nothing was installed"),
     ],
 )

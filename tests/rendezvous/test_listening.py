@@ -101,7 +101,7 @@ def test_a_name_that_others_resolve_otherwise_is_not_restricted(
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_port_in_use(host):
     address = free(host)
-    said = f"{address} .* in use by another"
+    said = f"cannot listen on {address}.* in use by another"
     refused = pytest.raises(TowerError, match=said)
     with server(address), refused, listening.only_at(address):
         pytest.fail("was entered")

@@ -116,7 +116,6 @@ def test_one_device_without_traces_and_the_end_of_the_data():
 def test_of_spans():
     # The first step of tower 0 is traced; tower 1 has only one.
     spans = np.array([[0, 0, 4], [1, 0, 4], [0, 4, 5], [0, 5, 6]])
-    took, towers, busy = phases_lib.of_spans(spans, 3)
+    took, towers = phases_lib.of_spans(spans, 3)
     assert took == {"a tower's step": (2, 1)}
     np.testing.assert_equal(towers["step"], [1, 4, NAN])
-    assert busy == 10 / 18

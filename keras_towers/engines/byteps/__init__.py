@@ -8,6 +8,7 @@ ENGINE = Engine(
     strategy="byteps",
     strategy_class="BytePSStrategy",
     module="byteps.tensorflow",
+    transport="byteps_transport:BytePSTransport",
     recipe="byteps_recipe:BytePS",
     imported_by_launcher="byteps",
     servers="byteps_servers:Servers",

@@ -155,9 +155,11 @@ def has_cuda() -> bool:
 
 
 def _add_to_linker(variables: dict[str, str], flags: str) -> None:
-    """Give flags to the linker of the extensions, but not as LDFLAGS."""
-    # Its Makefile has a variable of that name, with libraries that are not
-    # there yet when ZeroMQ is configured, and make would pass it on.
+    """Give flags to the linker of the extensions, but not as LDFLAGS.
+
+    Its Makefile has a variable of that name, with libraries that are not there
+    yet when ZeroMQ is configured, and make would pass it on.
+    """
     if not flags:
         return
     for name in ("LDSHARED", "LDCXXSHARED"):

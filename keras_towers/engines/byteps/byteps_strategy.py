@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Unpack
+from types import ModuleType
+from typing import Any, Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import RankKeywords, options_of
-from keras_towers.transport.engine import Engine
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -59,7 +59,7 @@ class BytePSStrategy(BaseStrategy):
     ):
         # Also where ranks share memory: servers are what was asked for.
         options["compression"] = options.get("compression") or "none"
-        given = options_of(self, RankKeywords, options)
+        checked = options_of(self, RankKeywords, options)
         transport = BytePSTransport()
         if transport.size == 1 and not transport.was_launched:
             logger.warning(
@@ -67,13 +67,45 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        self.engine: Engine = Engine(transport.module)
+        self.engine: EngineModule = EngineModule(transport.module)
         devices = share_machine(transport, towers)
         super().__init__(
-            devices_lib.resolve(devices), given, transport=transport
+            devices_lib.resolve(devices), checked, transport=transport
         )
         self._compose()
 
     def mpi_enabled(self) -> bool:
         """Whether the engine runs over MPI: never."""
         return False
+
+
+class EngineModule:
+    """BytePS's module, with the names of Horovod's that scripts ask for.
+
+    Code that was written for Horovod asks ``hvd.rank()`` and ``hvd.size()``;
+    with ``hvd = strategy.engine`` it runs on BytePS, too. Whatever else the
+    module has can be asked for as well.
+
+    Args:
+        module: ``byteps.tensorflow``.
+
+    Attributes:
+        module: the module itself.
+
+    Example:
+        >>> hvd = kt.BytePSStrategy().engine
+        >>> hvd.rank(), hvd.size(), hvd.mpi_enabled()
+        (0, 1, False)
+    """
+
+    def __init__(self, module: ModuleType):
+        self.module = module
+
+    def mpi_enabled(self) -> bool:
+        """Whether the engine runs over MPI: never."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module":  # Not yet there, as while it is copied.
+            raise AttributeError(name)
+        return getattr(self.module, name)

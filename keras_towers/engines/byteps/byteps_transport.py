@@ -18,21 +18,34 @@ its caller are seen to here:
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import hashlib
+import logging
 import os
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers import compat
-from keras_towers.engines.byteps import byteps_recipe, byteps_start, dmlc
+from keras_towers import compat, settings
+from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, store, watch
+from keras_towers.rendezvous import check, environments, store, watch
+from keras_towers.rendezvous.environment_variables import seconds
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous.liveness import waiting
+from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
+from keras_towers.transport import engine
 from keras_towers.transport.messages import MESSAGE_BYTES
-from keras_towers.transport.sums import DIFFERENT, Sums
+from keras_towers.transport.summing import DIFFERENT, SummingTransport
+
+logger: logging.Logger = logging.getLogger("keras_towers")
 
 # To what vectors are padded whose lengths are not known before: to more, there
 # would be more branches to trace; to fewer, more zeros to send.
@@ -41,9 +54,115 @@ _GROWTH = 16
 _TURNS = 2
 _AGREEMENT = "kt.names"
 _SHOWN = 5
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 500_000
 
 
-class BytePSTransport(Sums):
+def load() -> ModuleType:
+    """Import ``byteps.tensorflow``, or raise an error with instructions."""
+    return engine.load("byteps", "BytePS")
+
+
+# The worker that this process is, in words; None: of no job.
+_worker: str | None = None
+_connected = False
+
+
+def connect(bps: ModuleType) -> None:
+    """Start BytePS in this process, and wait for the others."""
+    global _connected, _worker
+    if _connected:
+        return
+    _worker = dmlc.worker()
+    member = environments.detect()
+    if _worker is None and member and not member.alone:
+        raise TowerError(
+            f"this process is {member}, but nothing has started BytePS's "
+            "scheduler and servers, so that each process would train a model "
+            "of its own: use `keras-towers run -np 2 --strategy byteps "
+            "script.py`, or, if the script enters the strategy itself, "
+            f"`keras-towers run -np 2 --servers 1`. "
+            f"{environments.HOW_TO_BE_ALONE}"
+        )
+    if _worker is None and member is None:
+        tf_config.refuse_apart("BytePS")
+    check.introduce("BytePS")
+    dmlc.prepare(_worker)
+    with _ending_late_start(_worker), _patient_threads():
+        bps.init(lazy=False)
+    # Its own way to leave waits for all others, also after an error.
+    atexit.unregister(bps.shutdown)
+    atexit.register(_leave_job, bps)
+    _connected = True
+
+
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """Let threads that are started meanwhile sleep no shorter than needed.
+
+    Each thread of BytePS looks for work every microsecond, which leaves little
+    for the model on a machine with few cores. A thread inherits the slack of
+    its timers from the one that starts it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(0), 0, 0, 0)
+
+
+@contextmanager
+def _ending_late_start(worker: str | None) -> Iterator[None]:
+    """End the process if the others do not come: no exception reaches C++."""
+    done = threading.Event()
+    limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
+
+    def text(waited_s: float) -> str:
+        return (
+            f"{worker} has waited {waited_s:.0f} s for the scheduler and all "
+            "servers and workers. Do they run, reach that address, and have "
+            f"the same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each "
+            f"worker another {dmlc.WORKER_ID}?"
+        )
+
+    def end_if_late() -> None:
+        for waited_s in waiting(limit_s, settings.NETWORK_POLL_S):
+            if done.is_set():
+                return
+            if waited_s:
+                logger.warning("%s", text(waited_s))
+        if not done.is_set():
+            message = f"{text(limit_s)} {START_TIMEOUT} sets the seconds."
+            print(f"keras_towers: {message}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    if worker is not None:
+        threading.Thread(target=end_if_late, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _leave_job(bps: ModuleType) -> None:
+    """Leave the job at the end of Python.
+
+    BytePS's ``shutdown`` ends the servers too, once all workers have called it.
+    Where the launcher ends them there is nothing to wait for, and after an
+    error in this process there would be no end to it.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    if _worker is not None and (BYTEPS_LAUNCHED in os.environ or failed):
+        # Destructors of BytePS would find its threads running. This is called
+        # after Python's end, with the exit code.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
+        return
+    bps.shutdown()
+
+
+class BytePSTransport(SummingTransport):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
@@ -54,8 +173,8 @@ class BytePSTransport(Sums):
 
     def __init__(self):
         super().__init__()
-        self.module: ModuleType = byteps_start.load()
-        byteps_start.connect(self.module)
+        self.module: ModuleType = load()
+        connect(self.module)
         self._library: Any = self.module.ops.TF_LIB_CTYPES
         self._operation: Any = self.module.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
@@ -68,7 +187,7 @@ class BytePSTransport(Sums):
     @property
     def was_launched(self) -> bool:
         """Whether something has described a job, maybe of one process."""
-        return byteps_start.was_launched()
+        return _worker is not None or environments.detect() is not None
 
     @property
     def sums_float16(self) -> bool:
@@ -86,13 +205,15 @@ class BytePSTransport(Sums):
     @property
     def local_rank(self) -> int:
         # For BytePS every process without a GPU is a machine of its own.
-        told = os.environ.get("HOROVOD_LOCAL_RANK")
-        return int(told) if told else self.module.local_rank()
+        return int(
+            os.environ.get("HOROVOD_LOCAL_RANK") or self.module.local_rank()
+        )
 
     @property
     def local_size(self) -> int:
-        told = os.environ.get("HOROVOD_LOCAL_SIZE")
-        return int(told) if told else self.module.local_size()
+        return int(
+            os.environ.get("HOROVOD_LOCAL_SIZE") or self.module.local_size()
+        )
 
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
@@ -186,10 +307,12 @@ class BytePSTransport(Sums):
         return sums
 
     def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector of which TensorFlow does not know that it is constant."""
-        # Its constant folding would run the operation, which has no side
-        # effects as far as it is told, once for all, on a rank that happens to
-        # trace.
+        """A vector of which TensorFlow does not know that it is constant.
+
+        Its constant folding would run the operation, which has no side effects
+        as far as TensorFlow knows, once for all steps, and only on a rank that
+        happens to trace.
+        """
         flat = tf.reshape(vector, self._flat.read_value())
         return tf.ensure_shape(flat, vector.shape)
 
@@ -220,11 +343,11 @@ class BytePSTransport(Sums):
         """The message if not all ranks are about to declare these names."""
         known = "\n".join([str(len(self._names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
-        mine = np.frombuffer(digest, np.int32)
+        own_digest = np.frombuffer(digest, np.int32)
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
-        vector = tf.reshape(place[:, tf.newaxis] * mine, [-1])
-        (every,) = self._sum_known([vector], _AGREEMENT)
-        if (every.numpy().reshape(-1, 2) == mine).all():
+        vector = tf.reshape(place[:, tf.newaxis] * own_digest, [-1])
+        (digests,) = self._sum_known([vector], _AGREEMENT)
+        if (digests.numpy().reshape(-1, 2) == own_digest).all():
             return None
         lists = self.gather_objects(list(new))
         return (
@@ -250,9 +373,11 @@ class BytePSTransport(Sums):
 
 
 def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
-    """A vector that raises an error when it is asked for."""
-    # Not now: a step that compares the gradients of the ranks does not ask,
-    # and knows better what differs.
+    """A vector that raises an error when it is asked for.
+
+    Not earlier: a step that compares the gradients of the ranks does not ask
+    for it, and knows better what differs.
+    """
     with tf.control_dependencies([tf.debugging.Assert(False, [why])]):
         return tf.identity(vector)
 

@@ -61,7 +61,7 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_server(environment: Mapping[str, str] = os.environ) -> None:
-    """Check what the scheduler or a server is told."""
+    """Check what the scheduler or a server has been given."""
     role = environment.get(ROLE)
     if role not in _SERVING:
         raise _wrong(
@@ -152,15 +152,15 @@ def _number(
     default: int | None = None,
 ) -> int:
     """A whole number below an end, which may be in another variable."""
-    told = environment.get(name, "" if default is None else str(default))
-    if not told.isdecimal() or int(told) < least:
+    text = environment.get(name, "" if default is None else str(default))
+    if not text.isdecimal() or int(text) < least:
         raise _wrong(
-            f"{name}={told!r} has to be a whole number, at least {least}"
+            f"{name}={text!r} has to be a whole number, at least {least}"
         )
-    if end is not None and int(told) >= end:
+    if end is not None and int(text) >= end:
         other = f"{end_in}=" if end_in else ""
-        raise _wrong(f"{name}={told} has to be less than {other}{end}")
-    return int(told)
+        raise _wrong(f"{name}={text} has to be less than {other}{end}")
+    return int(text)
 
 
 def _wrong(what: str) -> TowerError:

@@ -17,6 +17,7 @@ from keras_towers.fit.calls.callbacks import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
+from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import check
 from keras_towers.transport import Transport
 
@@ -48,8 +49,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local: set[Any] = set()
         self._done: set[Any] = set()
         self._finished = False
-        given = [] if local_variables is None else local_variables
-        for variable in keras.tree.flatten(given):
+        excluded = [] if local_variables is None else local_variables
+        for variable in keras.tree.flatten(excluded):
             if not isinstance(variable, tf.Variable | keras.Variable):
                 raise TowerError(
                     "local_variables takes a Keras or TensorFlow variable or a "
@@ -151,10 +152,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         names = sorted(logs)
         transport.mark("the mean of an epoch's logs")
-        told = check.gather(transport, names, "averages its logs")
-        for rank, others in enumerate(told):
-            if others != told[0]:
-                odd = ", ".join(sorted({*others} ^ {*told[0]}))
+        names_of_ranks = check.gather(transport, names, "averages its logs")
+        for rank, others in enumerate(names_of_ranks):
+            if others != names_of_ranks[0]:
+                odd = ", ".join(sorted({*others} ^ {*names_of_ranks[0]}))
                 raise TowerError(
                     f"ranks 0 and {rank} do not have the same logs to average: "
                     f"they differ in {odd}. Use the same metrics, validation "
@@ -175,20 +176,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def synced(transport: Transport, given: dict[str, Any]) -> Iterator[None]:
-    """Let callbacks that some ranks lack act for all, in a block."""
-    # Those that all have act on each rank, as in Horovod, which need not be at
-    # the same place in its epochs.
-    callbacks = listed(given.get("callbacks"))
-    mine = [type(callback).__name__ for callback in callbacks]
-    ranks = check.gather(transport, mine, "is at the beginning of fit")
+def synced(transport: Transport, arguments: dict[str, Any]) -> Iterator[None]:
+    """Let callbacks that some ranks lack act for all, in a block.
+
+    Callbacks that all ranks have act on each of them, as in Horovod; the ranks
+    need not be at the same place in their epochs.
+    """
+    callbacks = listed(arguments.get("callbacks"))
+    own_names = [type(callback).__name__ for callback in callbacks]
+    ranks = check.gather(transport, own_names, "is at the beginning of fit")
     odd = [
         callback
-        for callback, name in zip(callbacks, mine, strict=True)
+        for callback, name in zip(callbacks, own_names, strict=True)
         if len({names.count(name) for names in ranks}) > 1
     ]
     last = SyncedCallbacks(transport, odd, _trained)
-    given["callbacks"] = with_added(given.get("callbacks"), last)
+    arguments["callbacks"] = with_added(arguments.get("callbacks"), last)
     with last.watching():
         yield
 
@@ -196,3 +199,173 @@ def synced(transport: Transport, given: dict[str, Any]) -> Iterator[None]:
 def _trained(model: keras.Model) -> list[keras.Variable]:
     state = state_lib.collect(model)
     return [*state.weights, *state.optimizer_variables]
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+
+    Momentum is corrected as described by Goyal et al. ("Accurate, Large
+    Minibatch SGD", 2017): when the learning rate changes, the momentum slots,
+    which have earlier gradients times their rates, are scaled by new over old.
+
+    Args:
+        initial_lr: the learning rate to multiply.
+        multiplier: a function of the epoch, or a number by which the learning
+            rate is multiplied every epoch.
+        start_epoch: the first epoch to change.
+        end_epoch: the first epoch not to change any more; None: no end.
+        staircase: change only at the beginning of an epoch. Otherwise change
+            at every batch, and pass fractions of epochs to the multiplier.
+        momentum_correction: correct the optimizer's momentum, if it has any.
+        steps_per_epoch: the number of batches per epoch; None: as Keras says.
+
+    Raises:
+        TowerError: ``initial_lr`` is missing.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ):
+        super().__init__()
+        if initial_lr is None:
+            raise TowerError(
+                "initial_lr is None: give the learning rate to be multiplied."
+            )
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch: int = steps_per_epoch or 0
+        self.current_epoch: int = start_epoch
+        # One call per batch instead of two per variable.
+        self._scale = tf.function(_scale, autograph=False)
+        self.multiplier: Callable[[float], float] = (
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        optimizer = _inner(self.model.optimizer)
+        if not isinstance(optimizer.learning_rate, keras.Variable):
+            raise TowerError(
+                f"{type(self).__name__} cannot set the learning rate of "
+                f"{optimizer.name!r}, which is a schedule or a function: "
+                "create the optimizer with a number."
+            )
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps") or 0
+            if not self.steps_per_epoch:
+                raise TowerError(
+                    "the number of batches per epoch is not known: give "
+                    f"{type(self).__name__} steps_per_epoch."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.current_epoch < self.start_epoch:
+            return
+        if self.end_epoch is not None and self.current_epoch >= self.end_epoch:
+            return
+        if not self.staircase:
+            self._set(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(_inner(self.model.optimizer).learning_rate.numpy())
+
+    def _set(self, epoch: float) -> None:
+        old = self._rate()
+        _inner(self.model.optimizer).learning_rate = (
+            self.initial_lr * self.multiplier(epoch)
+        )
+        new = self._rate()
+        if self.momentum_correction and old != new and old != 0:
+            momenta = _momenta(self.model.optimizer)
+            if momenta:
+                self._scale(momenta, tf.constant(new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Warms the learning rate up to ``initial_lr``.
+
+    It grows linearly with every batch, from ``initial_lr / size()`` to
+    ``initial_lr`` at the end of the last warm-up epoch.
+
+    Args:
+        initial_lr: the learning rate after the warm-up.
+        warmup_epochs: the number of warm-up epochs.
+        momentum_correction: as for ``LearningRateScheduleCallback``.
+        steps_per_epoch: the number of batches per epoch; None: as Keras says.
+        verbose: 1: print a message on rank 0 when the warm-up is over.
+    """
+
+    _transport: Callable[[], Transport]
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        def multiplier(epoch: float) -> float:
+            # One batch ahead, so that an epoch ends on a round number.
+            part = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
+            return (1 - part) / self._transport().size + part
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        over = epoch + 1 == self.end_epoch
+        if over and self.verbose and self._transport().rank == 0:
+            print(
+                f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
+                f"{self._rate():g}."
+            )
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer inside any loss-scaling wrappers."""
+    return list(optimizers_in(optimizer))[-1]
+
+
+def _momenta(optimizer: Any) -> list[tf.Variable]:
+    """The slots that contain gradients times learning rates."""
+    optimizer = _inner(optimizer)
+    slots: list[Any] = []
+    if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
+        slots = optimizer.momentums
+    elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
+        slots = compat.momenta_of_rmsprop(optimizer)
+    return [slot.value for slot in slots if slot is not None]
+
+
+def _scale(variables: list[tf.Variable], factor: tf.Tensor) -> None:
+    for variable in variables:
+        variable.assign(variable * tf.cast(factor, variable.dtype))

@@ -51,8 +51,8 @@ def replace_compile(
     def compile(
         original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
     ) -> None:
-        given = args[0] if args else kwargs.get("optimizer")
-        distributed = is_initialized() and is_distributed(given)
+        optimizer = args[0] if args else kwargs.get("optimizer")
+        distributed = is_initialized() and is_distributed(optimizer)
         if not is_initialized():
             restore_compile()  # By its own shutdown, not by the drop-in's.
         if distributed:
@@ -70,9 +70,9 @@ def replace_compile(
         reducers = filter(None, map(reducer_of, optimizers))
         if not is_initialized() or not any(r.of_all for r in reducers):
             return original(model, *args, **kwargs)
-        given = fit_signature.bind(model, *args, **kwargs).arguments
-        with callbacks.synced(transport(), given):
-            return original(given.pop("self"), **given)
+        arguments = fit_signature.bind(model, *args, **kwargs).arguments
+        with callbacks.synced(transport(), arguments):
+            return original(arguments.pop("self"), **arguments)
 
     def scale(
         original: Callable[..., None], outer: Any, *args: Any, **kwargs: Any

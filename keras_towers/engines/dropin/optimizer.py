@@ -127,9 +127,11 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def move_outward(optimizer: Any) -> None:
-    """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps."""
-    # Whether to skip an update has to be decided on the reduced gradient: else
-    # a rank might skip a reduction that others are waiting for.
+    """Let a ``LossScaleOptimizer`` reduce for the optimizer it wraps.
+
+    Whether to skip an update has to be decided on the reduced gradient: else a
+    rank might skip a reduction that others are waiting for.
+    """
     inner = optimizer.inner_optimizer
     reducer = reducer_of(inner)
     if reducer is not None:

@@ -8,6 +8,7 @@ ENGINE = Engine(
     strategy="horovod",
     strategy_class="HorovodStrategy",
     module="horovod.tensorflow",
+    transport="horovod_transport:HorovodTransport",
     recipe="horovod_recipe:Horovod",
     imported_by_launcher="horovod.runner",
 )

@@ -56,7 +56,7 @@ _R = TypeVar("_R")
 _S = TypeVar("_S", bound=_elastic.State)
 
 # What a collective whose peer has gone ends with, and much else does.
-_IN_DOUBT = (
+_MAYBE_LOST = (
     tf.errors.AbortedError,
     tf.errors.InternalError,
     tf.errors.UnavailableError,
@@ -227,13 +227,13 @@ def run(
     """
 
     @functools.wraps(function)
-    def survive(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        synced = anew = False
-        with _told_of_hosts(state):
+    def run_to_end(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        synced = reconnected = False
+        with _notified_of_hosts(state):
             while True:
                 try:
-                    with _losses():
-                        if anew:
+                    with _raising_losses():
+                        if reconnected:
                             state.on_reset()
                         if not synced:
                             state.sync()
@@ -243,19 +243,19 @@ def run(
                     synced = False
                 except HostsUpdatedInterrupt as update:
                     synced = update.skip_sync
-                _connect_anew()
-                anew = True
+                _reconnect()
+                reconnected = True
 
-    return survive
+    return run_to_end
 
 
 @contextlib.contextmanager
-def _losses() -> Iterator[None]:
+def _raising_losses() -> Iterator[None]:
     """Raise ``HorovodInternalError`` where a peer has gone."""
     transport = horovod_transport.HorovodTransport()
     try:
         yield
-    except _IN_DOUBT as error:
+    except _MAYBE_LOST as error:
         # What the error says depends on where in a collective the peer has
         # gone, and may be said by others: the ranks know better.
         if transport.is_intact():
@@ -264,10 +264,12 @@ def _losses() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
-    """Tell a state of hosts that come or go, as its launcher does."""
-    # Under ours it asks. Horovod's driver tells it, through a service of each
-    # worker that listens on all addresses.
+def _notified_of_hosts(state: _elastic.State) -> Iterator[None]:
+    """Tell a state of hosts that come or go, as its launcher does.
+
+    Under our launcher the state asks. Horovod's driver tells it, through a
+    service of each worker that listens on all addresses.
+    """
     if getattr(state, "_launcher", None):
         yield
         return
@@ -280,7 +282,7 @@ def _told_of_hosts(state: _elastic.State) -> Iterator[None]:
         manager.remove_listener(state)
 
 
-def _connect_anew() -> None:
+def _reconnect() -> None:
     horovod_transport.HorovodTransport().disconnect()
     horovod_transport.HorovodTransport()
 

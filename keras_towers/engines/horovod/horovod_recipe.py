@@ -138,9 +138,9 @@ class Horovod(Recipe):
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
         nvcc = toolchain.find_nvcc(self.prefix).path or ""
         variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
-        given = toolchain.find_nccl(self.prefix).path or ""
-        home, place = toolchain.linkable(given, folder / "nccl")
-        if home == given:
+        found = toolchain.find_nccl(self.prefix).path or ""
+        home, place = toolchain.linkable(found, folder / "nccl")
+        if home == found:
             variables.setdefault("HOROVOD_NCCL_HOME", home)
             return
         variables.update(

@@ -6,7 +6,8 @@ import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
-from keras_towers.engines.horovod import horovod_transport
+from keras_towers.engines.horovod.horovod_transport import HorovodTransport
+from keras_towers.rendezvous import environments
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import RankKeywords, options_of
@@ -55,9 +56,9 @@ class HorovodStrategy(BaseStrategy):
     def __init__(
         self, towers: devices_lib.Towers = 1, **options: Unpack[RankKeywords]
     ):
-        given = options_of(self, RankKeywords, options)
-        self._horovod = horovod_transport.HorovodTransport()
-        if self._horovod.size == 1 and not horovod_transport.was_launched():
+        checked = options_of(self, RankKeywords, options)
+        self._horovod = HorovodTransport()
+        if self._horovod.size == 1 and environments.detect() is None:
             logger.warning(
                 "HorovodStrategy trains in a single process, because no "
                 "launcher started it: `keras-towers run -np 2 script.py` "
@@ -65,7 +66,7 @@ class HorovodStrategy(BaseStrategy):
             )
         devices = share_machine(self._horovod, towers)
         super().__init__(
-            devices_lib.resolve(devices), given, transport=self._horovod
+            devices_lib.resolve(devices), checked, transport=self._horovod
         )
         self._compose()
 

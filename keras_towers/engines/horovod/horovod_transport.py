@@ -37,11 +37,6 @@ def load() -> ModuleType:
     return engine.load("horovod", "Horovod")
 
 
-def was_launched() -> bool:
-    """Whether a launcher started this process, maybe as the only one."""
-    return environments.detect() is not None
-
-
 _connected = False
 
 
@@ -57,18 +52,18 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             check.introduce("Horovod")
             meet.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
-        nowhere = not (hvd.mpi_built() or store.from_environment())
-        if nowhere and member and not member.alone:
-            raise _not_met(member)
-        with _seen_waiting():
+        cannot_meet = not (hvd.mpi_built() or store.from_environment())
+        if cannot_meet and member and not member.alone:
+            raise _unconnected(member)
+        with _stall_watched():
             hvd.init(*args, **kwargs)
     _connected = True
     if member is None and hvd.size() == 1:
         tf_config.refuse_apart("Horovod")
     # Of an elastic job one may be left, and a list of ranks may name one.
-    some = args or kwargs.get("comm") or _is_elastic()
-    if member and not member.alone and hvd.size() == 1 and not some:
-        raise _not_met(member)
+    may_be_one = args or kwargs.get("comm") or _is_elastic()
+    if member and not member.alone and hvd.size() == 1 and not may_be_one:
+        raise _unconnected(member)
 
 
 def _is_elastic() -> bool:
@@ -77,7 +72,7 @@ def _is_elastic() -> bool:
 
 
 @contextlib.contextmanager
-def _seen_waiting() -> Iterator[None]:
+def _stall_watched() -> Iterator[None]:
     """Let the stall watch know of a rank that waits for others to start."""
     place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
     if not all(map(str.isdecimal, place)):
@@ -92,7 +87,7 @@ def _seen_waiting() -> Iterator[None]:
         watch.mark("")
 
 
-def _not_met(member: environments.ClusterEnvironment) -> TowerError:
+def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.placed
@@ -111,11 +106,19 @@ class HorovodTransport(engine.EngineTransport):
 
     name = "Horovod"
     carries: Collection[tf.DType] | None = (
-        *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
-        *(tf.float16, tf.float32, tf.float64),
+        tf.bool,
+        tf.int8,
+        tf.uint8,
+        tf.int16,
+        tf.uint16,
+        tf.int32,
+        tf.int64,
+        tf.float16,
+        tf.float32,
+        tf.float64,
     )
 
-    _tries = 0
+    _attempts = 0
 
     def __init__(self):
         super().__init__()
@@ -130,19 +133,22 @@ class HorovodTransport(engine.EngineTransport):
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
         watch.unwatch()
-        HorovodTransport._tries = 0
+        HorovodTransport._attempts = 0
         self._hvd.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another: found out by trying."""
-        # Where a rank is lost Horovod stops on all others, and whatever is sent
-        # then fails at once. Else either all ranks ask this, after an error
-        # that all had, and the try succeeds; or the others train, and it waits
-        # for them in vain: longer than Horovod takes to notice a loss.
+        """Whether the ranks still reach one another: found out by trying.
+
+        Where a rank is lost Horovod stops on all others, and whatever is sent
+        then fails at once. Otherwise either all ranks ask this, after an error
+        that all had, and the attempt succeeds; or the others train, and the
+        attempt waits for them in vain: longer than Horovod takes to notice a
+        loss.
+        """
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # An earlier one may still wait for the others.
-        HorovodTransport._tries += 1
-        key = f"kt.intact.{HorovodTransport._tries}"
+        # An earlier attempt may still wait for the others.
+        HorovodTransport._attempts += 1
+        key = f"kt.intact.{HorovodTransport._attempts}"
 
         def attempt() -> None:
             try:

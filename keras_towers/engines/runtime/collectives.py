@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.engines.runtime.tensorflow_task import Task, lost
+from keras_towers.engines.runtime.tensorflow_task import Task, unreachable
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
 from keras_towers.transport.engine import EngineTransport
@@ -30,13 +30,13 @@ from keras_towers.transport.messages import (
 # The group of collectives whose size is part of their key; the same on GPUs,
 # since a group is of one kind of devices; and that of the first of ROOMS, which
 # those of the others follow.
-_FIXED, _OVER_NCCL, _FIRST_OF_ROOMS = 1, 2, 3
+_FIXED, _OVER_NCCL, _FIRST_PADDED = 1, 2, 3
 
 # Numbers of elements that those of unknown size are padded to. Such collectives
 # have the same instance whatever their size, and the group tells them apart.
 # With more numbers there would be more groups, with fewer more padding. None is
 # 0: TensorFlow's gather of nothing ends the process.
-_ROOMS: tuple[int, ...] = tuple(
+_PADDED_SIZES: tuple[int, ...] = tuple(
     (4 + part) * 2**octave for octave in range(2, 38) for part in range(4)
 )
 
@@ -122,16 +122,16 @@ class CollectiveTransport(EngineTransport):
     def _total(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             # Its size is not known before all ranks have told it.
-            every = self.all_gather(tensor[tf.newaxis], f"{key}.any")
-            return tf.ensure_shape(tf.reduce_sum(every, 0), tensor.shape)
-        form = _form(tensor, key)
+            gathered = self.all_gather(tensor[tf.newaxis], f"{key}.any")
+            return tf.ensure_shape(tf.reduce_sum(gathered, 0), tensor.shape)
+        form = _dtype_and_shape(tensor, key)
         floats = tensor.dtype in (tf.float16, tf.float32, tf.float64)
         over_nccl = self._gpu is not None and floats
         bytes_ = tensor.shape.num_elements() * tensor.dtype.size
         if not over_nccl and bytes_ <= _SMALL_BYTES:
             number = self._keys.number(key, "each", form)
-            every = self._gather(tf.reshape(tensor, [-1]), number)
-            return tf.reshape(tf.reduce_sum(every, 0), tensor.shape)
+            gathered = self._gather(tf.reshape(tensor, [-1]), number)
+            return tf.reshape(tf.reduce_sum(gathered, 0), tensor.shape)
         number = self._keys.number(key, "sum", form)
         with tf.device(self._gpu if over_nccl else self._task.host):
             return tf.raw_ops.CollectiveReduceV2(
@@ -149,7 +149,7 @@ class CollectiveTransport(EngineTransport):
         widest = tf.reduce_max(counts)
 
         def everything() -> tf.Tensor:
-            padded, group = _with_room(sent, widest)
+            padded, group = _padded(sent, widest)
             number = self._keys.number(key, "all", sent.dtype.name)
             return self._gather(padded, number, group)
 
@@ -164,13 +164,13 @@ class CollectiveTransport(EngineTransport):
         tensor = tf.convert_to_tensor(tensor)
         sent = carried(tf.reshape(tensor, [-1]))
         shapes, _ = self._announce(tensor, sent, key)
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(shapes == shapes[:1]),
             ["the ranks' tensors differ in shape", shapes],
         )
-        with tf.control_dependencies(_in_a_graph(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             each = tf.reduce_prod(shapes[0]) // self.size
-        padded, group = _with_room(tf.reshape(sent, [self.size, -1]), each)
+        padded, group = _padded(tf.reshape(sent, [self.size, -1]), each)
         number = self._keys.number(key, "swap", sent.dtype.name)
         with tf.device(self._task.host):
             swapped = tf.raw_ops.CollectiveAllToAllV2(
@@ -183,7 +183,7 @@ class CollectiveTransport(EngineTransport):
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         def send(tensor: tf.Tensor, key: str) -> tf.Tensor:
-            number = self._keys.number(key, _form(tensor, key))
+            number = self._keys.number(key, _dtype_and_shape(tensor, key))
             options = self._options(number, _FIXED)
             # These two are never put in the order of the program.
             del options["ordering_token"]
@@ -203,17 +203,21 @@ class CollectiveTransport(EngineTransport):
             ],
         )
 
-    def lost(self) -> str:
+    def unreachable_ranks(self) -> str:
         """The ranks that do not answer, in words; empty if all do."""
-        return lost(self._task)
+        return unreachable(self._task)
 
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tell the ranks of one another's tensors, which may differ in rows."""
-        # ``sent`` has the elements as a vector, in the dtype that is sent. The
-        # results are, as rows, the shape of each rank's tensor and its first
-        # elements.
+        """Tell the ranks of one another's tensors, which may differ in rows.
+
+        Args:
+            sent: the elements as a vector, in the dtype that is sent.
+
+        Returns:
+            As rows, the shape of each rank's tensor and its first elements.
+        """
         dimensions = tensor.shape.rank
         if not dimensions or dimensions > _MOST_DIMENSIONS:
             raise TowerError(
@@ -226,13 +230,13 @@ class CollectiveTransport(EngineTransport):
         )
         unused = tf.zeros([_MOST_DIMENSIONS - dimensions], tf.int64)
         shape = tf.concat([tf.shape(tensor, tf.int64), unused], 0)
-        head = tf.concat([kind, shape, _as_words(sent, _WORDS)], 0)
+        head = tf.concat([kind, shape, _first_words(sent, _WORDS)], 0)
         heads = self._gather(head, self._keys.number(key, "head"))
         heads = tf.ensure_shape(heads, [self.size, head.shape[0]])
         kinds, shapes, words = tf.split(
             heads, [2, _MOST_DIMENSIONS, _WORDS], axis=1
         )
-        alike = tf.debugging.Assert(
+        check = tf.debugging.Assert(
             tf.reduce_all(kinds == kind)
             & tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:]),
             [
@@ -241,7 +245,7 @@ class CollectiveTransport(EngineTransport):
                 heads,
             ],
         )
-        with tf.control_dependencies(_in_a_graph(alike)):
+        with tf.control_dependencies(_control_inputs(check)):
             elements = tf.bitcast(words, sent.dtype)
             return (
                 shapes[:, :dimensions],
@@ -261,10 +265,12 @@ class CollectiveTransport(EngineTransport):
     def _options(
         self, number: int, group: tf.Tensor | int, over_nccl: bool = False
     ) -> dict[str, Any]:
-        """The arguments of all operations."""
-        # TensorFlow would run them one by one, in the order of the program, and
-        # wait forever where that differs between ranks. With tokens it keeps
-        # those in order that have the same, which NCCL needs.
+        """The arguments of all operations.
+
+        TensorFlow would run them one by one, in the order of the program, and
+        wait forever where that differs between ranks. With tokens it keeps
+        those in order that have the same, which NCCL needs.
+        """
         token = "nccl" if over_nccl else str(number)
         if token not in self._tokens:
             place = self._gpu if over_nccl else self._task.host
@@ -281,7 +287,7 @@ class CollectiveTransport(EngineTransport):
         }
 
 
-def _form(tensor: tf.Tensor, key: str) -> str:
+def _dtype_and_shape(tensor: tf.Tensor, key: str) -> str:
     """Return a tensor's dtype and shape, which are part of its key."""
     if tensor.shape.num_elements() is None:
         raise TowerError(
@@ -292,18 +298,18 @@ def _form(tensor: tf.Tensor, key: str) -> str:
     return f"{tensor.dtype.name} {tensor.shape.as_list()}"
 
 
-def _with_room(
+def _padded(
     tensor: tf.Tensor, needed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pad the last axis to one of ``_ROOMS``; return its group, too."""
-    rooms = tf.constant(_ROOMS, tf.int64)
+    """Pad the last axis to one of ``_PADDED_SIZES``; return its group, too."""
+    rooms = tf.constant(_PADDED_SIZES, tf.int64)
     step = tf.searchsorted(rooms, needed[tf.newaxis])[0]
     padding = tf.gather(rooms, step) - tf.shape(tensor, tf.int64)[-1]
     before = [[0, 0]] * (tensor.shape.rank - 1)
-    return tf.pad(tensor, [*before, [0, padding]]), _FIRST_OF_ROOMS + step
+    return tf.pad(tensor, [*before, [0, padding]]), _FIRST_PADDED + step
 
 
-def _as_words(vector: tf.Tensor, words: int) -> tf.Tensor:
+def _first_words(vector: tf.Tensor, words: int) -> tf.Tensor:
     """Return the first elements of a vector as so many numbers of 64 bits."""
     elements = words * tf.int64.size // vector.dtype.size
     first = vector[:elements]
@@ -313,6 +319,6 @@ def _as_words(vector: tf.Tensor, words: int) -> tf.Tensor:
     return tf.bitcast(tf.reshape(padded, [words, -1]), tf.int64)
 
 
-def _in_a_graph(check: Any) -> list[Any]:
+def _control_inputs(check: Any) -> list[Any]:
     # Eagerly it has been checked by now.
     return [] if check is None else [check]

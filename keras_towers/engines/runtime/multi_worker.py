@@ -83,7 +83,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         start_timeout_s: float = 600,
         **options: Unpack[RankKeywords],
     ):
-        given = options_of(self, RankKeywords, options)
+        checked = options_of(self, RankKeywords, options)
         check_seconds("heartbeat_timeout_s", heartbeat_timeout_s)
         check_seconds("start_timeout_s", start_timeout_s)
         cluster = tf_config.required()
@@ -98,7 +98,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
             cluster, towers, heartbeat_timeout_s, start_timeout_s
         )
         super().__init__(
-            devices_lib.resolve(towers), given, transport=transport
+            devices_lib.resolve(towers), checked, transport=transport
         )
         self._compose()
 
@@ -106,12 +106,12 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         transport = self._config.transport
         unavailable = isinstance(error[1], tf.errors.UnavailableError)
         if unavailable and isinstance(transport, CollectiveTransport):
-            lost = transport.lost()
-            if lost:
+            unreachable = transport.unreachable_ranks()
+            if unreachable:
                 error[1].add_note(
-                    f"keras_towers: {lost} does not answer. Start all tasks "
-                    "again: with keras.callbacks.BackupAndRestore or kt.Backup "
-                    "they go on where training was."
+                    f"keras_towers: {unreachable} does not answer. Start all "
+                    "tasks again: with keras.callbacks.BackupAndRestore or "
+                    "kt.Backup they go on where training was."
                 )
         super().__exit__(*error)
 

@@ -29,14 +29,15 @@ from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-_told: Task | None = None
+_task: Task | None = None
 
 
 class Task:
-    """This process in a cluster."""
+    """This process in a cluster.
 
-    # It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
-    # only then the devices are known, and whether the port is free.
+    It stands for the ``ServerDef`` that TensorFlow asks for when it starts:
+    only then the devices are known, and whether the port is free.
+    """
 
     def __init__(self, cluster: Cluster):
         self.cluster: Cluster = cluster
@@ -80,25 +81,27 @@ class Task:
 
 
 def prepare() -> None:
-    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us."""
-    # It is where there are several tasks that train, and no parameter servers.
-    # Nothing starts, and nothing is said of what is wrong: strategies do that.
-    # Processes that read data inherit the variable.
+    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us.
+
+    It is where there are several tasks that train, and no parameter servers.
+    Nothing starts, and nothing is said of what is wrong: strategies do that.
+    Processes that read data inherit the variable, and are no tasks.
+    """
     if multiprocessing.parent_process() is not None:
         return
     with contextlib.suppress(TowerError):
         cluster = tf_config.from_environment()
         if cluster and cluster.trains and cluster.size > 1 and not cluster.ps:
             listening.check(cluster.address)
-            _tell(Task(cluster))
+            _configure(Task(cluster))
 
 
 def start(cluster: Cluster) -> Task:
     """Start TensorFlow as a task, unless it has been started as this one."""
-    if _told is None or _told.cluster != cluster:
+    if _task is None or _task.cluster != cluster:
         listening.check(cluster.address)
-        _tell(Task(cluster))
-    if _told is None or _told.cluster != cluster:
+        _configure(Task(cluster))
+    if _task is None or _task.cluster != cluster:
         raise TowerError(
             f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
             "started without knowing that, and what was made since would be "
@@ -106,12 +109,12 @@ def start(cluster: Cluster) -> Task:
             "first tensor, variable or model is made."
         )
     compat.eager_context().ensure_initialized()
-    return _told
+    return _task
 
 
-def _tell(task: Task) -> None:
+def _configure(task: Task) -> None:
     """Tell TensorFlow of the task, if it has not started."""
-    global _told
+    global _task
     context = compat.eager_context()
     if compat.has_started() or compat.has_collective_leader():
         return
@@ -122,37 +125,37 @@ def _tell(task: Task) -> None:
         device_filters=(f"/job:{task.cluster.role}/task:{task.cluster.index}",),
     )
     context.enable_collective_ops(task)
-    _told = task
+    _task = task
 
 
 def wait_for(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
-    missing = _others(task)
+    missing = _other_ranks(task)
     for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return
         if waited_s:
-            named = _named(task, missing)
+            named = _describe(task, missing)
             logger.warning("%s waits for %s to start.", task.cluster, named)
     raise TowerError(
-        f"{_named(task, missing)} did not start within {timeout_s:g} seconds. "
-        "Every task that TF_CONFIG names has to run the script, and to be "
-        "reached at its address; `start_timeout_s` waits for longer."
+        f"{_describe(task, missing)} did not start within {timeout_s:g} "
+        "seconds. Every task that TF_CONFIG names has to run the script, and "
+        "to be reached at its address; `start_timeout_s` waits for longer."
     )
 
 
-def lost(task: Task) -> str:
+def unreachable(task: Task) -> str:
     """The ranks that do not answer, in words; empty if all do."""
-    silent = [rank for rank in _others(task) if not _answers(task, rank)]
-    return _named(task, silent)
+    silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
+    return _describe(task, silent)
 
 
-def _others(task: Task) -> list[int]:
+def _other_ranks(task: Task) -> list[int]:
     return [r for r in range(task.cluster.size) if r != task.cluster.rank]
 
 
-def _named(task: Task, ranks: list[int]) -> str:
+def _describe(task: Task, ranks: list[int]) -> str:
     return ", ".join(
         f"rank {rank} ({task.cluster.workers[rank]})" for rank in ranks
     )
@@ -182,10 +185,10 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     if _watch is None:
         beat_s = min(timeout_s / 4, settings.BEAT_S)
         _watch = AnswerWatch(
-            _others(task),
+            _other_ranks(task),
             lambda rank: _answers(task, rank, beat_s),
             timeout_s,
-            lambda lost: _abort(_named(task, lost)),
+            lambda ranks: _abort(_describe(task, ranks)),
         )
         _watch.start()
         # TensorFlow must not be asked while Python takes it down.
@@ -194,9 +197,9 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
     return task
 
 
-def _abort(lost: str) -> None:
+def _abort(ranks: str) -> None:
     """End the collectives of this process."""
     system.end_in_time()
     compat.eager_context().abort_collective_ops(
-        tf.errors.UNAVAILABLE, f"{lost} {State.LOST}"
+        tf.errors.UNAVAILABLE, f"{ranks} {State.LOST}"
     )

@@ -31,10 +31,9 @@ from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.copies import Copies
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
 from keras_towers.fit.weights.relocated import RelocatedVariables
-from keras_towers.fit.weights.tower_variables import TowerOf, component
+from keras_towers.fit.weights.tower_variables import Copies, TowerOf, component
 from keras_towers.reduction import (
     Gradient,
     Gradients,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import is_small, local_shape
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value
 from keras_towers.partition.node import Node
@@ -129,25 +129,6 @@ def _product_or_zero(node: Node, *inputs: Value) -> Factors | None:
 def _quotient(node: Node, *inputs: Value) -> Factors | None:
     linear = _FIRST if node.dtype(0).is_floating else ()
     return broadcast(node, linear)
-
-
-@rule("RealDiv", "Div")
-def _divided(
-    partition: Partitioner, node: Node, value: Value, by: Value
-) -> list[Value] | None:
-    """Divide rows and parts of sums; None: a sum is divided once.
-
-    A part that is zero, divided by zero, is no number, where the sum may be
-    infinite. If the divisor takes an exchange, the sum takes none of its own.
-    """
-    if value.is_partial and value.local is not None:
-        after = partition.local(by).level > value.local.level
-        if after and is_small(value.local.shape):
-            return None
-    factors = _quotient(node, value, by)
-    if factors is None:
-        return None
-    return partition.divided(node, [value, by], factors)
 
 
 @axes("BiasAdd", "BiasAddV1")

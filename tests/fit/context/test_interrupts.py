@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights.copies import Copies
+from keras_towers.fit.weights.tower_variables import Copies
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, same_model
 from tests.kit.leaving import Boom, interrupt

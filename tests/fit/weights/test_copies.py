@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.weights.copies import Copies
+from keras_towers.fit.weights.tower_variables import Copies
 from tests.kit.compare import assert_towers_equal
 from tests.kit.training import fit, linear
 

@@ -13,10 +13,10 @@ semantics, with the code of ``keras_towers.horovod``. Launch: ``keras-towers run
 
 from __future__ import annotations
 
-from keras_towers.engines.byteps import byteps_start as _start
+from keras_towers.engines.byteps import byteps_transport as _transport
 
 # If BytePS is missing, says what to do before the import below fails.
-_start.load()
+_transport.load()
 
 # ``as`` makes a name one of this module's own.
 from byteps.tensorflow import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keras_towers.engines.byteps.bps.functions import transport
-from keras_towers.engines.dropin import callbacks, rates
-from keras_towers.engines.dropin.rates import LearningRateScheduleCallback
+from keras_towers.engines.dropin import callbacks
+from keras_towers.engines.dropin.callbacks import LearningRateScheduleCallback
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -24,5 +24,5 @@ class MetricAverageCallback(callbacks.MetricAverageCallback):
     _transport = staticmethod(transport)
 
 
-class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
+class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
     _transport = staticmethod(transport)

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_towers.engines.dropin import callbacks, rates
-from keras_towers.engines.dropin.rates import LearningRateScheduleCallback
+from keras_towers.engines.dropin import callbacks
+from keras_towers.engines.dropin.callbacks import LearningRateScheduleCallback
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 
 __all__ = [
@@ -29,7 +29,7 @@ class MetricAverageCallback(callbacks.MetricAverageCallback):
     _transport = HorovodTransport
 
 
-class LearningRateWarmupCallback(rates.LearningRateWarmupCallback):
+class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
     _transport = HorovodTransport
 
 

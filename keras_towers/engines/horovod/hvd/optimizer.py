@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Iterable
@@ -14,25 +13,8 @@ import keras
 from keras_towers.engines.dropin import check_compression, models, plain
 from keras_towers.engines.dropin.optimizer import distribute, reducer_of
 from keras_towers.engines.horovod.hvd.functions import prepare_process
-from keras_towers.engines.horovod.hvd.reducer import GradientReducer
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of a reduction; see ``DistributedOptimizer``."""
-
-    name: str
-    device_dense: str
-    device_sparse: str
-    compression: Any
-    sparse_as_dense: bool
-    predivide: float
-    op: Any
-    # A number, or references to variables.
-    groups: int | tuple[tuple[Any, ...], ...] | None
-    process_set: Any
-    scale_local: bool
 
 
 def DistributedOptimizer(
@@ -91,7 +73,7 @@ def DistributedOptimizer(
     Raises:
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
-    options = checked(
+    options = checked_options(
         "DistributedOptimizer",
         name=name or f"Distributed{type(optimizer).__name__}",
         device_dense=device_dense,
@@ -178,7 +160,9 @@ def load_model(
     )
 
 
-def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
+def checked_options(
+    what: str, num_groups: int = 0, **arguments: Any
+) -> Options:
     """Make options of a user's arguments, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
@@ -189,11 +173,11 @@ def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
         warnings.warn(
             "num_groups is now called groups", DeprecationWarning, stacklevel=3
         )
-        if given["groups"] is None:
-            given["groups"] = num_groups
-    groups = given["groups"]
+        if arguments["groups"] is None:
+            arguments["groups"] = num_groups
+    groups = arguments["groups"]
     if isinstance(groups, list):
-        given["groups"] = tuple(
+        arguments["groups"] = tuple(
             tuple(plain(variable).ref() for variable in group)
             for group in groups
         )
@@ -202,7 +186,7 @@ def checked(what: str, num_groups: int = 0, **given: Any) -> Options:
             f"groups is {groups!r}: give a number of groups, or a list of "
             "lists of variables."
         )
-    options = Options(**given)
+    options = Options(**arguments)
     _check_op(options.op)
     check_compression(options.compression, "hvd")
     if options.predivide != 1.0:

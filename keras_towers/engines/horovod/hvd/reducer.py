@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
 import re
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -20,20 +21,41 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction import divided
 from keras_towers.rendezvous import check, watch
 
-if TYPE_CHECKING:
-    from keras_towers.engines.horovod.hvd.optimizer import Options
-
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2
 
 
-class GradientReducer(Reducer):
-    """Reduces the gradients of one optimizer or tape over the ranks."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a reduction; see ``DistributedOptimizer``.
 
-    # Horovod matches tensors by name. Names of layers and optimizers differ
-    # where one rank has created more models than the others, so those used here
-    # count what all ranks do in the same order. A key is the same on all ranks,
-    # and of no other reducer whose reductions may run at the same time.
+    Attributes:
+        groups: a number of groups, or references to the variables of each.
+    """
+
+    name: str
+    device_dense: str
+    device_sparse: str
+    compression: Any
+    sparse_as_dense: bool
+    predivide: float
+    op: Any
+    groups: int | tuple[tuple[Any, ...], ...] | None
+    process_set: Any
+    scale_local: bool
+
+
+class GradientReducer(Reducer):
+    """Reduces the gradients of one optimizer or tape over the ranks.
+
+    Horovod matches tensors by name. Names of layers and optimizers differ where
+    one rank has created more models than the others, so those used here count
+    what all ranks do in the same order.
+
+    Args:
+        key: a part of these names, the same on all ranks, that no other reducer
+            has whose reductions may run at the same time; None: a number.
+    """
 
     called = "hvd"
     _numbers = itertools.count()
@@ -44,7 +66,7 @@ class GradientReducer(Reducer):
         self.of_all = options.process_set.process_set_id == 0
         self._key = key
         self._compiled = tf.function(
-            self._reduce_alike, reduce_retracing=True, autograph=False
+            self._compare_and_reduce, reduce_retracing=True, autograph=False
         )
 
     def communicates(self) -> bool:
@@ -75,16 +97,16 @@ class GradientReducer(Reducer):
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
         described = [
-            _described(*each)
+            _kind_and_path(*each)
             for each in zip(grads, variables, names, strict=True)
         ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
             return self._compiled(grads, names, groups, described)
         self._refuse_xla()
-        return self._reduce_alike(grads, names, groups, described)
+        return self._compare_and_reduce(grads, names, groups, described)
 
-    def _reduce_alike(
+    def _compare_and_reduce(
         self,
         grads: list[Any],
         names: list[str],
@@ -97,7 +119,7 @@ class GradientReducer(Reducer):
         in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
         if in_xla or not eager:
             return self._reduce_groups(grads, names, groups)
-        with tf.control_dependencies([self._alike(described)]):
+        with tf.control_dependencies([self._compare_gradients(described)]):
             reduced = self._reduce_groups(grads, names, groups)
         begun, ended = self._counts
         with tf.device("CPU:0"):
@@ -121,11 +143,15 @@ class GradientReducer(Reducer):
             )
         return begun, ended
 
-    def _alike(self, described: Sequence[tuple[str, str]]) -> tf.Tensor:
-        """Compare the gradients of all ranks; needs nothing of the step."""
-        # If ranks had gradients of different names, each would wait for what
-        # the others never send. A number stands for them, of which the ranks
-        # take the maximum: a rank that has joined takes no part in that.
+    def _compare_gradients(
+        self, described: Sequence[tuple[str, str]]
+    ) -> tf.Tensor:
+        """Compare the gradients of all ranks; needs nothing of the step.
+
+        If ranks had gradients of different names, each would wait for what the
+        others never send. A number stands for the names, of which the ranks
+        take the maximum: a rank that has joined takes no part in that.
+        """
         same = "\n".join(kind for kind, _ in described)
         digest = zlib.crc32(same.encode()) + 1
         name = f"keras_towers_alike_{self._key}"
@@ -133,10 +159,10 @@ class GradientReducer(Reducer):
             # In a loop no comparison begins before the last step has ended;
             # and TensorFlow's constant folding would run that of a constant.
             ended = self._counts[1] >= 0
-            mine = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            own = tf.where(ended, tf.constant(digest, tf.int64), 0)
             highest, lowest = tf.unstack(
                 hvd.allreduce(
-                    tf.stack([mine, _BEYOND - mine]),
+                    tf.stack([own, _BEYOND - own]),
                     op=hvd.Max,
                     name=name,
                     process_set=self.options.process_set,
@@ -284,7 +310,7 @@ def _name(variable: Any) -> str:
     return getattr(variable, "name", None) or "tensor"
 
 
-def _described(grad: Any, variable: Any, name: str) -> tuple[str, str]:
+def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
     """What the gradients of all ranks have in common, and that with a path."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"

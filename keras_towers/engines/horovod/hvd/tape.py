@@ -12,11 +12,10 @@ import tensorflow as tf
 from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.horovod.hvd.functions import prepare_process
 from keras_towers.engines.horovod.hvd.optimizer import (
-    Options,
-    checked,
+    checked_options,
     layers_in,
 )
-from keras_towers.engines.horovod.hvd.reducer import GradientReducer
+from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
 from keras_towers.transport import next_key
 
@@ -68,7 +67,7 @@ def DistributedGradientTape(
         >>> grads = tape.gradient(loss, model.trainable_variables)
         >>> optimizer.apply(grads, model.trainable_variables)
     """
-    options = checked(
+    options = checked_options(
         "DistributedGradientTape",
         name="DistributedGradientTape",
         device_dense=device_dense,

@@ -20,7 +20,7 @@ from keras_towers.transport.messages import packed
 DIFFERENT = "the ranks do not sum the same tensors"
 
 
-class Sums(EngineTransport):
+class SummingTransport(EngineTransport):
     """The collectives of a ``Transport``, built from sums of vectors."""
 
     carries: Collection[tf.DType] | None = None

@@ -51,6 +51,12 @@ def test_other_names_are_missing_as_everywhere():
         _ = hvd.bogus
 
 
+def test_both_forms_of_the_import_find_one_module():
+    assert importlib.import_module("keras_towers.horovod") is hvd
+    callbacks = importlib.import_module("keras_towers.horovod.callbacks")
+    assert callbacks is hvd.callbacks
+
+
 @pytest.mark.parametrize(
     "name", sorted({*horovod.keras.elastic.__all__} - {"run"})
 )

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import horovod as hvd
+from tests.engines.horovod import small
 from tests.exactness import models as m
-from tests.horovod import small
 from tests.kit.ranks import check
 
 

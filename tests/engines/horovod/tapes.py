@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from keras_towers import horovod as hvd
 from keras_towers.engines.horovod.hvd import tape as tape_lib
+from tests.engines.horovod import small
 from tests.exactness import models as m
-from tests.horovod import small
 from tests.kit.ranks import check
 
 

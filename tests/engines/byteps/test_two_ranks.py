@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.byteps.test_jobs import pytestmark as pytestmark
+from tests.engines.byteps.test_jobs import pytestmark as pytestmark
 from tests.kit.ranks import Job, names
 
 # What does not depend on the engine is shown over the others.
 KEPT = (
-    *names("tests.byteps.two_ranks"),
+    *names("tests.engines.byteps.two_ranks"),
     *("dtypes_of_collectives", "a_large_sum_and_many_small_ones"),
 )
 MORE = (
@@ -21,7 +21,7 @@ MORE = (
 
 def job(ranks, servers, wanted):
     return Job(
-        *("tests.byteps.two_ranks", ranks, 400, wanted),
+        *("tests.engines.byteps.two_ranks", ranks, 400, wanted),
         options=("--servers", str(servers)),
         TESTED_STRATEGY="BytePSStrategy",
     )

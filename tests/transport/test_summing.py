@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.transport.messages import MESSAGE_BYTES, packs
-from keras_towers.transport.sums import (
+from keras_towers.transport.summing import (
     from_words,
     to_words,
     words_per_element,

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_towers import TowerError
 from keras_towers.engines.horovod import horovod_transport
-from keras_towers.rendezvous import environments
 
 SYMBOL = "mpi_lib.so: undefined symbol: _ZN10tensorflow"
 
@@ -41,15 +40,6 @@ def test_what_does_not_import(error, said, monkeypatch):
         horovod_transport.load()
     for part in (*said, "`keras-towers install horovod`") if said else ["yaml"]:
         assert part in str(raised.value)
-
-
-@pytest.mark.parametrize("name", ["HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_a_launcher_is_known_by_what_it_sets(monkeypatch, name):
-    for other in [e.rank_in for e in environments.LAUNCHERS]:
-        monkeypatch.delenv(other, raising=False)
-    assert not horovod_transport.was_launched()
-    monkeypatch.setenv(name, "0")
-    assert horovod_transport.was_launched()
 
 
 def test_a_file_that_hides_horovod_is_named(tmp_path, monkeypatch):

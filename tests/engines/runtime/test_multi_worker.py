@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_start
+from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import environments
@@ -102,7 +102,7 @@ def test_engines_that_would_train_apart_are_refused(
     for name in [e.rank_in for e in environments.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_start, "_connected", False)
+    monkeypatch.setattr(byteps_transport, "_connected", False)
     for name in [name for name in os.environ if name.startswith("DMLC_")]:
         monkeypatch.delenv(name)
     place(role, 0, **jobs)
@@ -112,7 +112,7 @@ def test_engines_that_would_train_apart_are_refused(
     with pytest.raises(TowerError, match=said):
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_start.connect(alone)
+        byteps_transport.connect(alone)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):

@@ -10,10 +10,10 @@ from tests.kit.ranks import Job, names
 from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow
-# Of tests/horovod/enduring.
+# Of tests/engines/horovod/enduring.
 STEPS, EVERY = 12, 5
 JOB = Job(
-    "tests.horovod.training",
+    "tests.engines.horovod.training",
     ranks=2,
     limit_s=240,
     HOROVOD_DYNAMIC_PROCESS_SETS="1",
@@ -21,7 +21,7 @@ JOB = Job(
 CHECKS = [
     name
     for module in ("training", "callbacks", "tapes")
-    for name in names(f"tests.horovod.{module}")
+    for name in names(f"tests.engines.horovod.{module}")
 ]
 
 
@@ -37,7 +37,7 @@ def test_the_job_ends_well():
 def test_training_goes_on_from_the_last_commit(tmp_path):
     job = Launched(
         tmp_path,
-        ("--min-np", "1", "-np", "3", "-m", "tests.horovod.enduring")
+        ("--min-np", "1", "-np", "3", "-m", "tests.engines.horovod.enduring")
         + (str(tmp_path),),
         warm=True,
     )

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import horovod as hvd
+from tests.engines.horovod import small
 from tests.exactness import models as m
-from tests.horovod import small
 from tests.kit.ranks import check, main
 
 STEPS = 4
@@ -181,6 +181,6 @@ def an_overflow_of_one_rank_skips_the_step_of_all():
 if __name__ == "__main__":
     kt.virtual_towers(2)
     hvd.init()
-    from tests.horovod import callbacks, tapes  # noqa: F401
+    from tests.engines.horovod import callbacks, tapes  # noqa: F401
 
     main()

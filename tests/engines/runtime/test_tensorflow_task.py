@@ -26,7 +26,7 @@ def context(monkeypatch):
     made.configure_collective_ops = configure
     made.enable_collective_ops = lambda task: setattr(made, "task", task)
     monkeypatch.setattr(compat, "eager_context", lambda: made)
-    monkeypatch.setattr(tensorflow_task, "_told", None)
+    monkeypatch.setattr(tensorflow_task, "_task", None)
     return made
 
 
