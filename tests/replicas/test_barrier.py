@@ -36,10 +36,12 @@ class Worker:
         return self._barrier.leave()
 
     def _tell_first(self):
-        self._barrier.tell(self._barrier.rank, self._barrier.next_even(), 0)
+        self._barrier.publish(
+            self._barrier.rank, self._barrier.end_of_step_count(), 0
+        )
 
     def _wait_for_first(self):
-        return self._barrier.wait(self._barrier.next_even(), 0)
+        return self._barrier.wait(self._barrier.end_of_step_count(), 0)
 
 
 def test_nobody_goes_on_before_all_have_come():

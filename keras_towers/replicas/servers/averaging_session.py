@@ -110,7 +110,7 @@ class ReplicaSession(Session):
         number = self._group.next_step()
         for part, variables in enumerate(self.variables.parts):
             with tf.control_dependencies(self.variables.read(variables)):
-                self.notes.tell(0, number, part)
+                self.notes.publish(0, number, part)
 
     def _initialise(self) -> None:
         self._calls("no notes", self.notes.begin)
@@ -124,7 +124,7 @@ class ReplicaSession(Session):
         self._group.enter(self.rank)
         return pushed
 
-    def first(self) -> None:
+    def _first_step(self) -> None:
         self._error = self.coordinator = None
         back, self._comes_back = self._comes_back, False
         if not back:
@@ -142,16 +142,16 @@ class ReplicaSession(Session):
             self.variables.copy_here()
 
     def _known_before(self) -> tf.Tensor:
-        return self.notes.know(self._group.due(self.rank) - 1)
+        return self.notes.reset(self._group.due(self.rank) - 1)
 
     def _known(self) -> tf.Tensor:
-        return self.notes.know(self._group.start(self.rank))
+        return self.notes.reset(self._group.start(self.rank))
 
-    def stepped(self) -> bool:
+    def _finish_step(self) -> bool:
         if self.rank == 0 and self.coordinator is None:
             self.coordinator = self._started()
         self._check_error()
-        if super().stepped():
+        if super()._finish_step():
             return True
         self.workers.check_failed()
         self._check_error()

@@ -1,4 +1,22 @@
-"""How far each worker is with each part of the weights, told on a server."""
+"""How workers wait for one another, by way of a parameter server.
+
+Workers that update the weights themselves visit a barrier twice in each step:
+
+1. when a worker has read the weights. Nobody updates them before all workers
+   have read them, so all compute with the same weights.
+2. when a worker has updated them. Nobody reads them before all workers have
+   updated them.
+
+So an odd number of visits means that a worker computes, and 2 n visits that its
+step n is complete. Each visit is counted on the server, where a worker that
+died finds its place, and published: a note goes into the queue of every worker.
+A worker waits by receiving notes until all others have come as far as it has
+to be; what it has received is kept on the server, too, so that nothing crosses
+the network until the wait is over.
+
+The weights may be waited for in parts. A note then says of one part that it has
+been updated, so that a worker can read it while others are still updated.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +60,13 @@ class Notes:
         for queue in self._queues:
             queue.clear()
 
-    def know(self, numbers: tf.Tensor) -> tf.Tensor:
+    def reset(self, numbers: tf.Tensor) -> tf.Tensor:
         """Begin to wait; those who tell are known to be as far as this."""
         with tf.device(self._device):
             known = tf.broadcast_to(numbers, (PARTS + 1, self._tell))
             return tf.identity(self._known.assign(known))
 
-    def tell(
+    def publish(
         self, who: int, number: tf.Tensor, part: int = _WHOLE
     ) -> list[tf.Operation | None]:
         """Tell all workers that a part of the weights is so far."""
@@ -60,7 +78,7 @@ class Notes:
         """Let all workers go on."""
         with tf.device(self._device):
             for who in range(self._tell):
-                self.tell(who, tf.constant(LEFT, tf.int64), _ALL)
+                self.publish(who, tf.constant(LEFT, tf.int64), _ALL)
 
     def wait(self, number: tf.Tensor, part: int = _WHOLE) -> tf.Tensor:
         """Wait until all who tell are so far with a part of the weights."""
@@ -69,7 +87,7 @@ class Notes:
             with tf.device(self._device):
                 return tf.reduce_min(known[part]) < number
 
-        def hear(known: tf.Tensor) -> list[tf.Tensor]:
+        def receive(known: tf.Tensor) -> list[tf.Tensor]:
             with tf.device(self._device):
                 about, who, told = self._queues[self.rank].get()
                 rows = tf.range(PARTS + 1, dtype=tf.int64)[:, tf.newaxis]
@@ -78,7 +96,9 @@ class Notes:
                 return [tf.where(mine, tf.maximum(known, heard), known)]
 
         with tf.device(self._device):
-            (known,) = tf.while_loop(is_early, hear, [self._known.read_value()])
+            (known,) = tf.while_loop(
+                is_early, receive, [self._known.read_value()]
+            )
             return tf.identity(self._known.assign(known))
 
 
@@ -105,7 +125,7 @@ class Barrier(Notes):
         """Return how often this worker has come, maybe before it died."""
         with tf.device(self._device):
             came = [each.read_value() for each in self._came]
-            with tf.control_dependencies([self.know(tf.stack(came))]):
+            with tf.control_dependencies([self.reset(tf.stack(came))]):
                 return tf.identity(came[self.rank])
 
     def came(self) -> tf.Tensor:
@@ -113,8 +133,8 @@ class Barrier(Notes):
         with tf.device(self._device):
             return self._came[self.rank].read_value()
 
-    def next_even(self) -> tf.Tensor:
-        """Return the next even number of times, as long as it is the same."""
+    def end_of_step_count(self) -> tf.Tensor:
+        """Return the number of visits at which the current step is complete."""
         # All of it on the server: what goes to a worker and back waits there
         # behind gradients and weights.
         with tf.device(self._device):
@@ -130,11 +150,11 @@ class Barrier(Notes):
         with tf.device(self._device):
             one = tf.ones((), tf.int64)
             told = tf.identity(self._came[self.rank].assign_add(one))
-            return [told, *self.tell(self.rank, told)]
+            return [told, *self.publish(self.rank, told)]
 
     def leave(self) -> None:
         """Let the others go on without this worker."""
         with tf.device(self._device):
             came = self._came[self.rank]
             left = tf.identity(came.assign(tf.constant(LEFT, tf.int64)))
-            self.tell(self.rank, left, _ALL)
+            self.publish(self.rank, left, _ALL)

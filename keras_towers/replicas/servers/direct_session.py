@@ -64,7 +64,7 @@ class DirectSession(Session):
         # Of each part as soon as its updates have been made, wherever they are.
         for part, variables in enumerate(self.variables.parts):
             with tf.control_dependencies(self.variables.read(variables)):
-                barrier.tell(barrier.rank, barrier.next_even(), part)
+                barrier.publish(barrier.rank, barrier.end_of_step_count(), part)
         with after_writes():
             barrier.arrive()
 
@@ -97,7 +97,7 @@ class DirectSession(Session):
         (came,) = self._calls("enter", self._barrier.enter)
         return int(came)
 
-    def first(self) -> None:
+    def _first_step(self) -> None:
         came, self._came = self._came, None
         if came is None:
             came = self._enter()
@@ -109,7 +109,7 @@ class DirectSession(Session):
             self._calls("wait", lambda: self._barrier.wait())
 
     def _due(self) -> tf.Tensor:
-        return self._barrier.next_even()
+        return self._barrier.end_of_step_count()
 
     def _turn(self, number: tf.Tensor) -> tf.Tensor:
         with tf.device(self._server):

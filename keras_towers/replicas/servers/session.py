@@ -168,7 +168,7 @@ class Session:
     def start(self) -> None:
         """Get ready for the first step, unless there is none any more."""
         try:
-            self.first()
+            self._first_step()
         except FitEnded:
             self.has_left = True
 
@@ -177,7 +177,7 @@ class Session:
         self.workers.beat()
         self.steps_done += 1
         try:
-            return self.stepped()
+            return self._finish_step()
         except FitEnded:
             self.has_left = True
             return False
@@ -197,7 +197,7 @@ class Session:
             self._asked = None
         self._gate.clear()
 
-    def stepped(self) -> bool:
+    def _finish_step(self) -> bool:
         """End a step, as ``step``."""
         if self._asked is None:
             turn, stopped = self._calls("next", self._next_step)
@@ -233,7 +233,7 @@ class Session:
         return turn, stopped
 
     def leave(self, stops: bool = False) -> None:
-        """Have no more data; on the chief, wait for the others and finish."""
+        """Leave the fit; on the chief, wait for the others and finish it."""
         # Afterwards the chief has the result of all.
         if self.has_left:
             return
@@ -291,7 +291,7 @@ class Session:
         """Find out how many batches this worker had trained on."""
         raise NotImplementedError
 
-    def first(self) -> None:
+    def _first_step(self) -> None:
         """Get ready for the first step, as ``start``."""
         raise NotImplementedError
 

@@ -178,7 +178,7 @@ class Workers:
     def watching(
         self, in_step: bool = False, needs_all: bool = False
     ) -> Callable[[], None]:
-        """Return what to call every now and then while this worker waits."""
+        """Return a polling callback for waits."""
         watch = self._watch = self._begin_to_watch()
         spare = 0 if needs_all else self._spare
 
