@@ -11,7 +11,7 @@ _logger = logging.getLogger("keras_towers")
 _said: set[Hashable] = set()
 
 
-def is_news(key: Hashable) -> bool:
+def first_time(key: Hashable) -> bool:
     """Whether a message is new, by its key; note the key."""
     if key in _said:
         return False

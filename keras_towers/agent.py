@@ -108,9 +108,11 @@ def _read_line() -> bytes:
 
 
 def share_cores(environment: dict[str, str], local_size: int) -> None:
-    """Give each rank of a host its share of the cores."""
-    # By default TensorFlow uses all cores in every process, which
-    # oversubscribes them.
+    """Give each rank of a host its share of the cores.
+
+    By default TensorFlow uses all cores in every process, which oversubscribes
+    them.
+    """
     if local_size < 2:
         return
     mine = str(max(1, len(os.sched_getaffinity(0)) // local_size))
@@ -167,9 +169,11 @@ def _signal_all(number: int) -> None:
 
 
 def _alive() -> list[int]:
-    """The descendants of this process, without zombies."""
-    # Orphans are found too: Linux reparents them to the nearest subreaper,
-    # which is this process.
+    """The descendants of this process, without zombies.
+
+    Orphans are found too: Linux reparents them to the nearest subreaper, which
+    is this process.
+    """
     children: dict[int, list[int]] = {}
     zombies = set()
     for name in os.listdir("/proc"):

@@ -365,10 +365,12 @@ _OF_FUNCTIONS = 50
 
 @contextlib.contextmanager
 def single_device_mode() -> Iterator[None]:
-    """Enter TensorFlow's default strategy, hiding the current one."""
-    # Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
-    # the default strategy and ``get_replica_context()`` its only replica, both
-    # eagerly and during tracing (``tf.cond`` branches inherit the mode).
+    """Enter TensorFlow's default strategy, hiding the current one.
+
+    Variables created inside are plain ``tf.Variable``s, ``get_strategy()`` is
+    the default strategy and ``get_replica_context()`` its only replica, both
+    eagerly and during tracing (``tf.cond`` branches inherit the mode).
+    """
     graph = get_default_graph()
     creators = graph._variable_creator_stack
     graph._variable_creator_stack = []
@@ -440,9 +442,11 @@ def lower_to_xla(name: str, specs: Sequence[Any], device: str) -> None:
 
 
 def shared_variable(name: str, shape: Any, dtype: Any) -> Any:
-    """Return the variable of a name on the current device, maybe unset."""
-    # TensorFlow refuses names in ``tf.Variable``, whose handles are private to
-    # a process.
+    """Return the variable of a name on the current device, maybe unset.
+
+    TensorFlow refuses names in ``tf.Variable``, whose handles are private to a
+    process.
+    """
     handle = resolve("tensorflow:raw_ops").VarHandleOp(
         dtype=dtype, shape=shape, shared_name=name
     )
@@ -479,9 +483,11 @@ def has_collective_leader() -> bool:
 def call_cancellable(
     function: Any, arguments: Sequence[Any], manager: Any
 ) -> list[Any]:
-    """Call a concrete function; another thread may cancel it."""
-    # ``CancellationManager.get_cancelable_function`` would let the manager
-    # cancel what any other thread calls in the meantime, too.
+    """Call a concrete function; another thread may cancel it.
+
+    ``CancellationManager.get_cancelable_function`` would let the manager cancel
+    what any other thread calls in the meantime, too.
+    """
     context = eager_context()
     attributes = context.function_call_options.as_attrs()
     return _execute_with_cancellation(

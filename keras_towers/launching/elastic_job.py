@@ -43,9 +43,11 @@ LOCAL_SLOT = "127.0.0."
 
 
 def discover_by_script(script: Path, slots: int) -> Discover:
-    """Make a function that runs ``script`` and reads what it prints."""
-    # Horovod's own version starts two Python processes for every query, once a
-    # second.
+    """Make a function that runs ``script`` and reads what it prints.
+
+    Horovod's own version starts two Python processes for every query, once a
+    second.
+    """
     if not script.is_file():
         raise TowerError(f"host discovery script not found: {script}")
     if not os.access(script, os.X_OK):
@@ -83,9 +85,11 @@ def discover_by_script(script: Path, slots: int) -> Discover:
 
 
 def split_this_machine(discover: Discover) -> Discover:
-    """Make each slot of this machine a host by itself."""
-    # A host is given up where a worker on it fails, with all others on it. If
-    # it were the only one, that would be the end of the job.
+    """Make each slot of this machine a host by itself.
+
+    A host is given up where a worker on it fails, with all others on it. If it
+    were the only one, that would be the end of the job.
+    """
     is_here = functools.cache(is_local)
 
     def discover_slots() -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import settings
-from keras_towers._notices import announce as tell
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import device_of, join
 from keras_towers.parameter_servers.server_store import (
@@ -147,9 +147,11 @@ class Connection:
         )
 
     def end(self) -> None:
-        """Say goodbye if the process ends as it should, or is the chief."""
-        # One that ends with an error may be started again, and then needs the
-        # servers; not so the chief, which cannot go on where it was.
+        """Say goodbye if the process ends as it should, or is the chief.
+
+        One that ends with an error may be started again, and then needs the
+        servers; not so the chief, which cannot go on where it was.
+        """
         # Python sets it for an error that nothing has caught.
         error = getattr(sys, "last_value", None)
         if self.finished and error is None:
@@ -170,7 +172,7 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
         if not missing:
             return
         if waited_s:
-            tell(f"{name} waits for {_named(missing)}")
+            announce(f"{name} waits for {_named(missing)}")
 
 
 @contextlib.contextmanager
@@ -198,11 +200,13 @@ def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
-    """Serve if this process is a ps task, connect with them if it trains."""
-    # One script serves all machines: in a ps task this function does not
-    # return: the process ends, with exit code 0, when training has. A worker
-    # connects once, before TensorFlow starts (before the first model is made),
-    # when all servers are there; meanwhile it says which ones are not.
+    """Serve if this process is a ps task, connect with them if it trains.
+
+    One script serves all machines: in a ps task this function does not return:
+    the process ends, with exit code 0, when training has. A worker connects
+    once, before TensorFlow starts (before the first model is made), when all
+    servers are there; meanwhile it says which ones are not.
+    """
     global _connection
     cluster = cluster or tf_config.required()
     if not cluster.ps:
@@ -315,7 +319,7 @@ class ServerPeers:
                 task_name(cluster, rank) for rank in missing[: settings.NAMED]
             )
             if waited_s:
-                tell(f"{me} waits for {who}")
+                announce(f"{me} waits for {who}")
         raise TowerError(
             f"{me} has waited {self.stall_shutdown_s:g} s for {who}. Every "
             "task that TF_CONFIG names has to run the script, and to call the "

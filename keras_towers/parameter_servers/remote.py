@@ -21,9 +21,11 @@ _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
-    """Make this process a task of TensorFlow's runtime."""
-    # It has to be done before TensorFlow starts: afterwards, assignments to
-    # older variables would be lost.
+    """Make this process a task of TensorFlow's runtime.
+
+    It has to be done before TensorFlow starts: afterwards, assignments to older
+    variables would be lost.
+    """
     if compat.has_started():
         raise TowerError(
             "TensorFlow has started in this process before the process was "
@@ -53,9 +55,11 @@ def device_of(index: int) -> str:
 def traced(
     body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
 ) -> Any:
-    """Make a concrete function of operations on one device; keep it."""
-    # An operation that fails in a function raises an error. By itself, it would
-    # also break whatever runs on that device later.
+    """Make a concrete function of operations on one device; keep it.
+
+    An operation that fails in a function raises an error. By itself, it would
+    also break whatever runs on that device later.
+    """
 
     def function(*given: tf.Tensor) -> Any:
         with tf.device(device):

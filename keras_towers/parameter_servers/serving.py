@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import settings
-from keras_towers._notices import announce as tell
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import join
 from keras_towers.parameter_servers.server_store import (
@@ -92,15 +92,17 @@ def _key(prefix: str) -> str:
 
 
 def serve(cluster: Cluster) -> None:
-    """Serve the workers of a job until all of them have ended."""
-    # A worker that dies, or ends with an error, may come back: it has said no
-    # goodbye, and is waited for. When the chief has ended well, only workers
-    # that can be reached at their addresses are. A chief that dies has lost
-    # what it knew of the training, which ends.
-    #
-    # The server listens at its own address of ``TF_CONFIG``, and is not
-    # authenticated, as TensorFlow's servers are not: it belongs in a private
-    # network. Models that this process has made before cannot be used any more.
+    """Serve the workers of a job until all of them have ended.
+
+    A worker that dies, or ends with an error, may come back: it has said no
+    goodbye, and is waited for. When the chief has ended well, only workers that
+    can be reached at their addresses are. A chief that dies has lost what it
+    knew of the training, which ends.
+
+    The server listens at its own address of ``TF_CONFIG``, and is not
+    authenticated, as TensorFlow's servers are not: it belongs in a private
+    network. Models that this process has made before cannot be used any more.
+    """
     me = cluster.index
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
@@ -114,11 +116,11 @@ def serve(cluster: Cluster) -> None:
         ) from error
     tell_connected(cluster.number)
     introduce(cluster, me)
-    workers = f"{cluster.size} worker{'s' * (cluster.size > 1)}"
-    tell(f"{cluster} serves {workers}")
+    workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
+    announce(f"{cluster} serves {workers}")
     lost = _farewells(cluster)
     names = [task_name(cluster, rank) for rank in lost]
-    tell(
+    announce(
         f"ps {me} ends: "
         + ("the chief has ended" if lost else "all workers have ended")
         + (f", and {', '.join(names)} cannot be reached" if lost else "")

@@ -68,9 +68,11 @@ def _why_not(address: str) -> OSError | None:
 
 
 def answers(address: str) -> bool:
-    """Whether a task of TensorFlow's runtime at ``host:port`` answers."""
-    # Its threads do, whatever Python does there; for a process that was stopped
-    # the kernel would still accept connections. No proxy knows the job's hosts.
+    """Whether a task of TensorFlow's runtime at ``host:port`` answers.
+
+    Its threads do, whatever Python does there; for a process that was stopped
+    the kernel would still accept connections. No proxy knows the job's hosts.
+    """
     import grpc
 
     direct = [("grpc.enable_http_proxy", 0)]

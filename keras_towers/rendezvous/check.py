@@ -44,10 +44,11 @@ class Peers(Protocol):
 
 
 def gather(peers: Peers, value: Any, where: str) -> list[Any]:
-    """Gather values from all ranks, which have to be in one place."""
-    # Ranks that do different things may wait for one another nevertheless, each
-    # for something else, and would take the other's values for what they
-    # wanted.
+    """Gather values from all ranks, which have to be in one place.
+
+    Ranks that do different things may wait for one another nevertheless, each
+    for something else, and would take the other's values for what they wanted.
+    """
     told = peers.gather_objects((where, value))
     if any(there != where for there, _ in told):
         places = ", ".join(f"rank {r} {p}" for r, (p, _) in enumerate(told))
@@ -89,9 +90,11 @@ def unlike_gradients(
 
 
 def unnumbered(path: str) -> str:
-    """A path without the numbers that make Keras names unique."""
-    # They count what a process has built, and rank 0 may have built more models
-    # than the others.
+    """A path without the numbers that make Keras names unique.
+
+    They count what a process has built, and rank 0 may have built more models
+    than the others.
+    """
     return re.sub(r"_\d+(?=[/_ ]|$)", "", path)
 
 
@@ -167,10 +170,12 @@ def compare(
 
 
 def introduce(engine: str) -> None:
-    """Compare this rank with the one of its job that has come first."""
-    # Before the engine connects, which other versions of it may not survive.
-    # Nobody waits: so does a worker that joins an elastic job, and the others
-    # need not know of it.
+    """Compare this rank with the one of its job that has come first.
+
+    Before the engine connects, which other versions of it may not survive.
+    Nobody waits: so does a worker that joins an elastic job, and the others
+    need not know of it.
+    """
     server = store.from_environment()
     if server is None or not server.signed:
         return  # Once connected, the ranks compare by the engine.

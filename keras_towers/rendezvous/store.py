@@ -225,10 +225,12 @@ def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
 
 
 def token(secret: str) -> str:
-    """The beginning of every path; tells nothing of the secret."""
-    # Horovod's C++ code cannot sign its requests. But it puts "http://", the
-    # host's name, the port and the path together as text: a token behind the
-    # host's name is in all paths.
+    """The beginning of every path; tells nothing of the secret.
+
+    Horovod's C++ code cannot sign its requests. But it puts "http://", the
+    host's name, the port and the path together as text: a token behind the
+    host's name is in all paths.
+    """
     return _digest(secret, b"token")
 
 

@@ -176,9 +176,11 @@ class Averages:
         return self._function
 
     def begin(self) -> None:
-        """Begin a ``fit`` with a new step, without left-over gradients."""
-        # Nobody may push meanwhile. A fit that was interrupted leaves gradients
-        # that have not been averaged.
+        """Begin a ``fit`` with a new step, without left-over gradients.
+
+        Nobody may push meanwhile. A fit that was interrupted leaves gradients
+        that have not been averaged.
+        """
         self._group.calls(
             ("begin", self._name, len(self._parts)),
             lambda: self._go_to(self._group.begin(), drops=True),

@@ -26,9 +26,10 @@ def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def free(name: str) -> None:
-    """Free all resources of a name, and all beneath it (``name/...``)."""
-    # Nobody may use them any more. Those that this process has no handle of
-    # stay.
+    """Free all resources of a name, and all beneath it (``name/...``).
+
+    Nobody may use them any more. Those that this process has no handle of stay.
+    """
     for handle, device in forget(name):
         with compat.outside(device):
             tf.raw_ops.DestroyResourceOp(

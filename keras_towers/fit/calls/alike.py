@@ -47,11 +47,12 @@ _OF_A_RANK = ("name", "seed")
 
 
 def check(config: TowerConfig, asked: KerasCall) -> None:
-    """Check that all ranks call the same method with the same settings."""
-    # Compared are the arguments of the call that decide on its steps, and, for
-    # training, the loss and the optimizer that were compiled. Learning rates
-    # may differ, since all ranks train with that of rank 0: a warning names
-    # them.
+    """Check that all ranks call the same method with the same settings.
+
+    Compared are the arguments of the call that decide on its steps, and, for
+    training, the loss and the optimizer that were compiled. Learning rates may
+    differ, since all ranks train with that of rank 0: a warning names them.
+    """
     kind, model, given = asked.kind, asked.model, asked.given
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":

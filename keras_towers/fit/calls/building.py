@@ -31,9 +31,11 @@ def batch_spec(iterator: Any) -> Any:
 def build(
     model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
 ) -> Exception | None:
-    """Build the model, its metrics and its optimizer as on one device."""
-    # Returns why that cannot be done; None if it has been done.
-    # Only shapes and dtypes of a batch are used, so no data is consumed.
+    """Build the model, its metrics and its optimizer as on one device.
+
+    Returns why that cannot be done; None if it has been done. Only shapes and
+    dtypes of a batch are used, so no data is consumed.
+    """
     later = []
     if not with_optimizer or not uses_optimizer(model, kind):
         # _symbolic_build would build it; leave that to its first use.

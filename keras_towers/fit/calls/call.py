@@ -176,9 +176,11 @@ class TowerCall:
         return getattr(type(self.model), name).__get__(self.model)
 
     def _make(self, kind: str, force: bool = False) -> None:
-        """Replacement for ``make_train_function`` and its like."""
-        # A function that was traced outside of any call knows no towers, and
-        # may be compiled by XLA.
+        """Replacement for ``make_train_function`` and its like.
+
+        A function that was traced outside of any call knows no towers, and may
+        be compiled by XLA.
+        """
         if kind == "predict" and self.epoch_iterator is not None:
             self.prepare(building.batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
@@ -218,9 +220,11 @@ class TowerCall:
         return self._own("_make_function")(_Step(step))
 
     def is_step(self, fn: Any) -> bool:
-        """Whether Keras, not the user's code, asks to run a function."""
-        # Keras makes the function for predictions itself; a model may make its
-        # train function.
+        """Whether Keras, not the user's code, asks to run a function.
+
+        Keras makes the function for predictions itself; a model may make its
+        train function.
+        """
         keras_module = compat.trainer_module.__name__
         return (
             isinstance(fn, _Step)

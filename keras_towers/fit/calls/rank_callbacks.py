@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_towers._notices import is_news
+from keras_towers._notices import first_time
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.callbacks import (
@@ -192,7 +192,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)
-        if unlike and self._transport.rank == 0 and is_news(unlike):
+        if unlike and self._transport.rank == 0 and first_time(unlike):
             logger.warning(
                 "callbacks have written other values on some ranks into %s: "
                 "all go on with those of the first of these ranks.",
@@ -206,9 +206,11 @@ for _event in set(_EVENTS) - set(vars(SyncedCallbacks)):
 
 
 def _acts(callback: Any, event: str) -> bool:
-    """Whether a callback may stop a loop or write weights at an event."""
-    # Keras runs methods of older names there, too; a callback of no class of
-    # Keras's may lack some.
+    """Whether a callback may stop a loop or write weights at an event.
+
+    Keras runs methods of older names there, too; a callback of no class of
+    Keras's may lack some.
+    """
     names = {event, event.replace("train_batch", "batch")}
     classes = _HARMLESS if "batch" in event else _HARMLESS[:1]
     harmless = {vars(cls).get(name) for cls in classes for name in names}

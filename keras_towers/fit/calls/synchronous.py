@@ -145,9 +145,11 @@ def run_alone(asked: KerasCall) -> Any:
 
 @contextlib.contextmanager
 def causes_noted(call: TowerCall) -> Iterator[None]:
-    """Add possible causes to any error that a call raises."""
-    # A model that cannot be built beforehand is tried in its step, where it may
-    # fail otherwise.
+    """Add possible causes to any error that a call raises.
+
+    A model that cannot be built beforehand is tried in its step, where it may
+    fail otherwise.
+    """
     model = call.model
     try:
         yield

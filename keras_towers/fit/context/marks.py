@@ -127,9 +127,11 @@ class StepMarks:
             self._begin_behind(times[0].op, ends[0])
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
-        """Let a tower that calls its step as a function begin after a mark."""
-        # Single operations stay as they are: TensorFlow fuses none that has to
-        # wait for another one, and fused ones round otherwise.
+        """Let a tower that calls its step as a function begin after a mark.
+
+        Single operations stay as they are: TensorFlow fuses none that has to
+        wait for another one, and fused ones round otherwise.
+        """
         for operation in {o for piece in pieces for o in piece.consumers()}:
             if operation.type in _CALLS:
                 operation._add_control_input(mark)

@@ -18,9 +18,11 @@ _installing: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def held(install: Callable[[], None]) -> Iterator[None]:
-    """Keep the patches that ``install`` makes for the length of the block."""
-    # Blocks may overlap in several threads: the first one installs the patches,
-    # the last one to exit undoes them.
+    """Keep the patches that ``install`` makes for the length of the block.
+
+    Blocks may overlap in several threads: the first one installs the patches,
+    the last one to exit undoes them.
+    """
     global _installing
     with _lock:
         _users[install] += 1
@@ -48,11 +50,13 @@ def _undo_all(undo: list[Callable[[], None]]) -> None:
 
 
 def replace(owner: Any, name: str, ours: Callable) -> None:
-    """Patch ``owner.name`` with ``ours(original, ...)``; at most once."""
-    # It is undone with the others that the function of ``held`` makes, or else
-    # when the last block of all is left. A decorated method is replaced inside
-    # its decorator's closure, so that references taken earlier call the
-    # replacement too. For a property the getter is replaced.
+    """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
+
+    It is undone with the others that the function of ``held`` makes, or else
+    when the last block of all is left. A decorated method is replaced inside
+    its decorator's closure, so that references taken earlier call the
+    replacement too. For a property the getter is replaced.
+    """
     with _lock:
         there = getattr(owner, name)
         if name in vars(owner) and _is_ours(there):
@@ -83,9 +87,11 @@ def add(owner: type, name: str, method: Callable) -> None:
 
 
 def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
-    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone."""
-    # What ``replace`` patches later lies inside: ``inner`` looks it up when it
-    # is called.
+    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
+
+    What ``replace`` patches later lies inside: ``inner`` looks it up when it is
+    called.
+    """
     with _lock:
         there = getattr(owner, name)
         cell = _cell_of_wrapped(there, outermost=True)
@@ -176,9 +182,11 @@ def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def shadowed(instance: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Override attributes of an object inside a block."""
-    # Bypasses Keras's __setattr__, which tracks attributes. The object keeps
-    # its class, and ``super()`` calls reach the originals.
+    """Override attributes of an object inside a block.
+
+    Bypasses Keras's __setattr__, which tracks attributes. The object keeps its
+    class, and ``super()`` calls reach the originals.
+    """
     own = vars(instance) if attributes else {}
     before = {name: own[name] for name in attributes if name in own}
     try:

@@ -214,9 +214,11 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
-    """Call a function of a model that was loaded."""
-    # TensorFlow refuses one that was loaded inside of the block outside of its
-    # replicas; here it reads the variables of the first tower.
+    """Call a function of a model that was loaded.
+
+    TensorFlow refuses one that was loaded inside of the block outside of its
+    replicas; here it reads the variables of the first tower.
+    """
     outside = tf.distribute.get_replica_context() is None
     if traced.current() is not None or (outside and contract.in_force()):
         captured = [

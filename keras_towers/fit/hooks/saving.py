@@ -53,13 +53,14 @@ _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
 def save_on_every_rank() -> Iterator[None]:
     """Let every rank write the files that it saves in this block.
 
+    For scripts that run with ``keras-towers run --strategy``, in which
+    otherwise only rank 0 writes what Keras saves at a path that is the same on
+    all ranks. Elsewhere every rank writes anyway.
+
     Example:
         >>> with kt.save_on_every_rank():
         ...     model.save("/local/disk/of/each/machine/model.keras")
     """
-    # For scripts that run with ``keras-towers run --strategy``, in which
-    # otherwise only rank 0 writes what Keras saves at a path that is the same
-    # on all ranks. Elsewhere every rank writes anyway.
     token = _on_every_rank.set(True)
     try:
         yield

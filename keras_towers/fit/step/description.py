@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import keras_towers
-from keras_towers._notices import announce, is_news
+from keras_towers._notices import announce, first_time
 from keras_towers._strategy import Strategy
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.step import trace
@@ -94,7 +94,7 @@ def note(
     costs = costs_of(program, parts)
     _costs.setdefault(config.strategy, {})[name] = costs
     first, *others = costs.described_once or [""]
-    if first and config.peers.rank == 0 and is_news((name, first)):
+    if first and config.peers.rank == 0 and first_time((name, first)):
         announce(f"{name}: {first}{', ...' if others else ''}")
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat, devices
-from keras_towers._notices import is_news
+from keras_towers._notices import first_time
 from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
@@ -242,9 +242,11 @@ class GlobalStep:
         return [every[0]] * len(every)
 
     def _way(self) -> Way:
-        """Return how towers call their functions."""
-        # Other ranks get gradients while the step computes others. Functions
-        # that are called are optimised for the host.
+        """Return how towers call their functions.
+
+        Other ranks get gradients while the step computes others. Functions that
+        are called are optimised for the host.
+        """
         on_host = devices.all_on_host(self.config.devices)
         alone = self.config.transport.size == 1
         return "called" if alone and on_host else "inlined"
@@ -315,7 +317,7 @@ class GlobalStep:
 
 
 def _say_once(model: str, strategy: str) -> None:
-    if is_news(("runs eagerly", model, strategy)):
+    if first_time(("runs eagerly", model, strategy)):
         logger.warning(
             "model %r runs eagerly, so its steps are not divided: they run as "
             "on one device under %s. Compile it without run_eagerly=True to "
@@ -327,7 +329,7 @@ def _say_once(model: str, strategy: str) -> None:
 
 def _say_of_own_rows(model: str, config: TowerConfig) -> None:
     strategy, chief = config.name, config.peers.rank == 0
-    if chief and is_news(("own rows", model, strategy)):
+    if chief and first_time(("own rows", model, strategy)):
         logger.warning(
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers._notices import announce, is_news
+from keras_towers._notices import announce, first_time
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import (
@@ -180,7 +180,7 @@ def log_without_xla(
     """
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
-    if is_news(line):
+    if first_time(line):
         asked = not trainer._resolve_auto_jit_compile()
         level = logging.WARNING if asked and not for_now else logging.INFO
         logger.log(level, "%s", line)

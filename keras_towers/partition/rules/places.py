@@ -22,9 +22,19 @@ from keras_towers.partition.rules.reductions import numbers
 from keras_towers.partition.slice_spans import Span, spans
 
 _MOVES = (
-    *("Reshape", "ExpandDims", "Squeeze", "Identity", "Cast", "Transpose"),
-    *("Tile", "BroadcastTo", "StridedSlice", "Slice", "Unpack"),
-    *("DynamicPartition", "GatherV2"),
+    "Reshape",
+    "ExpandDims",
+    "Squeeze",
+    "Identity",
+    "Cast",
+    "Transpose",
+    "Tile",
+    "BroadcastTo",
+    "StridedSlice",
+    "Slice",
+    "Unpack",
+    "DynamicPartition",
+    "GatherV2",
 )
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 

@@ -112,7 +112,8 @@ class Torchrun(EnvironmentVariables):
     name = "torchrun"
     needs = ("TORCHELASTIC_RUN_ID",)
     job_in = (
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
         *EnvironmentVariables.job_in,
     )
 
@@ -124,7 +125,8 @@ class OpenMPI(ClusterEnvironment):
     rank_in, size_in = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
     local_size_in = "OMPI_COMM_WORLD_LOCAL_SIZE"
     job_in = (
-        *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
         "OMPI_MCA_orte_hnp_uri",
     )
     mpi_in = (rank_in,)
@@ -192,8 +194,16 @@ class Slurm(ClusterEnvironment):
 # The one that has started the process itself comes first: mpirun, for example,
 # starts its daemons by srun, whose variables the ranks inherit.
 LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
-    *(Horovodrun, ByHand, Torchrun, OpenMPI, Hydra, Slurm),
-    *(PMI, PMIx, IndexedJob, EnvironmentVariables),
+    Horovodrun,
+    ByHand,
+    Torchrun,
+    OpenMPI,
+    Hydra,
+    Slurm,
+    PMI,
+    PMIx,
+    IndexedJob,
+    EnvironmentVariables,
 )
 
 

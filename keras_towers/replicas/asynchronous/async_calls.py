@@ -93,7 +93,7 @@ class ReplicaCalls(AsyncCalls):
 
     def schedule(self) -> UpdateSchedule:
         return ReplicaSchedule(
-            *(self._update, self._quorum, self._begin, self.stall_shutdown_s)
+            self._update, self._quorum, self._begin, self.stall_shutdown_s
         )
 
     def _begin(self, coordinator: Coordinator) -> None:

@@ -106,9 +106,11 @@ class HogwildUpdate(UpdateOnce):
 
 
 def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether updates of an optimizer must not overlap."""
-    # They must not if they depend on the number of previous updates, or read a
-    # weight and overwrite it.
+    """Whether updates of an optimizer must not overlap.
+
+    They must not if they depend on the number of previous updates, or read a
+    weight and overwrite it.
+    """
     return bool(
         optimizer.gradient_accumulation_steps
         or optimizer.use_ema

@@ -104,9 +104,11 @@ class TowerThreads:
         self.latest: Any = None
 
     def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
-        """Queue a batch for the next idle tower; wait while it is full."""
-        # As all methods that wait, it raises any error of an earlier step, and
-        # TowerError if no step has ended for too long.
+        """Queue a batch for the next idle tower; wait while it is full.
+
+        As all methods that wait, it raises any error of an earlier step, and
+        TowerError if no step has ended for too long.
+        """
         with self._progress:
             self._await(
                 lambda: self._error or len(self._waiting) < self._towers

@@ -134,9 +134,11 @@ class Barrier(Notes):
             return self._came[self.rank].read_value()
 
     def end_of_step_count(self) -> tf.Tensor:
-        """Return the number of visits at which the current step is complete."""
-        # All of it on the server: what goes to a worker and back waits there
-        # behind gradients and weights.
+        """Return the number of visits at which the current step is complete.
+
+        All of it on the server: what goes to a worker and back waits there
+        behind gradients and weights.
+        """
         with tf.device(self._device):
             return (self.came() + 1) // 2 * 2
 

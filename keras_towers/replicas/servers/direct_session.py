@@ -138,8 +138,11 @@ def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
     reasons = [
         f"{name}={config[name]}"
         for name in (
-            *("momentum", "weight_decay"),
-            *("clipnorm", "global_clipnorm", "clipvalue"),
+            "momentum",
+            "weight_decay",
+            "clipnorm",
+            "global_clipnorm",
+            "clipvalue",
         )
         if config.get(name)
     ]

@@ -286,10 +286,12 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[None]:
-        """Train with the other workers inside a block."""
-        # The session ends before the optimizer gives the weights their final
-        # values. What the chief's callbacks assign or save in between reaches
-        # the servers, too.
+        """Train with the other workers inside a block.
+
+        The session ends before the optimizer gives the weights their final
+        values. What the chief's callbacks assign or save in between reaches the
+        servers, too.
+        """
         optimizer, chief = self.model.optimizer, self.session.rank == 0
         hooked: list[tuple[Any, patches.Shadows]] = []
         if optimizer is not None:

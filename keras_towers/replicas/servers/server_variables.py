@@ -201,9 +201,11 @@ class ServerVariables:
         variables: Sequence[keras.Variable],
         grads: Sequence[Gradient | None],
     ) -> list[Gradient | None]:
-        """Send dense gradients to their variables' servers, part by part."""
-        # All at once they would share the network, and arrive together at the
-        # end: while a part arrives, the one before it can be updated and read.
+        """Send dense gradients to their variables' servers, part by part.
+
+        All at once they would share the network, and arrive together at the
+        end: while a part arrives, the one before it can be updated and read.
+        """
         self._check(variables)
         sent = list(grads)
         index = {id(v): i for i, v in enumerate(variables)}

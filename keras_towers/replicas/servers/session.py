@@ -253,9 +253,11 @@ class Session:
             self.variables.get()
 
     def end(self, error: BaseException | None) -> None:
-        """End a ``fit``; wait for the others, unless it has failed."""
-        # Afterwards all workers have the same model: that of the chief.
-        # A process that was broken off may be started again.
+        """End a ``fit``; wait for the others, unless it has failed.
+
+        Afterwards all workers have the same model: that of the chief. A process
+        that was broken off may be started again.
+        """
         self.connection.finished = error is None
         self.trains = False
         try:

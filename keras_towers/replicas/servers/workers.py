@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import settings, system
-from keras_towers._notices import announce as tell
+from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
@@ -95,9 +95,9 @@ class Workers:
                 continue
             self._told.add(rank)
             if state == State.LOST:
-                tell(f"{self._lost([rank])}; fit goes on where it can")
+                announce(f"{self._lost([rank])}; fit goes on where it can")
                 continue
-            tell(
+            announce(
                 f"{self._who(rank)} at {self._at(rank)} has ended: if "
                 f"{self._who(self._rank)} cannot do without it, it waits for "
                 f"it to come back, for {self._stall_shutdown_s:g} s at most"
@@ -249,11 +249,11 @@ class Workers:
                     why = "does not answer"
                 if why:
                     missing.remove(rank)
-                    tell(f"{self._who(rank)} {why}: fit ends without it")
+                    announce(f"{self._who(rank)} {why}: fit ends without it")
             if missing and not told:
                 told = True
                 who = ", ".join(map(self._who, missing))
-                tell(f"the chief waits for {who} to end its fit")
+                announce(f"the chief waits for {who} to end its fit")
 
     def _trouble(self, watch: Watch, rank: int) -> str:
         if rank in watch.unreachable():
