@@ -40,6 +40,7 @@ class Memory:
         name: tuple[Any, ...],
         initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
         shape: tf.TensorShape,
+        dtype: tf.DType,
     ) -> tf.Variable:
         """Return the variable of a gradient.
 
@@ -48,7 +49,7 @@ class Memory:
         """
         if name not in self._variables:
             with tf.init_scope(), compat.single_device_mode():
-                value = initial(shape, name[3])
+                value = initial(shape, dtype)
                 self._variables[name] = tf.Variable(value, trainable=False)
         return self._variables[name]
 
@@ -79,7 +80,7 @@ def error_feedback(dtype: tf.DType) -> Link:
         if not (is_rounded(tensor, dtype) and tensor.shape.is_fully_defined()):
             return tensor, None
         name = (key, index, tuple(tensor.shape), tensor.dtype)
-        lost = memory.variable(name, tf.zeros, tensor.shape)
+        lost = memory.variable(name, tf.zeros, tensor.shape, tensor.dtype)
         wanted = tensor + lost
         error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
         kept = tf.where(tf.math.is_finite(error), error, 0)
@@ -169,14 +170,19 @@ def _sum_factors(
         if tensor.dtype.size < tf.float32.size:
             matrix = tf.cast(matrix, tf.float32)
         name = key, index, tuple(tensor.shape), matrix.dtype
-        error = memory.variable((*name, "lost"), tf.zeros, matrix.shape)
+        error = memory.variable(
+            (*name, "lost"), tf.zeros, matrix.shape, matrix.dtype
+        )
 
         def drawn(shape, dtype, index=index) -> tf.Tensor:
             return tf.random.stateless_normal(shape, (rank, index), dtype=dtype)
 
         factors.append(
             memory.variable(
-                (*name, "factor"), drawn, tf.TensorShape([columns, rank])
+                (*name, "factor"),
+                drawn,
+                tf.TensorShape([columns, rank]),
+                matrix.dtype,
             )
         )
         lost.append(error)
