@@ -96,7 +96,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
     ("row", "timeout_s", "begin", "end"),
     [
         ("plain", 0.05, "no result after 0.05 seconds", "seconds"),
-        ("tower:a=1", 120, "exit code 1\n", "unexpected keyword argument 'a')"),
+        ("tower:a=1", 120, "exit code 1\n", "updates, packer."),
     ],
 )
 def test_worker_that_fails_leaves_its_last_words(

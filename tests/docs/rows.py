@@ -66,6 +66,14 @@ def read(node):
     return ast.literal_eval(node)
 
 
+def taken(kind):
+    """What a class takes, by name: annotations and defaults, as fields."""
+    parameters = dict(inspect.signature(kind).parameters)
+    if "options" in parameters:
+        parameters |= inspect.signature(options.Options).parameters
+    return parameters
+
+
 def allowed(option):
     """The values of an option, which a row may leave open."""
     parts = typing.get_args(eval(option.annotation, vars(options)))
@@ -82,7 +90,7 @@ def assert_takes(row, kind, arguments, given):
     """A class takes options, and gives its objects these."""
     made = class_of(kind)
     # Those of the strategy itself, of BytePS's, too.
-    accepted = inspect.signature(getattr(kt, kind, made)).parameters
+    accepted = taken(getattr(kt, kind, made))
     values = [
         allowed(accepted[name]) if value is ... else [value]
         for name, value in given.items()
@@ -111,7 +119,7 @@ def tried(row):
         elif isinstance(node, ast.Call) and text.startswith("_("):
             (option,) = node.keywords
             last = option.arg
-            takes = last in inspect.signature(getattr(kt, kind)).parameters
+            takes = last in taken(getattr(kt, kind))
             taker = kind if takes else "SGD"
             assert_takes(row, taker, [], {last: read(option.value)})
         elif "Strategy(" in text:

@@ -168,7 +168,8 @@ def test_an_allocation_says_how_many_run_where(run):
 def test_another_host(run, tmp_path):
     executable(
         tmp_path / "ssh",
-        'while [ "${1#-}" != "$1" ]; do last="$1 $2"; shift 2; done\n'
+        'while [ "${1#-}" != "$1" ]; do case "$1" in -o*) ;; '
+        '*) last="$1 $2"; shift ;; esac; shift; done\n'
         'echo "$last $1" >> asked; shift; exec sh -c "$*"',
     )
     script = """

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 
 import keras
 
@@ -16,7 +15,11 @@ from tests.processes.small import Strategy
 
 # Workers of parameter servers count for themselves, and know what they have
 # computed; they validate all together.
-SERVED = "compression" not in inspect.signature(Strategy).parameters
+SERVED = Strategy.__name__ not in (
+    "HorovodStrategy",
+    "BytePSStrategy",
+    "MultiWorkerTowerStrategy",
+)
 
 
 def comparable(result):
