@@ -21,6 +21,7 @@ def emit(
     wanted: Sequence[Tensor],
     graphs: Iterable[Any] = (),
     after: Sequence[Any] = (),
+    checks: list[Any] | None = None,
 ) -> list[Any]:
     """Add operations to the current graph; return the tensors wanted.
 
@@ -33,6 +34,8 @@ def emit(
         wanted: N tensors that they make, or that are given.
         graphs: the graphs whose functions they call.
         after: TensorFlow's tensors for which what has effects waits.
+        checks: gets TensorFlow's operations that have effects and use no
+            variable, such as assertions.
     """
     here = compat.get_default_graph()
     for graph in graphs:
@@ -98,19 +101,29 @@ def emit(
         if not operation.is_repeated:
             add(operation)
     ends = [None if tensor in given else name_of(tensor) for tensor in wanted]
+    acting = [
+        names[id(operation)]
+        for operation in operations
+        if checks is not None
+        and operation.has_effect
+        and all(tensor.dtype != tf.resource for tensor in operation.inputs)
+    ]
     # TensorFlow cannot import within a block of control dependencies.
     with tf.control_dependencies(None):
         made = tf.graph_util.import_graph_def(
             definition,
             input_map=inputs,
-            return_elements=[end for end in ends if end is not None],
+            return_elements=[end for end in ends if end is not None] + acting,
             name="",
         )
     left = iter(made or ())
-    return [
+    results = [
         given[tensor] if end is None else next(left)
         for tensor, end in zip(wanted, ends, strict=True)
     ]
+    if checks is not None:
+        checks.extend(left)
+    return results
 
 
 def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:

@@ -69,8 +69,11 @@ class ResourceOrder:
             given: the tensors that it is given.
         """
         keys = list(self._ready) if handles is None else handles
-        # Behind what towers do in the level.
-        before = [self._ready.get(key, self._least)[1] // 2 for key in keys]
+        # Behind what towers do in the level, and behind what may fail: a step
+        # whose assertion fails updates nothing.
+        before = [
+            self._ready.get(key, self._least)[1] // 2 for key in (*keys, None)
+        ]
         level = max([*before, *(tensor.level for tensor in given)], default=0)
         behind = 2 * (level + 1), 2 * (level + 1)
         self._ready.update(dict.fromkeys(keys, behind))

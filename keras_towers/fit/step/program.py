@@ -126,12 +126,18 @@ class TowerProgram:
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
         towers = [_Tower([dict(own) for own in given]) for given in parts]
+        checks: list[Any] = []
         for number, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
                 found = emit(
-                    common_here, known, made, program.graphs, order.gate
+                    common_here,
+                    known,
+                    made,
+                    program.graphs,
+                    order.gate,
+                    checks,
                 )
             known.update(zip(made, found, strict=True))
             if level.function is not None:
@@ -149,7 +155,8 @@ class TowerProgram:
                         None if t.on_towers else _value(t, known, {})
                         for t in change.given
                     ]
-                    update(change, given, wholes)
+                    with tf.control_dependencies(checks):
+                        update(change, given, wholes)
         with tf.device(devices[0]):
             return [_value(t, known, {}) for t in program.results]
 
