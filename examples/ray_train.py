@@ -26,7 +26,7 @@ def train(config):
     # A new name each time that Ray starts the workers, also after a loss.
     job = broadcast_from_rank_zero(uuid.uuid4().hex)
     os.environ["KERAS_TOWERS_JOB"] = job
-    os.environ["KERAS_TOWERS_MEETING_FOLDER"] = config["folder"]
+    os.environ["KERAS_TOWERS_RENDEZVOUS_FOLDER"] = config["folder"]
     os.environ["KERAS_TOWERS_RANK"] = str(context.get_world_rank())
     os.environ["KERAS_TOWERS_SIZE"] = str(context.get_world_size())
     # Ray shows each worker the GPUs that are its own.

@@ -18,7 +18,7 @@ SIZE = "KERAS_TOWERS_SIZE"
 JOB = "KERAS_TOWERS_JOB"
 #: Folder of the file by which ranks meet, shared by all machines. Default: the
 #: temporary folder on one machine, else `~/.cache/keras-towers`.
-MEETING_FOLDER = "KERAS_TOWERS_MEETING_FOLDER"
+RENDEZVOUS_FOLDER = "KERAS_TOWERS_RENDEZVOUS_FOLDER"
 #: `host:port` of rank 0, in place of that file.
 RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of a job, of 16 characters or more, in place of that file; launchers
@@ -33,7 +33,7 @@ OWN_GPUS = "KERAS_TOWERS_OWN_GPUS"
 #: Set by `keras-towers run` for workers of BytePS, which it watches.
 BYTEPS_LAUNCHED = "KERAS_TOWERS_BYTEPS_LAUNCHED"
 #: Seconds in which all ranks have to meet. Default: 600.
-MEETING_TIMEOUT = "KERAS_TOWERS_MEETING_TIMEOUT"
+RENDEZVOUS_TIMEOUT = "KERAS_TOWERS_RENDEZVOUS_TIMEOUT"
 #: Seconds in which processes of BytePS that nobody launched have to find one
 #: another. Default: 300.
 START_TIMEOUT = "KERAS_TOWERS_START_TIMEOUT"
@@ -46,8 +46,8 @@ STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 #: 1: waiting ranks name nobody: `--stall-warning 0`.
 STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 
-#: Default of `KERAS_TOWERS_MEETING_TIMEOUT`.
-MEETING_TIMEOUT_S = 600
+#: Default of `KERAS_TOWERS_RENDEZVOUS_TIMEOUT`.
+RENDEZVOUS_TIMEOUT_S = 600
 #: Default of `KERAS_TOWERS_START_TIMEOUT`.
 START_TIMEOUT_S = 300
 #: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`; BytePS's start is told of as

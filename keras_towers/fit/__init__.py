@@ -1,6 +1,6 @@
-"""The only package that relies on Keras internals.
+"""How Keras's own ``fit``, ``evaluate`` and ``predict`` run on towers.
 
 Its parts, from the bottom up: ``contract``, ``context``, ``data``, ``weights``,
-``update``, ``capture``, ``step``, ``calls``, ``hooks``. Each may import
-only from those before it; ``docs/architecture.md`` says what each owns.
+``update``, ``step``, ``calls``, ``hooks``; ``docs/architecture.md`` says what
+each owns.
 """

@@ -19,22 +19,22 @@ AxesT = TypeVar("AxesT", bound=Axes)
 
 AXES: dict[str, Axes] = {}
 RULES: dict[str, Rule] = {}
-# Asked even if all inputs are the same for all: what makes rows of nothing.
+# Types whose rules are asked even if no input is divided: they create rows.
 ALWAYS: set[str] = set()
 OF_LISTS: set[str] = set()
-# Asked first, if an input numbers rows.
+# Rules that are asked first if an input holds indices of rows.
 BY_PLACES: dict[str, Rule] = {}
-# What says what the integers number that operations return.
+# Functions that tell which axis the integers index that operations return.
 NUMBERS: dict[str, list[Callable[..., None]]] = {}
-# What gives the shapes of outputs, where the trace does not know them.
+# Functions that return shapes of outputs that the trace does not know.
 SHAPES: dict[str, Callable[..., Sequence[Shape | None]]] = {}
 
 
 def axes(*types: str) -> Callable[[AxesT], AxesT]:
-    """Register what says which axes of operations are the same.
+    """Register a function that names the axes that operations share.
 
-    It takes the operation and the values of its inputs, and returns them; None:
-    the operation cannot be divided.
+    It takes the operation and the values of its inputs, and returns
+    ``Factors``, or None if the operation cannot be divided.
     """
 
     def add(function: AxesT) -> AxesT:
@@ -47,12 +47,12 @@ def axes(*types: str) -> Callable[[AxesT], AxesT]:
 def rule(
     *types: str, always: bool = False, of_lists: bool = False
 ) -> Callable[[RuleT], RuleT]:
-    """Register what lays out operations, where axes do not say it all.
+    """Register a rule for operations that axes do not describe.
 
     Args:
         types: the types of operations.
-        always: whether it is asked if nothing is divided, too.
-        of_lists: whether they divide lists.
+        always: whether the rule is asked if no input is divided, too.
+        of_lists: whether it divides lists.
     """
 
     def add(function: RuleT) -> RuleT:
@@ -65,7 +65,7 @@ def rule(
 
 
 def by_places(*types: str) -> Callable[[RuleT], RuleT]:
-    """Register what lays out operations that get numbers of rows."""
+    """Register a rule for operations with indices of rows as an input."""
 
     def add(function: RuleT) -> RuleT:
         BY_PLACES.update(dict.fromkeys(types, function))
@@ -77,10 +77,10 @@ def by_places(*types: str) -> Callable[[RuleT], RuleT]:
 def numbers_of(
     *types: str,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register what says what the integers number that operations return.
+    """Register a function that tells which axis an output's integers index.
 
     It takes the partitioner, the operation and the values of its inputs and
-    outputs, and notes it of these.
+    outputs, and notes the axis on these.
     """
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
@@ -92,7 +92,7 @@ def numbers_of(
 
 
 def shape_of(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register what gives the shape of operations' outputs."""
+    """Register a function that returns the shape of operations' outputs."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         def shapes(node: Node, *inputs: Value) -> Sequence[Shape | None]:

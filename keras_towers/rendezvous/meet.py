@@ -49,9 +49,9 @@ from keras_towers.rendezvous.hosts import (
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.rendezvous.store import Endpoint, FileStore
 from keras_towers.settings import (
-    MEETING_FOLDER,
-    MEETING_TIMEOUT,
     RENDEZVOUS,
+    RENDEZVOUS_FOLDER,
+    RENDEZVOUS_TIMEOUT,
     SECRET,
     SIZE,
 )
@@ -94,7 +94,7 @@ def join() -> None:
             environment,
             endpoint,
             file,
-            seconds(MEETING_TIMEOUT, settings.MEETING_TIMEOUT_S),
+            seconds(RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S),
         )
     )
 
@@ -146,7 +146,7 @@ class RendezvousFile:
 
     def __init__(self, environment: ClusterEnvironment):
         base = Path(
-            os.environ.get(MEETING_FOLDER)
+            os.environ.get(RENDEZVOUS_FOLDER)
             or (
                 tempfile.gettempdir()
                 if environment.one_machine
@@ -190,7 +190,7 @@ class RendezvousFile:
         except OSError as error:
             raise TowerError(
                 f"ranks meet by the file {self.path}, which cannot be used "
-                f"({error.strerror}): set {MEETING_FOLDER} to a folder that "
+                f"({error.strerror}): set {RENDEZVOUS_FOLDER} to a folder that "
                 "all machines of the job share."
             ) from None
 
@@ -233,7 +233,7 @@ def _receive(
         else:
             text = (
                 f"{_missing(environment, guests, wait_s)} Has it ended, or not "
-                f"reached this line? {MEETING_TIMEOUT} sets the seconds."
+                f"reached this line? {RENDEZVOUS_TIMEOUT} sets the seconds."
             )
             beside.publish(_PLAN, [{"failed": text}] * len(ranks))
             time.sleep(settings.LAST_WORDS_S)
@@ -297,14 +297,15 @@ def _come(
             )
     how = (
         f"by the file {file.path}. If the machines do not share its folder, "
-        f"set {MEETING_FOLDER} to one that they share, or {RENDEZVOUS} and "
+        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} and "
         f"{SECRET}"
         if file
         else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
     )
     raise TowerError(
         f"{environment} has waited {wait_s:.0f} s for rank 0, which it was to "
-        f"find {how}. The last try: {last}. {MEETING_TIMEOUT} sets the seconds."
+        f"find {how}. The last try: {last}. {RENDEZVOUS_TIMEOUT} sets the "
+        "seconds."
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.settings import MEETING_FOLDER, SECRET, STORE
+from keras_towers.settings import RENDEZVOUS_FOLDER, SECRET, STORE
 
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
@@ -251,7 +251,7 @@ def _digest(secret: str, message: bytes) -> str:
 def _check_private(path: Path, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
         raise TowerError(
-            f"{path} belongs to somebody else: set {MEETING_FOLDER} to "
+            f"{path} belongs to somebody else: set {RENDEZVOUS_FOLDER} to "
             "another folder."
         )
     if stat.S_IMODE(status.st_mode) & 0o077:

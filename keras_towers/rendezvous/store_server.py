@@ -32,13 +32,13 @@ from keras_towers.rendezvous.store import (
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-MEETING_SCOPE = "global"
+RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod first leaves its address."""
 LISTENERS_SCOPE = "worker_addresses"
 """The scope in which Horovod's own elastic states leave pickled addresses."""
 _PLACES_SCOPE = "rank_and_size"
 # Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
-_MEETINGS = (MEETING_SCOPE, "local_", "cross_")
+_RENDEZVOUSS = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Of a refused request: a client that is still sending would see no answer.
 _READ_AT_MOST = 64 << 10
@@ -90,7 +90,7 @@ class StoreServer(ThreadingHTTPServer):
             self.given_up.clear()
             self.scope_size = {}
             for slot in plan:
-                self.scope_size[MEETING_SCOPE] = slot.size
+                self.scope_size[RENDEZVOUS_SCOPE] = slot.size
                 self.scope_size[f"local_{slot.hostname}"] = slot.local_size
                 self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
 
@@ -205,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
         """Take a value."""
         self.server.write(self._scope, self._key, self._body)
         ours = self._scope == SCOPE and self._key.startswith(CONNECTED)
-        if ours or self._scope == MEETING_SCOPE:
+        if ours or self._scope == RENDEZVOUS_SCOPE:
             # Horovod has the rank alone as the key.
             rank = int(self._key.removeprefix(CONNECTED))
             self.server.on_connected(rank, self.connection)
@@ -229,7 +229,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hold_s(self) -> float:
         """How long to wait for a value that is not there."""
-        if self._scope.startswith(_MEETINGS):
+        if self._scope.startswith(_RENDEZVOUSS):
             # Each rank of Horovod will come; who waits would ask all the time.
             return settings.HOLD_S
         return min(float(self._body or 0), settings.HOLD_S)

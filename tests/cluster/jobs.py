@@ -82,7 +82,7 @@ def met(lab, *arguments, script="cluster.endless"):
             LOCAL_WORLD_SIZE="1",
             MASTER_ADDR=lab.hosts[0].name,
             MASTER_PORT="29400",
-            KERAS_TOWERS_MEETING_FOLDER=str(lab.shared),
+            KERAS_TOWERS_RENDEZVOUS_FOLDER=str(lab.shared),
         )
         for rank, host in enumerate(lab.hosts)
     ]

@@ -10,7 +10,7 @@ from tests.processes.by_hand import ByHand
 
 pytestmark = pytest.mark.slow
 RANKS = 2
-MEETS = {"KERAS_TOWERS_MEETING_TIMEOUT": "60"}
+MEETS = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "60"}
 
 
 def of_slurm(rank):

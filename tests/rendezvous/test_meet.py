@@ -36,7 +36,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
+    monkeypatch.setenv(settings.RENDEZVOUS_FOLDER, str(tmp_path))
     return tmp_path / f"keras_towers-{os.getuid()}"
 
 
@@ -94,7 +94,10 @@ def test_the_file_is_private(folder):
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ("MEETING_FOLDER=/proc/none", "MEETING_FOLDER to a folder that all"),
+        (
+            "RENDEZVOUS_FOLDER=/proc/none",
+            "RENDEZVOUS_FOLDER to a folder that all",
+        ),
         ("RENDEZVOUS=host", "give host:port"),
         ("RENDEZVOUS=host:0", "give host:port"),
         ("RENDEZVOUS=host:9", "KERAS_TOWERS_SECRET"),
@@ -129,7 +132,7 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
 
 
 def test_who_has_not_come_is_named(start):
-    limit = {"KERAS_TOWERS_MEETING_TIMEOUT": "10"}
+    limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "10"}
     of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
     alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 10 s for rank 0"}
     for process, said in (of_three | alone).items():

@@ -43,7 +43,7 @@ def asked(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Handler, "log_message", note)
     monkeypatch.setattr(watch, "rank0_name", "")
-    monkeypatch.setenv(settings.MEETING_FOLDER, str(tmp_path))
+    monkeypatch.setenv(settings.RENDEZVOUS_FOLDER, str(tmp_path))
     return found
 
 

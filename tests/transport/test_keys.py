@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import TowerError
-from keras_towers.engines.runtime import collectives
+from keras_towers.engines.runtime import collective_transport
 from keras_towers.transport import next_key
 
 pytestmark = pytest.mark.core
@@ -44,7 +44,10 @@ def test_every_function_counts_anew_over_its_inner_ones():
 
 
 def test_numbers_depend_on_what_is_asked_only():
-    first, second = collectives.InstanceKeys(), collectives.InstanceKeys()
+    first, second = (
+        collective_transport.InstanceKeys(),
+        collective_transport.InstanceKeys(),
+    )
     names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
     numbers = [first.number(*name) for name in names]
     assert numbers == [second.number(*name) for name in reversed(names)][::-1]
@@ -56,7 +59,7 @@ def test_numbers_depend_on_what_is_asked_only():
 def test_two_collectives_with_one_number_are_refused(monkeypatch):
     same = SimpleNamespace(digest=lambda: b"same")
     monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
-    keys = collectives.InstanceKeys()
+    keys = collective_transport.InstanceKeys()
     assert keys.number("a") == keys.number("a")
     with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
         keys.number("b")

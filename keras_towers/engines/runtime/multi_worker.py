@@ -10,7 +10,9 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import settings
 from keras_towers.engines.runtime import tensorflow_task
-from keras_towers.engines.runtime.collectives import CollectiveTransport
+from keras_towers.engines.runtime.collective_transport import (
+    CollectiveTransport,
+)
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.environments import tf_config

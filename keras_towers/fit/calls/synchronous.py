@@ -73,9 +73,9 @@ class TowerCalls:
         try:
             config = self._config_of(kind)
             if outer is None and not prepared and config.peers.size > 1:
-                from keras_towers.fit.calls import alike
+                from keras_towers.fit.calls import rank_agreement
 
-                alike.check(config, asked)
+                rank_agreement.check(config, asked)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)

@@ -141,7 +141,7 @@ class StepOrder:
             return reduction(_identity(rows))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
-        """Compare what ranks do; return what fails where they do not alike.
+        """Compare the ranks' steps; return assertions that fail if they differ.
 
         Ranks trace at different times, so a mismatch is found at run time. The
         step then fails before any other collective has begun.

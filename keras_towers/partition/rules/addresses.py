@@ -114,7 +114,7 @@ def _own(
 def _joined(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    """What was parted is joined by the parts of the numbers of all rows."""
+    """Stitch rows together that were partitioned, if all parts are there."""
     half = len(inputs) // 2
     places = [v.places for v in inputs[:half] if v.places is not None]
     if len(places) < half or not _are_all(places):

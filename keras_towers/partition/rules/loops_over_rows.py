@@ -239,7 +239,7 @@ class _Loop:
     def _given(
         self, round_: _Round, starts: Sequence[Tensor], states: dict[int, Value]
     ) -> tuple[list[Tensor], list[Value]]:
-        """What a round is given that is carried, and all that it is given."""
+        """Return the tensors that a round carries, and all of its inputs."""
         tensors, values = [], []
         for index, tensor in enumerate(starts):
             like = self._body.inputs[index]

@@ -60,9 +60,9 @@ def _extremes(
     segments: Value,
     count: Value,
 ) -> list[Value] | None:
-    """Those of each tower first, then those of these.
+    """Reduce segments on each tower, then reduce the towers' results.
 
-    A segment that a tower has no rows of has what changes nothing.
+    Where a tower has no rows of a segment, it gives the neutral value.
     """
     factors = _segment_axes(node, values, segments, count)
     if factors is not None:

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.fit.calls.alike import _compiled, described
+from keras_towers.fit.calls.rank_agreement import _compiled, described
 from tests.kit.training import linear
 
 pytestmark = pytest.mark.core

@@ -27,9 +27,9 @@ from keras_towers.transport.messages import (
     received,
 )
 
-# The group of collectives whose size is part of their key; the same on GPUs,
-# since a group is of one kind of devices; and that of the first of ROOMS, which
-# those of the others follow.
+# Keys of groups of collectives: those whose size is part of their own key; the
+# same over NCCL, since a group has one kind of device; and those of the first
+# of _PADDED_SIZES. The other padded sizes have the keys that follow.
 _FIXED, _OVER_NCCL, _FIRST_PADDED = 1, 2, 3
 
 # Numbers of elements that those of unknown size are padded to. Such collectives
