@@ -44,10 +44,8 @@ def test_every_function_counts_anew_over_its_inner_ones():
 
 
 def test_numbers_depend_on_what_is_asked_only():
-    first, second = (
-        collective_transport.InstanceKeys(),
-        collective_transport.InstanceKeys(),
-    )
+    first = collective_transport.InstanceKeys()
+    second = collective_transport.InstanceKeys()
     names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
     numbers = [first.number(*name) for name in names]
     assert numbers == [second.number(*name) for name in reversed(names)][::-1]
