@@ -284,13 +284,14 @@ def _put_back(value: Any, content: _Content) -> None:
         vars(value).clear()
         vars(value).update(content.attributes)
     plain = _unwrapped(value)
-    for kind in (collections.OrderedDict, dict):
-        if isinstance(plain, kind):
-            kind.clear(plain)
-            kind.update(plain, content.items)
-            return
     items = content.items.values()
-    if isinstance(plain, list):
+    if isinstance(plain, collections.OrderedDict):
+        collections.OrderedDict.clear(plain)
+        collections.OrderedDict.update(plain, content.items)
+    elif isinstance(plain, dict):
+        dict.clear(plain)
+        dict.update(plain, content.items)
+    elif isinstance(plain, list):
         list.__setitem__(plain, slice(None), items)
     elif isinstance(plain, set):
         set.clear(plain)

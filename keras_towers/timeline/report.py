@@ -176,7 +176,7 @@ def _table_of_towers(summary: Summary) -> Table:
     for name in shown:
         table.add_column(f"{name} ms", justify="right")
     slowest = np.argsort(-next(iter(shown.values())))[:_SHOWN]
-    for tower in sorted(slowest.tolist()):
+    for tower in sorted(map(int, slowest)):
         cells = [_ms(float(seconds[tower])) for seconds in shown.values()]
         table.add_row(summary.towers[tower], *cells)
     if len(summary.towers) > _SHOWN:
