@@ -159,6 +159,9 @@ def trace(
         numbers[graph] = numbers.get(outer, 0)
 
         def note(call: UpdateCall) -> None:
+            # What follows in the step may read the optimizer's variables.
+            with outer.as_default():
+                update.make_ready(call.optimizer, call.variables)
             updates.append(TracedUpdate(call, _stand_in(call)))
 
         own = update.config.batch_norm == "tower"

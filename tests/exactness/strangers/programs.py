@@ -308,7 +308,7 @@ def layouts_of_the_batch():
             return (
                 tf.reduce_mean((tf.reduce_mean(major, 0) - tf.reduce_mean(y)) ** 2)
                 + tf.reduce_mean((back - y[:, None]) ** 2)
-                + tf.reduce_mean(tf.math.reduce_std(mixed, 1) + tf.reduce_max(mixed, 1)[:, 0] * 0.01)
+                + tf.reduce_mean(tf.math.reduce_std(mixed, 1) + tf.reduce_max(mixed, 1)[:, :1] * 0.01)
                 + 0.01 * strided + steps
                 + tf.reduce_mean(tf.reduce_max(swapped, 1))
                 + 1e-3 * tf.reduce_mean(running**2)
@@ -410,7 +410,7 @@ def remat_scope_and_lora():
     inner = keras.layers.Dense(4, "relu")
     h = inner(x)
     h = keras.layers.MultiHeadAttention(2, 2)(h, h)
-    tall = keras.layers.EinsumDense("btd,de->bte", (None, 5), bias_axes="e")
+    tall = keras.layers.EinsumDense("btd,de->bte", (4, 5), bias_axes="e")
     h = tall(h)
     model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(h)))
     inner.enable_lora(2)
@@ -530,8 +530,9 @@ class Unfreeze(keras.callbacks.Callback):
     """Changes the model in mid-training, as fine-tuning does."""
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.layers[1].trainable = not self.model.layers[1].trainable
-        self.model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+        self.model.optimizer.build(self.model.trainable_variables)
+        for variable in self.model.optimizer.momentums:
+            variable.assign(-variable)
 
     def on_train_batch_begin(self, batch, logs=None):
         self.model.optimizer.learning_rate = 0.05 / (1 + batch)
@@ -539,12 +540,13 @@ class Unfreeze(keras.callbacks.Callback):
         weight.assign(weight * 0.5)
 
 
-@case(fit={"callbacks": None})
+@case
 def callbacks_that_change_the_model():
     x = keras.Input((4,))
     h = keras.layers.Dense(5, "relu")(x)
     model = keras.Model(x, keras.layers.Dense(1)(h))
-    model.compile("sgd", "mse", metrics=["mae"])
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer, "mse", metrics=["mae"])
     return model, floats(20, 4), floats(20, 1)
 
 
@@ -630,7 +632,7 @@ def seeded_draws_of_tensorflow():
             x = tf.image.stateless_random_flip_left_right(x, seed=(3, 4))
             x = tf.image.stateless_random_brightness(x, 0.2, seed=(3, 4))
             order = tf.random.experimental.index_shuffle(
-                tf.range(tf.shape(x)[0]), seed=(1, 2, 3), max_index=tf.shape(x)[0] - 1
+                tf.range(tf.shape(x)[0]), seed=(1, 2), max_index=tf.shape(x)[0] - 1
             )
             noise = tf.random.stateless_truncated_normal(tf.shape(x), (5, 6)) + tf.random.stateless_gamma(
                 tf.shape(x), (5, 6), 2.0)
@@ -720,7 +722,7 @@ def ensembles_by_vectorised_weights():
 
 @case(batch=13, fit={"steps_per_epoch": 3})
 def endless_data_with_steps_per_epoch():
-    model = keras.Sequential([keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.layers.Dense(5, use_bias=False), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     model.compile("adam", "mse", steps_per_execution=2, metrics=["mae"])
     data = tf.data.Dataset.from_tensor_slices((floats(20, 4), floats(20, 1))).batch(7).repeat()
     return model, data, None
