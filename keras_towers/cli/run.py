@@ -168,16 +168,6 @@ def run(
             "all ranks are local, otherwise the one with a route to the hosts.",
         ),
     ] = None,
-    ssh_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="ssh port of the hosts."),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", help="Print which rank is started on which host."
-        ),
-    ] = False,
     min_np: Annotated[
         int | None,
         typer.Option(
@@ -196,17 +186,10 @@ def run(
         Path | None,
         typer.Option(
             help="Elastic jobs: a program that prints the available hosts, one "
-            "host:slots per line; run once a second.",
+            "host:slots per line (one slot where there is no number); run once "
+            "a second.",
         ),
     ] = None,
-    slots: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: slots of hosts that are printed without a "
-            "number.",
-        ),
-    ] = 1,
     elastic_timeout: Annotated[
         int,
         typer.Option(
@@ -241,26 +224,16 @@ def run(
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
     """
-    plan = _plan(
-        processes,
-        _hosts(hosts, hostfile),
-        _tasks(
-            strategy,
-            ps,
-            workers,
-            processes,
-            {
-                "-H": hosts,
-                "--hostfile": hostfile,
-                "--network-interface": network_interface,
-                "--ssh-port": ssh_port,
-                "--min-np": min_np,
-                "--max-np": max_np,
-                "--host-discovery-script": host_discovery_script,
-            },
-        ),
-        elastic=bool(min_np or max_np or host_discovery_script),
-    )
+    elastic = bool(min_np or max_np or host_discovery_script)
+    tasks = _tasks(strategy, ps, workers, processes)
+    if tasks and (elastic or hosts or hostfile or network_interface):
+        raise TowerError(
+            "hosts, --network-interface and options of elastic jobs are not "
+            "for jobs on TensorFlow's own runtime, whose tasks are started on "
+            "this machine only. On several machines, start the script on each "
+            "with TF_CONFIG"
+        )
+    plan = _plan(processes, _hosts(hosts, hostfile), tasks, elastic)
     _check_script(script, module)
     if no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
@@ -284,13 +257,11 @@ def run(
         ranks=plan.processes or min_np or 0,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
         interface=None if plan.is_task else network_interface,
-        ssh_port=ssh_port,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
         seed=seed,
         output=output,
         grace_s=grace,
-        verbose=verbose,
         servers=_servers(servers, strategy, plan),
         alone=no_strategy,
     )
@@ -314,7 +285,6 @@ def run(
             most=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,
-            slots=slots,
             timeout_s=elastic_timeout,
             reset_limit=reset_limit,
             cooldown_s=blacklist_cooldown_range,
@@ -377,7 +347,6 @@ def _plan(
     processes: int | None,
     hosts: dict[str, int] | None,
     tasks: dict[str, int] | None,
-    *,
     elastic: bool,
 ) -> Plan:
     """Decide what the command is to start."""
@@ -468,7 +437,6 @@ def _tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
-    others: Mapping[str, object],
 ) -> dict[str, int] | None:
     """Return the number of tasks of each role, None without the runtime."""
     known = STRATEGIES.get(strategy or "")
@@ -502,11 +470,4 @@ def _tasks(
             "another launcher started this process as one of several, each of "
             "which would start a cluster: start it once, without that launcher"
         )
-    for name, given in others.items():
-        if given is not None:
-            raise TowerError(
-                f"{name} is not for jobs on TensorFlow's own runtime, whose "
-                "tasks are started on this machine only. On several machines, "
-                "start the script on each with TF_CONFIG"
-            )
     return {"ps": ps, "worker": count} if ps else {"worker": count}

@@ -60,13 +60,11 @@ class Job:
     ranks: int
     hosts: dict[str, int]
     interface: str | None = None
-    ssh_port: int | None = None
     stall_warning_s: int = settings.STALL_WARNING_S
     stall_shutdown_s: int = settings.STALL_SHUTDOWN_S
     seed: int | None = None
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
-    verbose: bool = False
     launcher: str = "keras-towers run"
     servers: int | None = None
     alone: bool = False
@@ -84,7 +82,7 @@ class Running:
     def __init__(self, job: Job, hosts: Iterable[str]):
         self.job = job
         remote = [host for host in hosts if not is_local(host)]
-        check_reachable(remote, job.ssh_port)
+        check_reachable(remote)
         self.address, self._interface = meeting_point(job.interface, remote)
         # A rank that has ended, Connected, the number of a signal, or the
         # OSError where output cannot be written.
@@ -154,8 +152,6 @@ def run_job(job: Job) -> Outcome:
             servers = engine.load(engine.servers)(run, job.servers, plan)
         # The first ones of all hosts log in at the same time.
         for slot in sorted(plan, key=lambda slot: slot.local_rank):
-            if job.verbose:
-                run.console.say(f"rank {slot.rank} on {slot.hostname}")
             own = {**environment, **slot.environment}
             if servers:
                 own |= servers.environment(slot)
@@ -191,8 +187,6 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
         }
         for cluster in clusters:
             serves = cluster.role == "ps"
-            if job.verbose:
-                run.console.say(str(cluster))
             own = {**everyone, tf_config.VARIABLE: cluster.written()}
             if serves:
                 # Workers need all of a GPU's memory.

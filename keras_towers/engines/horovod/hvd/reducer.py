@@ -38,11 +38,11 @@ class Options:
     device_sparse: str
     compression: Any
     sparse_as_dense: bool
-    predivide: float
+    gradient_predivide_factor: float
     op: Any
     groups: int | tuple[tuple[Any, ...], ...] | None
     process_set: Any
-    scale_local: bool
+    scale_local_gradients: bool
 
 
 class GradientReducer(Reducer):
@@ -76,7 +76,9 @@ class GradientReducer(Reducer):
         return bool(processes.included() and processes.size() > 1)
 
     def scaled_local(self, grad: Any) -> Any:
-        return self._divided(grad) if self.options.scale_local else grad
+        if not self.options.scale_local_gradients:
+            return grad
+        return self._divided(grad)
 
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
@@ -231,12 +233,13 @@ class GradientReducer(Reducer):
 
     def _arguments(self) -> dict[str, Any]:
         # Horovod divides by the number of ranks after the sum in any case.
+        factor = self.options.gradient_predivide_factor
         return {
             "device_dense": self.options.device_dense,
             "compression": self.options.compression,
             "op": self.options.op,
-            "prescale_factor": 1.0 / self.options.predivide,
-            "postscale_factor": self.options.predivide,
+            "prescale_factor": 1.0 / factor,
+            "postscale_factor": factor,
             "process_set": self.options.process_set,
             "ignore_name_scope": True,
         }
