@@ -100,8 +100,16 @@ def test_the_last_json_object_is_the_answer():
     ("code", "limit_s", "said"),
     [
         ("print('no')", 60, "has ended with exit code 0"),
-        ("raise ValueError('why')", 60, "has ended with exit code 1: ValueError: why"),
-        ("import os; os.kill(os.getpid(), 4)", 60, "has ended with exit code -4"),
+        (
+            "raise ValueError('why')",
+            60,
+            "has ended with exit code 1: ValueError: why",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 4)",
+            60,
+            "has ended with exit code -4",
+        ),
         (SLEEP, 1, "has not ended after 1 s"),
     ],
 )

@@ -35,6 +35,7 @@ from keras_towers.rendezvous.addresses import is_local
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.store import NEWS
 
+
 def key_of(slot: RankPlacement) -> str:
     """The key by which a worker asks for its place, the same in all rounds."""
     return f"{slot.hostname}:{slot.local_rank}"
@@ -110,7 +111,11 @@ class ElasticRounds:
         while key and not _closed(connection):
             with self._lock:
                 over = number != self._number or self.ended
-                if over or key in self._informed or self._arrives(key, connection):
+                if (
+                    over
+                    or key in self._informed
+                    or self._arrives(key, connection)
+                ):
                     return
             time.sleep(settings.POLL_S)
 
