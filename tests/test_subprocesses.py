@@ -99,7 +99,7 @@ def test_the_last_json_object_is_the_answer():
 @pytest.mark.parametrize(
     ("code", "limit_s", "said"),
     [
-        ("print('no')", 60, "has ended with exit code 0"),
+        ("print('no')", 60, "exit code 0"),
         (
             "raise ValueError('why')",
             60,
@@ -108,7 +108,7 @@ def test_the_last_json_object_is_the_answer():
         (
             "import os; os.kill(os.getpid(), 4)",
             60,
-            "has ended with exit code -4",
+            "exit code -4",
         ),
         (SLEEP, 1, "has not ended after 1 s"),
     ],
@@ -116,4 +116,4 @@ def test_the_last_json_object_is_the_answer():
 def test_no_answer(code, limit_s, said):
     with pytest.raises(NoAnswer) as error:
         ask_python(["-c", code], limit_s)
-    assert str(error.value) == said
+    assert str(error.value).endswith(said)

@@ -81,8 +81,8 @@ def test_colour_on_a_terminal_only(monkeypatch):
 
 
 CANCELLED = b"""\
-WARNING: All log messages before absl::InitializeLog() is called are written to \
-STDERR
+WARNING: All log messages before absl::InitializeLog() is called are written \
+to STDERR
 W0000 00:00:1795575119.689 26314 local_rendezvous.cc:412] Local rendezvous is \
 aborting with status: CANCELLED: RecvFromRemoteAsync is cancelled.
 \t [[{{node Cast/_14}}]]

@@ -207,7 +207,8 @@ def DistributedGradientTape(
     tape: Any = copy.copy(arguments.pop("gradtape"))
     options = _checked_options(name="DistributedGradientTape", **arguments)
     prepare_process()
-    tape.__class__ = _distributed_class(type(tape))
+    tape_class: Any = type(tape)
+    tape.__class__ = _distributed_class(tape_class)
     tape._options = options
     tape._local_keys = set()
     return tape
