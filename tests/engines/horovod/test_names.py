@@ -36,6 +36,7 @@ def public(module):
 
 # Horovod's own modules and helpers, which scripts do not use.
 INTERNAL = {
+    "broadcast_object_fn",
     "compression",
     "gradient_aggregation",
     "gradient_aggregation_eager",
