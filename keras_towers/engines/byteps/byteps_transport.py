@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -476,6 +477,12 @@ class BytePSTransport(engine.EngineTransport):
                 f"times: give each worker another {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
+
+
+@functools.cache
+def transport() -> BytePSTransport:
+    """The connection to the other ranks, made when first asked for."""
+    return BytePSTransport()
 
 
 _WORD = tf.int32
