@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain
 
 # So many that any facts fit.
@@ -120,14 +120,18 @@ class EngineTransport(Transport):
     def compare(self, engine: str = "") -> None:
         """Compare what the ranks run."""
         # Of fixed size, and by one operation: others too have to understand it.
-        data = json.dumps(check.facts(engine)).encode().ljust(_FACTS_BYTES)
+        data = (
+            json.dumps(versions.process_facts(engine))
+            .encode()
+            .ljust(_FACTS_BYTES)
+        )
         words = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
         rows = tf.reshape(words, [self.size, -1]).numpy()
         everyone = [json.loads(row.tobytes()) for row in rows]
         this_rank = f"rank {self.rank}"
         for rank, its in enumerate(everyone):
             # One line for each that differs from rank 0, by itself.
-            check.compare(
+            versions.compare_facts(
                 this_rank,
                 everyone[self.rank],
                 f"rank {rank}",

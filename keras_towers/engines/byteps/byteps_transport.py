@@ -39,7 +39,7 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, environments, store, watch
+from keras_towers.rendezvous import check, environments, store, versions, watch
 from keras_towers.rendezvous.environment_variables import seconds
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.liveness import waiting
@@ -89,7 +89,7 @@ def connect(bps: ModuleType) -> None:
         )
     if _worker is None and member is None:
         tf_config.refuse_apart("BytePS")
-    check.introduce("BytePS")
+    versions.compare_with_first_rank("BytePS")
     dmlc.prepare(_worker)
     with _ending_late_start(_worker), _patient_threads():
         bps.init(lazy=False)
@@ -459,7 +459,9 @@ class BytePSTransport(engine.EngineTransport):
         lists = self.gather_objects(list(new))
         return (
             f"{_DIFFERENT}. "
-            + check.each([", ".join(names[:_SHOWN]) for names in lists], "; ")
+            + check.describe_ranks(
+                [", ".join(names[:_SHOWN]) for names in lists], "; "
+            )
             + ". Every rank has to run the same model on data of the same "
             "kind, and to call the same methods in the same order."
         )

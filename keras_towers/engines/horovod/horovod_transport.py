@@ -22,10 +22,10 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
-    check,
     environments,
     meet,
     store,
+    versions,
     watch,
 )
 from keras_towers.rendezvous.environments import tf_config
@@ -49,7 +49,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             meet.join()
         if not _connected:
-            check.introduce("Horovod")
+            versions.compare_with_first_rank("Horovod")
             meet.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
         cannot_meet = not (hvd.mpi_built() or store.from_environment())

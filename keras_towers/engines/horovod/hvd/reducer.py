@@ -174,7 +174,7 @@ class GradientReducer(Reducer):
 
             def difference() -> str:
                 processes = self.options.process_set
-                return check.unlike_gradients(
+                return check.describe_gradients(
                     hvd.allgather_object(
                         list(described), name=name, process_set=processes
                     )
@@ -318,7 +318,7 @@ def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
     path = getattr(variable, "path", None) or _name(variable)
-    return kind, f"{check.unnumbered(path)} {kind}"
+    return kind, f"{check.without_numbers(path)} {kind}"
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
