@@ -47,8 +47,8 @@ class Tool:
 
 def search_path() -> str:
     """The search path, with this environment's folder even if not activated."""
-    own = str(Path(sys.executable).parent)
-    return os.pathsep.join([own, os.environ.get("PATH", os.defpath)])
+    programs = str(Path(sys.executable).parent)
+    return os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
 
 
 def which(name: str) -> str | None:
@@ -132,18 +132,18 @@ def find_mpi() -> Tool:
 
 def find_nvcc(variables: str) -> Tool:
     """Find CUDA's compiler; ``variables`` is the prefix of the engine's."""
-    own = os.environ.get(f"{variables}_CUDA_HOME")
+    chosen = os.environ.get(f"{variables}_CUDA_HOME")
     candidates = [
         # Only the engine's own variable takes precedence over the search path.
-        f"{own}/bin/nvcc" if own else None,
+        f"{chosen}/bin/nvcc" if chosen else None,
         which("nvcc"),
         *[f"{home}/bin/nvcc" for home in _toolkits()],
     ]
     for path in candidates:
         if path and os.access(path, os.X_OK):
-            said = output_of([path, "--version"])
-            if said is not None:
-                found = re.search(r"release [\d.]+", said)
+            printed = output_of([path, "--version"])
+            if printed is not None:
+                found = re.search(r"release [\d.]+", printed)
                 return Tool("nvcc", path, found.group() if found else "")
     problem = (
         "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "

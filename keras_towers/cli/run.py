@@ -414,16 +414,18 @@ def _program(
     ]
 
 
-def _servers(given: int | None, strategy: str | None, plan: Plan) -> int | None:
+def _servers(
+    number: int | None, strategy: str | None, plan: Plan
+) -> int | None:
     """Return the number of servers beside the ranks, None without them."""
     with_servers = [e for e in engines.ENGINES.values() if e.servers]
     names = [engine.strategy for engine in with_servers]
-    if given and strategy not in names and strategy in STRATEGIES:
+    if number and strategy not in names and strategy in STRATEGIES:
         raise TowerError(
             f"--servers is for --strategy {' or '.join(names)}: the strategy "
             f"{strategy} has no use for servers"
         )
-    servers = given or (1 if strategy in names else None)
+    servers = number or (1 if strategy in names else None)
     if servers and (plan.elastic or plan.member or plan.tasks):
         raise TowerError(
             "servers are for jobs with a fixed number of processes "

@@ -385,19 +385,19 @@ class Driver:
                 f"{slot.size}"
             )
         key, sharing = key_of(slot), slot.local_size
-        own = {**self._environment, **slot.environment}
+        variables = {**self._environment, **slot.environment}
         if slot.hostname.startswith(LOCAL_SLOT):
             # It passes for a host with one rank.
             place = int(slot.hostname.removeprefix(LOCAL_SLOT))
             # It may have gone meanwhile.
             sharing = max(place, self.hosts.local_slots)
-            own.update(_own_gpus(place - 1, sharing))
+            variables.update(_own_gpus(place - 1, sharing))
         try:
             self.workers[key] = Rank(
                 self._run,
                 str(number),
                 number,
-                own,
+                variables,
                 host=slot.hostname,
                 local_size=sharing,
             )

@@ -152,14 +152,14 @@ def run_job(job: Job) -> Outcome:
             servers = engine.load(engine.servers)(run, job.servers, plan)
         # The first ones of all hosts log in at the same time.
         for slot in sorted(plan, key=lambda slot: slot.local_rank):
-            own = {**environment, **slot.environment}
+            variables = {**environment, **slot.environment}
             if servers:
-                own |= servers.environment(slot)
+                variables |= servers.environment(slot)
             Rank(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
-                own,
+                variables,
                 host=slot.hostname,
                 local_size=slot.local_size,
             )
@@ -187,15 +187,15 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
         }
         for cluster in clusters:
             serves = cluster.role == "ps"
-            own = {**everyone, tf_config.VARIABLE: cluster.written()}
+            variables = {**everyone, tf_config.VARIABLE: cluster.written()}
             if serves:
                 # Workers need all of a GPU's memory.
-                own["CUDA_VISIBLE_DEVICES"] = "-1"
+                variables["CUDA_VISIBLE_DEVICES"] = "-1"
             Rank(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
-                own,
+                variables,
                 local_size=len(clusters),
                 serves=serves,
             )

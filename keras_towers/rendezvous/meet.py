@@ -86,7 +86,7 @@ def join() -> None:
         )
     if environment.rank >= environment.size:
         raise TowerError(f"there cannot be a {environment}.")
-    endpoint = given()
+    endpoint = given_endpoint()
     file = None if endpoint else RendezvousFile(environment)
     meet = _receive if environment.rank == 0 else _come
     os.environ.update(
@@ -121,7 +121,7 @@ def take_place() -> None:
     os.environ.update(slot.environment)
 
 
-def given() -> Endpoint | None:
+def given_endpoint() -> Endpoint | None:
     """The address and secret that the user gives, None if there are none."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
@@ -264,10 +264,10 @@ def _come(
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = endpoint
-    heard = [time.monotonic()]
+    answered = [time.monotonic()]
     rank = environment.rank
     # As long as rank 0 answers, that one decides when it has been too long.
-    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, heard):
+    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, answered):
         # Rank 0 removes the file when all have come.
         found = (file and file.read()) or found
         if found:
@@ -285,7 +285,7 @@ def _come(
                 last += f"did not answer as rank 0 does: {error}"
             else:
                 if not plan:
-                    heard.append(time.monotonic())
+                    answered.append(time.monotonic())
                 last += "is in a job of others" if plan else "waits for others"
             if "failed" in plan:
                 raise TowerError(plan["failed"])

@@ -141,11 +141,11 @@ class StoreClient:
         )
         with _OPENER.open(request, timeout=timeout_s) as answer:
             found = bytes(answer.read())
-            told = answer.headers.get(SIGNATURE, "")
+            signature = answer.headers.get(SIGNATURE, "")
         if (
             method in ("GET", "POST")
             and self._secret is not None
-            and not same(told, sign(self._secret, "ANSWER", path, found))
+            and not same(signature, sign(self._secret, "ANSWER", path, found))
         ):
             raise OSError("the answer's signature is wrong")
         return found

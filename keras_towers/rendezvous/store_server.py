@@ -185,10 +185,10 @@ class Handler(BaseHTTPRequestHandler):
             found = server.by_rank(key, json.loads(self._body))
             value = json.dumps(found).encode()
         else:
-            told = server.read(self._scope, self._key, self._hold_s())
-            if told is None:
+            text = server.read(self._scope, self._key, self._hold_s())
+            if text is None:
                 return self._answer(_NOT_FOUND)
-            value = told
+            value = text
         self._answer_signed(value)
 
     def do_POST(self) -> None:

@@ -17,9 +17,6 @@ from keras_towers.rendezvous import store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# So that facts fit into a message of fixed size.
-_NAME = 60
-
 # How many parts of a version have to be the same; None: all of them. With other
 # differences ranks may train alike, and do so with a warning.
 _SAME: dict[str, int | None] = {
@@ -45,7 +42,7 @@ def process_facts(engine: str = "") -> dict[str, str]:
     with contextlib.suppress(OSError):
         script = Path(*sys.argv[:1])
         digest = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
-        found["script"] = f"{script.name[:_NAME]} ({digest})"
+        found["script"] = f"{script.name} ({digest})"
     return found
 
 
@@ -57,28 +54,29 @@ def _version(module: str) -> str:
 
 def compare_facts(
     me: str,
-    mine: Mapping[str, str],
+    my_facts: Mapping[str, str],
     other: str,
-    its: Mapping[str, str],
+    their_facts: Mapping[str, str],
     *,
     warns: bool = True,
 ) -> None:
     """Compare the facts of two ranks, and refuse what may not train alike."""
     refused, warned = [], []
-    for name in dict.fromkeys((*mine, *its)):
+    for name in dict.fromkeys((*my_facts, *their_facts)):
         parts = _SAME.get(name)
-        one, two = (of.get(name, "").split(".") for of in (mine, its))
-        if name in _SAME and one[:parts] != two[:parts]:
+        ours = my_facts.get(name, "").split(".")
+        theirs = their_facts.get(name, "").split(".")
+        if name in _SAME and ours[:parts] != theirs[:parts]:
             refused.append(name)
-        elif one != two:
+        elif ours != theirs:
             warned.append(name)
 
     def differs(names: Sequence[str]) -> str:
         one, two = (
             " and ".join(
-                f"{n} {of[n]}" if n in of else f"no {n}" for n in names
+                f"{n} {facts[n]}" if n in facts else f"no {n}" for n in names
             )
-            for of in (mine, its)
+            for facts in (my_facts, their_facts)
         )
         return f"{me} has {one}, but {other} has {two}"
 
@@ -107,6 +105,6 @@ def compare_with_first_rank(engine: str) -> None:
             for name in ("RANK", "HOSTNAME")
         }
     )
-    mine = process_facts(engine)
-    other, its = server.first(store.FACTS, (me, mine))
-    compare_facts(me, mine, other, its)
+    my_facts = process_facts(engine)
+    other, their_facts = server.first(store.FACTS, (me, my_facts))
+    compare_facts(me, my_facts, other, their_facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -16,9 +15,6 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain
-
-# So many that any facts fit.
-_FACTS_BYTES = 1024
 
 
 def load(name: str, title: str) -> ModuleType:
@@ -119,23 +115,14 @@ class EngineTransport(Transport):
 
     def compare(self, engine: str = "") -> None:
         """Compare what the ranks run."""
-        # Of fixed size, and by one operation: others too have to understand it.
-        data = (
-            json.dumps(versions.process_facts(engine))
-            .encode()
-            .ljust(_FACTS_BYTES)
-        )
-        words = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
-        rows = tf.reshape(words, [self.size, -1]).numpy()
-        everyone = [json.loads(row.tobytes()) for row in rows]
-        this_rank = f"rank {self.rank}"
-        for rank, its in enumerate(everyone):
+        everyone = self.gather_objects(versions.process_facts(engine))
+        for rank, facts in enumerate(everyone):
             # One line for each that differs from rank 0, by itself.
             versions.compare_facts(
-                this_rank,
+                f"rank {self.rank}",
                 everyone[self.rank],
                 f"rank {rank}",
-                its,
+                facts,
                 warns=rank == 0,
             )
 

@@ -99,8 +99,10 @@ class GradientReducer(Reducer):
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
         described = [
-            _kind_and_path(*each)
-            for each in zip(grads, variables, names, strict=True)
+            _kind_and_path(grad, variable, name)
+            for grad, variable, name in zip(
+                grads, variables, names, strict=True
+            )
         ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
@@ -161,10 +163,10 @@ class GradientReducer(Reducer):
             # In a loop no comparison begins before the last step has ended;
             # and TensorFlow's constant folding would run that of a constant.
             ended = self._counts[1] >= 0
-            own = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            own_digest = tf.where(ended, tf.constant(digest, tf.int64), 0)
             highest, lowest = tf.unstack(
                 hvd.allreduce(
-                    tf.stack([own, _BEYOND - own]),
+                    tf.stack([own_digest, _BEYOND - own_digest]),
                     op=hvd.Max,
                     name=name,
                     process_set=self.options.process_set,
@@ -264,15 +266,19 @@ class GradientReducer(Reducer):
         ]
         groups = self.options.groups or ()
         if isinstance(groups, int):
-            each = -(-len(dense) // groups) or 1
+            size = -(-len(dense) // groups) or 1
             together = [
-                dense[start : start + each]
-                for start in range(0, len(dense), each)
+                dense[start : start + size]
+                for start in range(0, len(dense), size)
             ]
         else:
             places = {plain(variables[i]).ref(): i for i in dense}
             together = [
-                [places.pop(one) for one in group if one in places]
+                [
+                    places.pop(reference)
+                    for reference in group
+                    if reference in places
+                ]
                 for group in groups
             ]
         together = [group for group in together if group]
