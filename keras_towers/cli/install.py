@@ -140,13 +140,11 @@ def _progress(console: Console) -> Iterator[Progress]:
     with Bar(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("checking this machine", total=None)
 
-        def tell(what: str, share: float | None) -> None:
-            total, done = None if share is None else 1.0, share or 0
-            bar.update(task, description=what, completed=done, total=total)
-            quarter = int(done * 4)
-            if quiet and (what, quarter) not in shown:
-                shown.add((what, quarter))
-                percent = f" {quarter * 25}%" if quarter else ""
-                console.print(f"{what}{percent}", soft_wrap=True)
+        def show(what: str, share: float | None) -> None:
+            total = None if share is None else 1.0
+            bar.update(task, description=what, completed=share, total=total)
+            if quiet and what not in shown:
+                console.print(what, soft_wrap=True)
+            shown.add(what)
 
-        yield tell
+        yield show

@@ -69,7 +69,7 @@ class Job:
     servers: int | None = None
     alone: bool = False
 
-    def common_environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Variables for every process, whatever connects them."""
         return process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
@@ -102,9 +102,11 @@ class Running:
 
     def environment(self, *, elastic: bool = False) -> dict[str, str]:
         """Variables for every rank over Horovod or BytePS."""
-        common = self.job.common_environment()
         return job_environment(
-            self.server.endpoint, common, self._interface, elastic
+            self.server.endpoint,
+            self.job.environment(),
+            self._interface,
+            elastic,
         )
 
     def __enter__(self) -> Self:
@@ -178,7 +180,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     """
     with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
-            **job.common_environment(),
+            **job.environment(),
             STORE: f"{run.address}:{run.server.endpoint.port}",
             SECRET: run.server.endpoint.secret,
             # This process may be a rank of another job.
@@ -262,7 +264,7 @@ def become(
         digest = hashlib.sha256(member.identity().encode()).digest()
         seed = int.from_bytes(digest[:4]) >> 1
     job = dataclasses.replace(job, seed=seed)
-    environment = {**os.environ, **job.common_environment()}
+    environment = {**os.environ, **job.environment()}
     if job.interface:
         environment["HOROVOD_GLOO_IFACE"] = job.interface
     sys.stdout.flush()

@@ -48,6 +48,8 @@ class EngineTransport(Transport):
     """The common part of all engines' transports.
 
     Attributes:
+        engine: tells this process's place by the functions ``rank``, ``size``,
+            ``local_rank`` and ``local_size``.
         carries: the dtypes that the engine sends as they are; None: all.
     """
 
@@ -56,8 +58,25 @@ class EngineTransport(Transport):
     # Later strategies may be created by some ranks only.
     _compared = False
 
-    def __init__(self):
+    def __init__(self, engine: Any):
+        self.engine = engine
         self._functions: dict[tuple, Callable] = {}
+
+    @property
+    def rank(self) -> int:
+        return int(self.engine.rank())
+
+    @property
+    def size(self) -> int:
+        return int(self.engine.size())
+
+    @property
+    def local_rank(self) -> int:
+        return int(self.engine.local_rank())
+
+    @property
+    def local_size(self) -> int:
+        return int(self.engine.local_size())
 
     @abstractmethod
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:

@@ -176,11 +176,10 @@ class BytePSTransport(engine.EngineTransport):
     _turns: dict[str, tf.Variable] = {}
 
     def __init__(self):
-        super().__init__()
-        self.module: ModuleType = load()
-        connect(self.module)
-        self._library: Any = self.module.ops.TF_LIB_CTYPES
-        self._operation: Any = self.module.ops.C_LIB.byteps_push_pull
+        super().__init__(load())
+        connect(self.engine)
+        self._library: Any = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
         if self.size > 1 and not self._names:
@@ -199,24 +198,16 @@ class BytePSTransport(engine.EngineTransport):
         return True
 
     @property
-    def rank(self) -> int:
-        return self.module.rank()
-
-    @property
-    def size(self) -> int:
-        return self.module.size()
-
-    @property
     def local_rank(self) -> int:
         # For BytePS every process without a GPU is a machine of its own.
         return int(
-            os.environ.get("HOROVOD_LOCAL_RANK") or self.module.local_rank()
+            os.environ.get("HOROVOD_LOCAL_RANK") or self.engine.local_rank()
         )
 
     @property
     def local_size(self) -> int:
         return int(
-            os.environ.get("HOROVOD_LOCAL_SIZE") or self.module.local_size()
+            os.environ.get("HOROVOD_LOCAL_SIZE") or self.engine.local_size()
         )
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
