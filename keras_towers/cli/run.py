@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -259,7 +260,7 @@ def run(
         interface=None if plan.is_task else network_interface,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
-        seed=seed,
+        seed=_seed(seed, plan.member) if strategy else None,
         output=output,
         grace_s=grace,
         servers=_servers(servers, strategy, plan),
@@ -270,12 +271,9 @@ def run(
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
-        become(plan.member, job, seeded=strategy is not None)
-    if strategy and seed is None:
-        seed = secrets.randbelow(2**31)
+        become(job)
     if strategy and plan.processes != 1:
-        typer.echo(f"keras-towers run: seed {seed}", err=True)
-    job = dataclasses.replace(job, seed=seed if strategy else None)
+        typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
@@ -375,6 +373,17 @@ def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
     if hostfile:
         return parse_hostfile(hostfile)
     return parse_hosts(hosts) if hosts else None
+
+
+def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
+    """Return the seed of the options, or else one that all ranks have."""
+    if seed is not None:
+        return seed
+    if member is None:
+        return secrets.randbelow(2**31)
+    # Nobody tells the ranks of another launcher: by what they all know.
+    digest = hashlib.sha256(member.identity().encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 def _check_script(script: str, module: bool) -> None:

@@ -33,7 +33,7 @@ from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
 from keras_towers.rendezvous.addresses import is_local
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
-from keras_towers.rendezvous.store import NEWS
+from keras_towers.rendezvous.store import HOSTS_UPDATED
 
 
 def key_of(slot: RankPlacement) -> str:
@@ -420,7 +420,7 @@ class Driver:
             update |= _REMOVED
         self._offered = now
         # Horovod's seconds cannot tell two changes within one second apart.
-        self._run.server.put(NEWS, [time.time(), update])
+        self._run.server.put(HOSTS_UPDATED, [time.time(), update])
 
 
 def _own_gpus(index: int, count: int) -> dict[str, str]:

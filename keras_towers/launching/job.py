@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import hashlib
 import os
 import queue
 import signal
@@ -254,16 +252,8 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     return member if processes in (None, member.size) else None
 
 
-def become(
-    member: ClusterEnvironment | Cluster, job: Job, *, seeded: bool
-) -> NoReturn:
+def become(job: Job) -> NoReturn:
     """Run a job's command instead of this program, as a rank."""
-    # Without a seed of its options, by one that all know: of the job's name.
-    seed = job.seed if seeded else None
-    if seeded and seed is None:
-        digest = hashlib.sha256(member.identity().encode()).digest()
-        seed = int.from_bytes(digest[:4]) >> 1
-    job = dataclasses.replace(job, seed=seed)
     environment = {**os.environ, **job.environment()}
     if job.interface:
         environment["HOROVOD_GLOO_IFACE"] = job.interface

@@ -64,7 +64,7 @@ _LEAST_SECRET = 16
 _PLAN, _GUEST = "plan", "guest"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
-_NOBODY = (OSError, http.client.HTTPException, ValueError)
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def join() -> None:
         raise TowerError(f"there cannot be a {environment}.")
     endpoint = given_endpoint()
     file = None if endpoint else RendezvousFile(environment)
-    meet = _receive if environment.rank == 0 else _come
+    meet = _meet_as_rank_0 if environment.rank == 0 else _meet_rank_0
     os.environ.update(
         meet(
             environment,
@@ -195,7 +195,7 @@ class RendezvousFile:
             ) from None
 
 
-def _receive(
+def _meet_as_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
@@ -254,7 +254,7 @@ def _receive(
     return _variables(own, plans[0], next(iter(abroad), own.address))
 
 
-def _come(
+def _meet_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
@@ -281,7 +281,7 @@ def _come(
                 own = own_address_towards(found.address)
                 client.put(f"{_GUEST}-{rank}", _introduction(own, nonce))
                 plan = client.get(f"{_PLAN}-{rank}", settings.HOLD_S) or {}
-            except _NOBODY as error:
+            except _NO_ANSWER as error:
                 last += f"did not answer as rank 0 does: {error}"
             else:
                 if not plan:

@@ -32,7 +32,7 @@ SIGNATURE = "X-Keras-Towers-Signature"
 SCOPE = "keras_towers"
 """The scope of this package's keys; other scopes are Horovod's."""
 # Of an elastic job: when hosts came or went last, and which of it.
-NEWS = "hosts_updated"
+HOSTS_UPDATED = "hosts_updated"
 # What the rank that came first runs; with it all that come are compared.
 FACTS = "facts"
 CONNECTED = "rank_"

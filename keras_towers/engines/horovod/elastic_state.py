@@ -92,7 +92,7 @@ class ObjectState(_elastic.ObjectState):
         """Interrupt training on all ranks if hosts have come or gone."""
         if self._launcher and self._rank() == 0:
             with contextlib.suppress(OSError):
-                changed = self._launcher.get(store.NEWS)
+                changed = self._launcher.get(store.HOSTS_UPDATED)
                 if changed:
                     self.on_hosts_updated(*changed)
         super().check_host_updates()
