@@ -52,11 +52,11 @@ def test_killed_workers_of_an_elastic_job(run):
 # Whoever joins rank 0 is killed.
 KILLS = """
 import os, time
-import horovod.tensorflow as hvd, tensorflow as tf
-from horovod.tensorflow import elastic
+import tensorflow as tf
+from keras_towers import horovod as hvd
 hvd.init()
 
-@elastic.run
+@hvd.elastic.run
 def train(state):
     print("of", hvd.size(), flush=True)
     hvd.allreduce(tf.ones(()), name="x")
@@ -67,7 +67,7 @@ def train(state):
         time.sleep(0.1)
         state.commit()
 
-train(elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+train(hvd.elastic.ObjectState())
 """
 
 
