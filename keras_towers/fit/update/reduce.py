@@ -98,6 +98,7 @@ class UpdateOnce:
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Keep an optimizer's slot variables once."""
         self.take_optimizer(optimizer)
+        optimizers.use_default_strategy(optimizer)
         for variable in optimizer.variables:
             self._place_slot(variable)
 
