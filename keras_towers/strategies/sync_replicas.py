@@ -17,7 +17,7 @@ from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
-from keras_towers.replicas.servers.averaging_session import ReplicaSession
+from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
 from keras_towers.replicas.servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
@@ -182,8 +182,12 @@ class SyncReplicasStrategy(BaseStrategy):
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
-            session = functools.partial(ReplicaSession, quorum, self._average)
-            self._calls = ServedCalls(copies, servers.peers, session, quorum)
+            make_updates = functools.partial(
+                AveragedUpdates, quorum=quorum, after_update=self._average
+            )
+            self._calls = ServedCalls(
+                copies, servers.peers, make_updates, quorum
+            )
             self._compose(copies, self._calls)
 
     @property
@@ -209,7 +213,7 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            there = self._calls.last.variables
+            there = self._calls.last.served.variables
             trained = there.of(variable) if variable in there else trained
         average = None
         if self._moving is not None:
