@@ -158,6 +158,12 @@ class UpdateOnce:
         written = optimizers.known_to(call.optimizer, call.variables)
         variables_lib.copy_to_towers(written, self.updater)
 
+    def update_outside(self, call: UpdateCall) -> None:
+        """Update outside of steps and replicas, as one device does."""
+        self._update_tower(call, call.grads, self.updater)
+        written = optimizers.known_to(call.optimizer, call.variables)
+        variables_lib.copy_to_towers(written, self.updater)
+
     def run(
         self,
         call: UpdateCall,
