@@ -156,16 +156,10 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        config, copies = self.config, self.update.copies
-        xla = bool(model.jit_compile)
+        copies, xla = self.update.copies, bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(
-                step,
-                divided.whole,
-                kind,
-                own_statistics=config.batch_norm == "tower",
-                xla=xla,
-            )
+            traced = trace(step, divided.whole, kind, self.update, xla)
+        config = self.config
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]

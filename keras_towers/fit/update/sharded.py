@@ -89,7 +89,7 @@ class UpdateSharded(UpdateOnce):
             self._of_ranks.make_ready(part.variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Put slots on the towers that update their weights."""
+        """Intercept the optimizer's calls; put slots on updating towers."""
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
         placed: set[int] = set()

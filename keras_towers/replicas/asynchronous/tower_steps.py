@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import traced
-from keras_towers.fit.contract import TowerConfig, UpdateCall
+from keras_towers.fit.contract import TakesGradients, TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.replicas import Quorum
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
@@ -41,9 +41,9 @@ class UpdateSchedule:
         """Whether a ``fit`` is running whose towers are busy."""
         return False
 
-    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
-        """Return what takes the calls of a tower's optimizers."""
-        return (self._update if fits else self._update.unscaled()).apply
+    def taker(self, fits: bool) -> TakesGradients:
+        """Return the update that takes the gradients of a tower."""
+        return self._update if fits else self._update.unscaled()
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
         """Return a block in which the step of a tower is traced."""
@@ -102,17 +102,23 @@ class ReplicaSchedule(UpdateSchedule):
     def runs(self) -> bool:
         return self._coordinator is not None and self._coordinator.is_alive()
 
-    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
+    def taker(self, fits: bool) -> TakesGradients:
         if not fits:
             return super().taker(fits)
         if self._freed is None:
             self._make()
-        return self._push
+        return self
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(tower)
 
-    def _push(self, call: UpdateCall) -> None:
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._update.place_optimizer(optimizer)
+
+    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._update.make_ready(optimizer, variables)
+
+    def apply(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
         tower = traced.current()
@@ -239,9 +245,11 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
+        update = self.schedule.taker(fits)
         tower = traced.Tracing(
             training=True,
-            apply=self.schedule.taker(fits),
+            update=update,
+            apply=update.apply,
             index=index,
             total=self._config.num_towers if fits else 1,
             device=traced.short_name(self._config.devices[index]),
