@@ -46,13 +46,9 @@ def apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
-    """Replace ``apply``: gradients of towers are reduced first.
-
-    In a step they are recorded; in a replica of a custom loop summed over all
-    replicas; and outside of both there is nothing to sum.
-    """
-    step, strategy = traced.current(), contract.in_force()
-    if strategy is None if step is None else not step.takes_updates:
+    """Replace ``apply``: gradients of towers are reduced first."""
+    take = _taker_of_calls()
+    if take is None:
         original(grads, trainable_variables)
         return
 
@@ -64,16 +60,24 @@ def apply(
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
     call = UpdateCall(names, list(grads), optimizer, update, variables)
-    if step is not None:
-        if all(gradient is None for gradient in call.grads):
-            # It has its own words for that.
-            original(grads, trainable_variables)
-        else:
-            step.apply(call)
-    elif tf.distribute.in_cross_replica_context():
-        strategy._components.update.update_outside(call)
+    if traced.current() and all(gradient is None for gradient in call.grads):
+        # It has its own words for that.
+        original(grads, trainable_variables)
     else:
-        strategy._components.update.apply(call)
+        take(call)
+
+
+def _taker_of_calls() -> Callable[[UpdateCall], None] | None:
+    """Return what takes the calls of optimizers here; None: Keras's own."""
+    step, strategy = traced.current(), contract.in_force()
+    if step is not None:
+        return step.apply if step.takes_updates else None
+    if strategy is None:
+        return None
+    update = strategy._components.update
+    # A replica's gradients are summed; outside of all there is nothing to sum.
+    across = tf.distribute.in_cross_replica_context()
+    return update.update_outside if across else update.apply
 
 
 def _build(
