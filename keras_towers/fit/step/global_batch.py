@@ -163,6 +163,7 @@ class GlobalStep:
                 step,
                 divided.whole,
                 kind,
+                self.update.make_ready,
                 own_statistics=config.batch_norm == "tower",
                 xla=xla,
             )
