@@ -29,10 +29,12 @@ def dense(*units, act="tanh", bias=True):
     Where a loss does not change with the last bias, its gradient is nothing but
     rounding, and it is left out.
     """
-    return keras.Sequential([
-        *(keras.layers.Dense(unit, act) for unit in units[:-1]),
-        keras.layers.Dense(units[-1], use_bias=bias),
-    ])
+    return keras.Sequential(
+        [
+            *(keras.layers.Dense(unit, act) for unit in units[:-1]),
+            keras.layers.Dense(units[-1], use_bias=bias),
+        ]
+    )
 
 
 class Own(keras.Model):

@@ -9,10 +9,14 @@ from .base import CASES, Own, built, case, dense, floats, ints
 
 
 def cross(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, "int32"), logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(y, "int32"), logits
+    )
 
 
-def functional(layer, features=6, loss="mse", head=1, metrics=None, optimizer="adam"):
+def functional(
+    layer, features=6, loss="mse", head=1, metrics=None, optimizer="adam"
+):
     """A model with a layer of my own between two Dense layers."""
     x = keras.Input((features,))
     h = keras.layers.Dense(5, "tanh")(x)
@@ -32,13 +36,19 @@ def gaussian_process_head():
             z = self.net(x)
             d = tf.reduce_sum((z[:, None] - z[None]) ** 2, -1)
             n = tf.shape(z)[0]
-            k = tf.exp(-d * tf.exp(self.log_scale)) + tf.exp(self.log_noise) * tf.eye(n)
+            k = tf.exp(-d * tf.exp(self.log_scale)) + tf.exp(
+                self.log_noise
+            ) * tf.eye(n)
             chol = tf.linalg.cholesky(k)
             alpha = tf.linalg.cholesky_solve(chol, y)
             logdet = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(chol)))
             return 0.5 * tf.reduce_sum(y * alpha) + logdet
 
-    return built(Gp(net=dense(8, 2, bias=False)), floats(2, 4)), floats(20, 4), floats(20, 1)
+    return (
+        built(Gp(net=dense(8, 2, bias=False)), floats(2, 4)),
+        floats(20, 4),
+        floats(20, 1),
+    )
 
 
 @case(rtol=1e-3, atol=1e-4)
@@ -52,7 +62,9 @@ def deep_canonical_correlation():
 
             def root(m):
                 values, vectors = tf.linalg.eigh(m)
-                return tf.matmul(vectors * values**-0.5, vectors, transpose_b=True)
+                return tf.matmul(
+                    vectors * values**-0.5, vectors, transpose_b=True
+                )
 
             saa = tf.matmul(a, a, transpose_a=True) / n + eye
             sbb = tf.matmul(b, b, transpose_a=True) / n + eye
@@ -62,7 +74,11 @@ def deep_canonical_correlation():
 
     model = Dcca(net=dense(8, 3), other=dense(8, 3))
     model.other(floats(2, 5))
-    return built(model, floats(2, 6), optimizer="sgd"), floats(20, 6), floats(20, 5, seed=2)
+    return (
+        built(model, floats(2, 6), optimizer="sgd"),
+        floats(20, 6),
+        floats(20, 5, seed=2),
+    )
 
 
 @case
@@ -70,20 +86,28 @@ def decorrelated_batch_norm_by_iterations():
     class IterNorm(keras.layers.Layer):
         def build(self, shape):
             d = shape[-1]
-            self.mean = self.add_weight(shape=(d,), trainable=False, initializer="zeros")
-            self.whiten = self.add_weight(shape=(d, d), trainable=False, initializer="identity")
+            self.mean = self.add_weight(
+                shape=(d,), trainable=False, initializer="zeros"
+            )
+            self.whiten = self.add_weight(
+                shape=(d, d), trainable=False, initializer="identity"
+            )
             self.gain = self.add_weight(shape=(d,), initializer="ones")
 
         def call(self, x, training=False):
             if training:
                 mean = ops.mean(x, axis=0)
                 c = x - mean
-                cov = ops.matmul(ops.transpose(c), c) / ops.cast(ops.shape(x)[0], x.dtype)
+                cov = ops.matmul(ops.transpose(c), c) / ops.cast(
+                    ops.shape(x)[0], x.dtype
+                )
                 cov = cov + 0.1 * ops.eye(x.shape[-1])
                 trace = ops.trace(cov)
                 p = ops.eye(x.shape[-1])
                 for _ in range(4):
-                    p = 1.5 * p - 0.5 * ops.matmul(ops.matmul(ops.matmul(p, p), p), cov / trace)
+                    p = 1.5 * p - 0.5 * ops.matmul(
+                        ops.matmul(ops.matmul(p, p), p), cov / trace
+                    )
                 w = p / ops.sqrt(trace)
                 self.mean.assign(0.9 * self.mean + 0.1 * mean)
                 self.whiten.assign(0.9 * self.whiten + 0.1 * w)
@@ -102,7 +126,9 @@ def batch_renorm_with_a_ramp():
             w = dict(shape=(d,), trainable=False)
             self.mean = self.add_weight(initializer="zeros", **w)
             self.std = self.add_weight(initializer="ones", **w)
-            self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
+            self.steps = self.add_weight(
+                shape=(), initializer="zeros", trainable=False
+            )
             self.gamma = self.add_weight(shape=(d,), initializer="ones")
 
         def call(self, x, training=False):
@@ -113,7 +139,9 @@ def batch_renorm_with_a_ramp():
             rmax = ops.minimum(1 + self.steps, 3.0)
             r = ops.stop_gradient(ops.clip(std / self.std, 1 / rmax, rmax))
             dmax = ops.minimum(self.steps, 5.0)
-            d = ops.stop_gradient(ops.clip((mean - self.mean) / self.std, -dmax, dmax))
+            d = ops.stop_gradient(
+                ops.clip((mean - self.mean) / self.std, -dmax, dmax)
+            )
             out = ((x - mean) / std * r + d) * self.gamma
             self.mean.assign_add(0.1 * (mean - self.mean))
             self.std.assign_add(0.1 * (std - self.std))
@@ -130,12 +158,19 @@ def ghost_batch_norm_with_padding():
             n = tf.shape(x)[0]
             parts = -(-n // 4)
             padded = tf.pad(x, [[0, parts * 4 - n], [0, 0]])
-            mask = tf.reshape(tf.cast(tf.range(parts * 4) < n, "float32"), [parts, 4, 1])
+            mask = tf.reshape(
+                tf.cast(tf.range(parts * 4) < n, "float32"), [parts, 4, 1]
+            )
             grouped = tf.reshape(padded, [parts, 4, x.shape[-1]])
             count = tf.reduce_sum(mask, 1, keepdims=True)
             mean = tf.reduce_sum(grouped * mask, 1, keepdims=True) / count
-            var = tf.reduce_sum((grouped - mean) ** 2 * mask, 1, keepdims=True) / count
-            out = tf.reshape((grouped - mean) / tf.sqrt(var + 1e-1), [parts * 4, x.shape[-1]])
+            var = (
+                tf.reduce_sum((grouped - mean) ** 2 * mask, 1, keepdims=True)
+                / count
+            )
+            out = tf.reshape(
+                (grouped - mean) / tf.sqrt(var + 1e-1), [parts * 4, x.shape[-1]]
+            )
             out = out[:n]
             out.set_shape([None, x.shape[-1]])
             return out
@@ -150,18 +185,25 @@ def weight_norm_with_data_dependent_start():
             self.v = self.add_weight(shape=(shape[-1], 4))
             self.g = self.add_weight(shape=(4,), initializer="ones")
             self.b = self.add_weight(shape=(4,), initializer="zeros")
-            self.ready = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+            self.ready = self.add_weight(
+                shape=(), dtype="int32", initializer="zeros", trainable=False
+            )
 
         def call(self, x, training=False):
             v = ops.convert_to_tensor(self.v)
             t = ops.matmul(x, v / ops.norm(v, axis=0))
             if training:
+
                 def start():
                     mean, var = ops.moments(t, axes=0)
-                    return 1 / ops.sqrt(var + 1e-2), -mean / ops.sqrt(var + 1e-2)
+                    return 1 / ops.sqrt(var + 1e-2), -mean / ops.sqrt(
+                        var + 1e-2
+                    )
 
                 def keep():
-                    return ops.convert_to_tensor(self.g), ops.convert_to_tensor(self.b)
+                    return ops.convert_to_tensor(self.g), ops.convert_to_tensor(
+                        self.b
+                    )
 
                 g, b = ops.cond(self.ready < 1, start, keep)
                 self.g.assign(g)
@@ -198,16 +240,27 @@ def lambda_rank_with_queries():
             rank = tf.cast(tf.argsort(order), "float32")
             discount = 1 / tf.math.log(2 + rank)
             gain = tf.pow(2.0, tf.cast(rel, "float32"))
-            delta = tf.abs((gain[:, None] - gain[None]) * (discount[:, None] - discount[None]))
-            pairs = tf.nn.softplus(-(s[:, None] - s[None])) * tf.stop_gradient(delta)
+            delta = tf.abs(
+                (gain[:, None] - gain[None])
+                * (discount[:, None] - discount[None])
+            )
+            pairs = tf.nn.softplus(-(s[:, None] - s[None])) * tf.stop_gradient(
+                delta
+            )
             total = tf.reduce_sum(tf.where(better, pairs, 0.0))
             # ListNet per query
             e = tf.exp(s)
             z = tf.math.unsorted_segment_sum(e, query, 4)
-            listnet = -tf.reduce_mean(tf.cast(rel, "float32") * tf.math.log(e / tf.gather(z, query)))
+            listnet = -tf.reduce_mean(
+                tf.cast(rel, "float32") * tf.math.log(e / tf.gather(z, query))
+            )
             ideal = tf.sort(gain, direction="DESCENDING")
-            positions = 1 / tf.math.log(2 + tf.range(tf.cast(tf.shape(s)[0], "float32")))
-            ndcg = tf.reduce_sum(tf.gather(gain, order) * positions) / tf.reduce_sum(ideal * positions)
+            positions = 1 / tf.math.log(
+                2 + tf.range(tf.cast(tf.shape(s)[0], "float32"))
+            )
+            ndcg = tf.reduce_sum(
+                tf.gather(gain, order) * positions
+            ) / tf.reduce_sum(ideal * positions)
             return {"loss": total + listnet, "ndcg": ndcg}
 
     y = np.stack([ints(3, 20), ints(4, 20, seed=1)], 1)
@@ -222,13 +275,17 @@ def survival_by_cox_partial_likelihood():
         risk = ops.take(y_pred[:, 0], order)
         log_risk = tf.math.cumulative_logsumexp(risk)
         event = ops.take(event, order)
-        return -ops.sum((risk - log_risk) * event) / ops.maximum(ops.sum(event), 1.0)
+        return -ops.sum((risk - log_risk) * event) / ops.maximum(
+            ops.sum(event), 1.0
+        )
 
     def concordance(y_true, y_pred):
         t, e, r = y_true[:, 0], y_true[:, 1], y_pred[:, 0]
         comparable = (t[:, None] < t[None]) & (e[:, None] > 0)
         right = comparable & (r[:, None] > r[None])
-        return ops.sum(ops.cast(right, "float32")) / ops.maximum(ops.sum(ops.cast(comparable, "float32")), 1.0)
+        return ops.sum(ops.cast(right, "float32")) / ops.maximum(
+            ops.sum(ops.cast(comparable, "float32")), 1.0
+        )
 
     model = dense(8, 1, bias=False)
     model.build((None, 6))
@@ -248,10 +305,19 @@ def auc_surrogate_of_positives_and_negatives():
             # Partial: only the highest negatives.
             k = tf.minimum(3, tf.size(neg))
             top = tf.sort(neg)[-k:]
-            partial = tf.reduce_sum(tf.nn.relu(0.5 - (pos[:, None] - top[None])))
-            return tf.math.divide_no_nan(tf.reduce_sum(margins), pairs) + 0.01 * partial
+            partial = tf.reduce_sum(
+                tf.nn.relu(0.5 - (pos[:, None] - top[None]))
+            )
+            return (
+                tf.math.divide_no_nan(tf.reduce_sum(margins), pairs)
+                + 0.01 * partial
+            )
 
-    return built(Auc(net=dense(8, 1, bias=False)), floats(2, 6)), floats(20, 6), ints(2, 20, seed=1).astype(bool)
+    return (
+        built(Auc(net=dense(8, 1, bias=False)), floats(2, 6)),
+        floats(20, 6),
+        ints(2, 20, seed=1).astype(bool),
+    )
 
 
 @case
@@ -271,18 +337,30 @@ def parametric_tsne_with_a_bisection_of_perplexity():
                 p = p_of(middle)
                 entropy = -tf.reduce_sum(p * tf.math.log(p + 1e-9), 1)
                 wide = entropy > tf.math.log(3.0)
-                return i + 1, tf.where(wide, middle, low), tf.where(wide, high, middle)
+                return (
+                    i + 1,
+                    tf.where(wide, middle, low),
+                    tf.where(wide, high, middle),
+                )
 
             ones = tf.ones([n])
-            _, low, high = tf.while_loop(lambda i, *_: i < 12, body, (0, 0.0 * ones, 4.0 * ones))
+            _, low, high = tf.while_loop(
+                lambda i, *_: i < 12, body, (0, 0.0 * ones, 4.0 * ones)
+            )
             p = p_of((low + high) / 2)
-            p = tf.stop_gradient((p + tf.transpose(p)) / (2 * tf.cast(n, "float32")))
+            p = tf.stop_gradient(
+                (p + tf.transpose(p)) / (2 * tf.cast(n, "float32"))
+            )
             z = self.net(x)
             q = off / (1 + tf.reduce_sum((z[:, None] - z[None]) ** 2, -1))
             q /= tf.reduce_sum(q)
             return tf.reduce_sum(p * tf.math.log((p + 1e-9) / (q + 1e-9)))
 
-    return built(Tsne(net=dense(8, 2, bias=False)), floats(2, 4)), floats(20, 4), None
+    return (
+        built(Tsne(net=dense(8, 2, bias=False)), floats(2, 4)),
+        floats(20, 4),
+        None,
+    )
 
 
 @case
@@ -304,7 +382,11 @@ def neural_sort_and_optimal_transport():
             plan = tf.exp(-cost / 0.5 + u[:, None] + v[None])
             return tf.reduce_sum(plan * cost) / nf
 
-    return built(Sorter(net=dense(8, 1, bias=False)), floats(2, 4)), floats(20, 4), floats(20)
+    return (
+        built(Sorter(net=dense(8, 1, bias=False)), floats(2, 4)),
+        floats(20, 4),
+        floats(20),
+    )
 
 
 @case
@@ -317,13 +399,16 @@ def duplicates_removed_by_unique():
             flat = tf.reshape(ids, [-1])
             unique, back = tf.unique(flat)
             rows = self.net(tf.nn.embedding_lookup(self.embed.value, unique))
-            return tf.reduce_mean(tf.reshape(tf.gather(rows, back), [-1, 3, 2]), 1)
+            return tf.reduce_mean(
+                tf.reshape(tf.gather(rows, back), [-1, 3, 2]), 1
+            )
 
         def loss_of(self, x, y):
             u, _, counts = tf.unique_with_counts(tf.reshape(x, [-1]))
             return {
                 "loss": tf.reduce_mean((self(x) - y) ** 2),
-                "distinct": tf.size(u), "most": tf.reduce_max(counts),
+                "distinct": tf.size(u),
+                "most": tf.reduce_max(counts),
             }
 
     model = Dedupe(net=dense(6, 2))
@@ -341,15 +426,22 @@ def two_towers_with_streaming_frequencies():
             self.users = keras.layers.Embedding(20, 4)
 
         def loss_of(self, x, y):
-            bucket = tf.strings.to_hash_bucket_fast(tf.strings.as_string(x["item"]), 8)
+            bucket = tf.strings.to_hash_bucket_fast(
+                tf.strings.as_string(x["item"]), 8
+            )
             self.clock.assign_add(1)
             now = tf.convert_to_tensor(self.clock)
             seen = tf.cast(now - tf.gather(self.last, bucket), "float32")
             gap = 0.7 * tf.gather(self.gap, bucket) + 0.3 * seen
             # All rows of a bucket write the same number.
-            self.gap.assign(tf.tensor_scatter_nd_update(self.gap, bucket[:, None], gap))
-            self.last.assign(tf.tensor_scatter_nd_update(
-                self.last, bucket[:, None], tf.fill(tf.shape(bucket), now)))
+            self.gap.assign(
+                tf.tensor_scatter_nd_update(self.gap, bucket[:, None], gap)
+            )
+            self.last.assign(
+                tf.tensor_scatter_nd_update(
+                    self.last, bucket[:, None], tf.fill(tf.shape(bucket), now)
+                )
+            )
             u, i = self.users(x["user"]), self.items(x["item"])
             logits = tf.matmul(u, i, transpose_b=True) + tf.math.log(gap)[None]
             twins = tf.equal(x["item"][:, None], x["item"][None])
@@ -357,7 +449,9 @@ def two_towers_with_streaming_frequencies():
             return tf.reduce_mean(cross(tf.range(tf.shape(u)[0]), logits))
 
         def call(self, x):
-            return tf.reduce_sum(self.users(x["user"]) * self.items(x["item"]), -1)
+            return tf.reduce_sum(
+                self.users(x["user"]) * self.items(x["item"]), -1
+            )
 
     x = {"user": ints(20, 20), "item": ints(20, 20, seed=1)}
     model = Retrieval()
@@ -380,7 +474,9 @@ def graph_of_a_batch_of_molecules():
             atoms, edges = inputs
             owner = atoms.value_rowids()
             starts = tf.cast(atoms.row_starts(), "int64")
-            shifted = edges.values + tf.gather(starts, edges.value_rowids())[:, None]
+            shifted = (
+                edges.values + tf.gather(starts, edges.value_rowids())[:, None]
+            )
             h = self.w(atoms.values)
             h = self.norm(h, training=training)
             for _ in range(2):
@@ -400,12 +496,16 @@ def graph_of_a_batch_of_molecules():
     n = ints(4, 20) + 2
     atoms = tf.RaggedTensor.from_row_lengths(floats(n.sum(), 3), n)
     e = ints(5, 20, seed=2) + 1
-    edges = np.concatenate([ints(k, m, 2, seed=i) for i, (k, m) in enumerate(zip(n, e))])
+    edges = np.concatenate(
+        [ints(k, m, 2, seed=i) for i, (k, m) in enumerate(zip(n, e))]
+    )
     edges = tf.RaggedTensor.from_row_lengths(edges, e)
     model = Gat(net=dense(4, 1))
     model((atoms, edges))
     model.compile("adam")
-    data = tf.data.Dataset.from_tensor_slices(((atoms, edges), floats(20, 1))).batch(13)
+    data = tf.data.Dataset.from_tensor_slices(
+        ((atoms, edges), floats(20, 1))
+    ).batch(13)
     return model, data, None
 
 
@@ -419,13 +519,19 @@ def dense_graph_with_spectral_filters():
             x, a = inputs
             degree = tf.reduce_sum(a, -1)
             scale = tf.math.rsqrt(tf.maximum(degree, 1e-6))
-            laplacian = tf.eye(5)[None] - a * scale[:, :, None] * scale[:, None, :]
+            laplacian = (
+                tf.eye(5)[None] - a * scale[:, :, None] * scale[:, None, :]
+            )
             values, vectors = tf.linalg.eigh(laplacian)
             spectrum = tf.exp(-values * 0.5)
-            filtered = tf.einsum("bij,bj,bkj,bkd->bid", vectors, spectrum, vectors, x)
+            filtered = tf.einsum(
+                "bij,bj,bkj,bkd->bid", vectors, spectrum, vectors, x
+            )
             t = [filtered, tf.matmul(laplacian, filtered)]
             t.append(2 * tf.matmul(laplacian, t[-1]) - t[-2])
-            return self.net(tf.reduce_max(tf.nn.relu(self.mix(tf.concat(t, -1))), 1))
+            return self.net(
+                tf.reduce_max(tf.nn.relu(self.mix(tf.concat(t, -1))), 1)
+            )
 
         def loss_of(self, x, y):
             return tf.reduce_mean((self(x) - y) ** 2)
@@ -434,7 +540,9 @@ def dense_graph_with_spectral_filters():
     a = a + a.transpose(0, 2, 1)
     model = Cheb(net=dense(4, 1), mix=keras.layers.Dense(6))
     built(model, (floats(2, 5, 3), a[:2]))
-    data = tf.data.Dataset.from_tensor_slices(((floats(20, 5, 3), a), floats(20, 1))).batch(13)
+    data = tf.data.Dataset.from_tensor_slices(
+        ((floats(20, 5, 3), a), floats(20, 1))
+    ).batch(13)
     return model, data, None
 
 
@@ -449,7 +557,9 @@ def fourier_layers_and_a_spectral_loss():
 
         def call(self, x):
             f = tf.signal.rfft(tf.transpose(x, [0, 2, 1]))
-            kernel = tf.complex(tf.convert_to_tensor(self.re), tf.convert_to_tensor(self.im))
+            kernel = tf.complex(
+                tf.convert_to_tensor(self.re), tf.convert_to_tensor(self.im)
+            )
             low = tf.einsum("bdk,kde->bek", f[..., :3], kernel)
             low = tf.pad(low, [[0, 0], [0, 0], [0, 2]])
             y = tf.transpose(tf.signal.irfft(low, [8]), [0, 2, 1])
@@ -458,7 +568,9 @@ def fourier_layers_and_a_spectral_loss():
     def spectral(y_true, y_pred):
         a = tf.abs(tf.signal.stft(y_true[..., 0], 4, 2))
         b = tf.abs(tf.signal.stft(y_pred[..., 0], 4, 2))
-        return tf.reduce_mean((a - b) ** 2, [1, 2]) + tf.reduce_mean((y_true - y_pred) ** 2, [1, 2])
+        return tf.reduce_mean((a - b) ** 2, [1, 2]) + tf.reduce_mean(
+            (y_true - y_pred) ** 2, [1, 2]
+        )
 
     x = keras.Input((8, 1))
     h = Fno()(Fno()(keras.layers.Dense(3)(x)))
@@ -471,12 +583,16 @@ def fourier_layers_and_a_spectral_loss():
 def complex_states_of_a_quantum_circuit():
     class Circuit(keras.layers.Layer):
         def build(self, shape):
-            self.angles = self.add_weight(shape=(3, 4), initializer="random_normal")
+            self.angles = self.add_weight(
+                shape=(3, 4), initializer="random_normal"
+            )
 
         def call(self, x):
             state = tf.cast(tf.math.l2_normalize(x, -1), "complex64")
             for i in range(3):
-                phase = tf.exp(tf.complex(0.0, 1.0) * tf.cast(self.angles[i], "complex64"))
+                phase = tf.exp(
+                    tf.complex(0.0, 1.0) * tf.cast(self.angles[i], "complex64")
+                )
                 state = tf.signal.fft(state * phase) / 2.0
             return tf.abs(state) ** 2
 
@@ -504,19 +620,30 @@ def matching_by_scipy_in_a_py_function():
                 from scipy.optimize import linear_sum_assignment
 
                 self.calls += 1
-                return np.stack([
-                    linear_sum_assignment(c)[0][np.argsort(linear_sum_assignment(c)[1])] for c in cost
-                ]).astype("int32")
+                return np.stack(
+                    [
+                        linear_sum_assignment(c)[0][
+                            np.argsort(linear_sum_assignment(c)[1])
+                        ]
+                        for c in cost
+                    ]
+                ).astype("int32")
 
             places = tf.numpy_function(assign, [cost], "int32")
             places = tf.ensure_shape(places, [None, 3])
             matched = tf.gather(boxes, places, batch_dims=1)
             hit = tf.reduce_max(tf.one_hot(places, 4), 1)
             return tf.reduce_mean(tf.abs(matched - y)) + tf.reduce_mean(
-                tf.nn.sigmoid_cross_entropy_with_logits(labels=hit, logits=logits)
+                tf.nn.sigmoid_cross_entropy_with_logits(
+                    labels=hit, logits=logits
+                )
             )
 
-    return built(Detr(net=dense(8, 12)), floats(2, 6)), floats(20, 6), floats(20, 3, 2)
+    return (
+        built(Detr(net=dense(8, 12)), floats(2, 6)),
+        floats(20, 6),
+        floats(20, 3, 2),
+    )
 
 
 @case
@@ -524,10 +651,15 @@ def boxes_assigned_and_suppressed():
     class Boxes(Own):
         def create(self):
             self.kept = keras.metrics.Sum(name="kept")
-            self.anchors = tf.constant([[0, 0, 2, 2], [1, 1, 3, 3], [0, 2, 2, 4], [2, 2, 4, 4.0]])
+            self.anchors = tf.constant(
+                [[0, 0, 2, 2], [1, 1, 3, 3], [0, 2, 2, 4], [2, 2, 4, 4.0]]
+            )
 
         def iou(self, a, b):
-            low, high = tf.maximum(a[:, None, :2], b[None, :, :2]), tf.minimum(a[:, None, 2:], b[None, :, 2:])
+            low, high = (
+                tf.maximum(a[:, None, :2], b[None, :, :2]),
+                tf.minimum(a[:, None, 2:], b[None, :, 2:]),
+            )
             inner = tf.reduce_prod(tf.maximum(high - low, 0), -1)
             area = lambda v: tf.reduce_prod(v[:, 2:] - v[:, :2], -1)  # noqa: E731
             return inner / (area(a)[:, None] + area(b)[None] - inner)
@@ -539,12 +671,20 @@ def boxes_assigned_and_suppressed():
                 iou = self.iou(self.anchors, boxes)
                 best = tf.argmax(iou, 1)
                 positive = tf.reduce_max(iou, 1) > 0.2
-                return tf.cast(positive, "float32"), tf.gather(boxes, best) - self.anchors
+                return tf.cast(positive, "float32"), tf.gather(
+                    boxes, best
+                ) - self.anchors
 
-            positive, offsets = tf.map_fn(target, y, fn_output_signature=("float32", "float32"))
-            box = tf.reduce_sum(keras.losses.huber(offsets, out[..., :4]) * positive)
+            positive, offsets = tf.map_fn(
+                target, y, fn_output_signature=("float32", "float32")
+            )
+            box = tf.reduce_sum(
+                keras.losses.huber(offsets, out[..., :4]) * positive
+            )
             count = tf.maximum(tf.reduce_sum(positive), 1.0)
-            objectness = tf.nn.sigmoid_cross_entropy_with_logits(labels=positive, logits=out[..., 4])
+            objectness = tf.nn.sigmoid_cross_entropy_with_logits(
+                labels=positive, logits=out[..., 4]
+            )
             return box / count + tf.reduce_sum(objectness) / count
 
         def test_step(self, data):
@@ -552,15 +692,25 @@ def boxes_assigned_and_suppressed():
             out = tf.reshape(self.net(x), [-1, 4, 5])
 
             def suppress(row):
-                keep = tf.image.non_max_suppression(row[:, :4] + self.anchors, row[:, 4], 3, 0.1)
+                keep = tf.image.non_max_suppression(
+                    row[:, :4] + self.anchors, row[:, 4], 3, 0.1
+                )
                 return tf.size(keep)
 
-            self.kept.update_state(tf.map_fn(suppress, out, fn_output_signature="int32"))
+            self.kept.update_state(
+                tf.map_fn(suppress, out, fn_output_signature="int32")
+            )
             return {"kept": self.kept.result(), "loss": self.loss_of(x, y)}
 
     low = np.random.default_rng(1).random((20, 2, 2)) * 2
-    boxes = np.concatenate([low, low + 1 + np.random.default_rng(2).random((20, 2, 2))], -1)
-    return built(Boxes(net=dense(8, 20)), floats(2, 6)), floats(20, 6), boxes.astype("float32")
+    boxes = np.concatenate(
+        [low, low + 1 + np.random.default_rng(2).random((20, 2, 2))], -1
+    )
+    return (
+        built(Boxes(net=dense(8, 20)), floats(2, 6)),
+        floats(20, 6),
+        boxes.astype("float32"),
+    )
 
 
 @case
@@ -568,10 +718,14 @@ def spatial_transformer_of_uint8_images():
     class Warp(keras.layers.Layer):
         def call(self, inputs):
             image, theta = inputs
-            theta = tf.reshape(theta, [-1, 2, 3]) * 0.1 + tf.constant([[1.0, 0, 0], [0, 1, 0]])
+            theta = tf.reshape(theta, [-1, 2, 3]) * 0.1 + tf.constant(
+                [[1.0, 0, 0], [0, 1, 0]]
+            )
             line = tf.linspace(-1.0, 1.0, 5)
             gx, gy = tf.meshgrid(line, line)
-            grid = tf.stack([tf.reshape(gx, [-1]), tf.reshape(gy, [-1]), tf.ones(25)])
+            grid = tf.stack(
+                [tf.reshape(gx, [-1]), tf.reshape(gy, [-1]), tf.ones(25)]
+            )
             where = (tf.einsum("bij,jp->bpi", theta, grid) + 1) * 2
             where = tf.clip_by_value(where, 0.0, 3.999)
             low = tf.floor(where)
@@ -579,13 +733,17 @@ def spatial_transformer_of_uint8_images():
             low = tf.cast(low, "int32")
 
             def at(dx, dy):
-                index = tf.minimum(tf.stack([low[..., 1] + dy, low[..., 0] + dx], -1), 4)
+                index = tf.minimum(
+                    tf.stack([low[..., 1] + dy, low[..., 0] + dx], -1), 4
+                )
                 return tf.gather_nd(image, index, batch_dims=1)
 
             fx, fy = f[..., :1], f[..., 1:]
             out = (
-                at(0, 0) * (1 - fx) * (1 - fy) + at(1, 0) * fx * (1 - fy)
-                + at(0, 1) * (1 - fx) * fy + at(1, 1) * fx * fy
+                at(0, 0) * (1 - fx) * (1 - fy)
+                + at(1, 0) * fx * (1 - fy)
+                + at(0, 1) * (1 - fx) * fy
+                + at(1, 1) * fx * fy
             )
             return tf.reshape(out, [-1, 5, 5, image.shape[-1]])
 
@@ -594,10 +752,18 @@ def spatial_transformer_of_uint8_images():
     image = keras.layers.RandomContrast(0.3, seed=1)(image)
     image = keras.layers.GaussianNoise(0.1, seed=2)(image)
     theta = keras.layers.Dense(6)(keras.layers.Flatten()(image))
-    h = keras.layers.SeparableConv2D(4, 2, use_bias=False)(Warp()([image, theta]))
+    h = keras.layers.SeparableConv2D(4, 2, use_bias=False)(
+        Warp()([image, theta])
+    )
     h = keras.layers.BatchNormalization()(h)
-    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(h)))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True), metrics=["accuracy"])
+    model = keras.Model(
+        x, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(h))
+    )
+    model.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(True),
+        metrics=["accuracy"],
+    )
     return model, ints(256, 20, 5, 5, 3).astype("uint8"), ints(3, 20)
 
 
@@ -614,7 +780,9 @@ def kernel_two_sample_and_hsic():
             return ops.exp(-d / (2 * ops.stop_gradient(ops.median(d)) + 1e-3))
 
         a, b = center(kernel(y_true)), center(kernel(y_pred))
-        return -ops.sum(a * b) / ops.sqrt(ops.sum(a * a) * ops.sum(b * b) + 1e-6)
+        return -ops.sum(a * b) / ops.sqrt(
+            ops.sum(a * a) * ops.sum(b * b) + 1e-6
+        )
 
     model = dense(8, 3, bias=False)
     model.build((None, 6))
@@ -627,20 +795,33 @@ def low_rank_by_qr_and_subspace_iteration():
     class Subspace(Own):
         def create(self):
             self.basis = self.add_weight(
-                shape=(4, 2), trainable=False, initializer=keras.initializers.Orthogonal(seed=3)
+                shape=(4, 2),
+                trainable=False,
+                initializer=keras.initializers.Orthogonal(seed=3),
             )
 
         def loss_of(self, x, y):
             z = self.net(x)
             z = z - tf.reduce_mean(z, 0)
-            cov = tf.matmul(z, z, transpose_a=True) / tf.cast(tf.shape(z)[0], "float32")
-            q, r = tf.linalg.qr(tf.matmul(cov, tf.convert_to_tensor(self.basis)) + 0.1 * self.basis)
+            cov = tf.matmul(z, z, transpose_a=True) / tf.cast(
+                tf.shape(z)[0], "float32"
+            )
+            q, r = tf.linalg.qr(
+                tf.matmul(cov, tf.convert_to_tensor(self.basis))
+                + 0.1 * self.basis
+            )
             q = q * tf.sign(tf.linalg.diag_part(r))
             self.basis.assign(tf.stop_gradient(q))
             inside = tf.matmul(tf.matmul(z, q), q, transpose_b=True)
-            return tf.reduce_mean((z - inside) ** 2) - 0.1 * tf.linalg.logdet(cov + tf.eye(4))
+            return tf.reduce_mean((z - inside) ** 2) - 0.1 * tf.linalg.logdet(
+                cov + tf.eye(4)
+            )
 
-    return built(Subspace(net=dense(8, 4)), floats(2, 6), optimizer="sgd"), floats(20, 6), None
+    return (
+        built(Subspace(net=dense(8, 4)), floats(2, 6), optimizer="sgd"),
+        floats(20, 6),
+        None,
+    )
 
 
 @case
@@ -655,19 +836,34 @@ def running_histogram_and_percentile_loss():
             e = tf.abs(self.net(x) - y)[:, 0]
             self.low.assign(tf.minimum(self.low, tf.reduce_min(e)))
             self.high.assign(tf.maximum(self.high, tf.reduce_max(e)))
-            self.histogram.assign_add(tf.histogram_fixed_width(e, [0.0, 3.0], 8))
+            self.histogram.assign_add(
+                tf.histogram_fixed_width(e, [0.0, 3.0], 8)
+            )
             cdf = tf.cumsum(tf.cast(self.histogram, "float32"))
-            rank = tf.gather(cdf, tf.clip_by_value(tf.cast(e / 3 * 8, "int32"), 0, 7)) / cdf[-1]
-            return tf.reduce_mean(e * tf.stop_gradient(tf.where(rank > 0.9, 0.1, 1.0)))
+            rank = (
+                tf.gather(
+                    cdf, tf.clip_by_value(tf.cast(e / 3 * 8, "int32"), 0, 7)
+                )
+                / cdf[-1]
+            )
+            return tf.reduce_mean(
+                e * tf.stop_gradient(tf.where(rank > 0.9, 0.1, 1.0))
+            )
 
-    return built(Running(net=dense(8, 1)), floats(2, 6)), floats(20, 6), floats(20, 1)
+    return (
+        built(Running(net=dense(8, 1)), floats(2, 6)),
+        floats(20, 6),
+        floats(20, 1),
+    )
 
 
 @case
 def table_of_counts_of_strings():
     class Counted(Own):
         def create(self):
-            self.table = tf.lookup.experimental.MutableHashTable("string", "float32", 0.0)
+            self.table = tf.lookup.experimental.MutableHashTable(
+                "string", "float32", 0.0
+            )
 
         def loss_of(self, x, y):
             words = x["word"]
@@ -684,11 +880,18 @@ def table_of_counts_of_strings():
             x, y = data
             return {"known": tf.reduce_sum(self.table.lookup(x["word"]))}
 
-    x = {"word": tf.constant(np.array(list("abcdefg"))[ints(7, 20)]), "v": floats(20, 4)}
+    x = {
+        "word": tf.constant(np.array(list("abcdefg"))[ints(7, 20)]),
+        "v": floats(20, 4),
+    }
     model = Counted(net=dense(6, 1))
     model({"v": floats(2, 4)})
     model.compile("adam")
-    return model, tf.data.Dataset.from_tensor_slices((x, floats(20))).batch(13), None
+    return (
+        model,
+        tf.data.Dataset.from_tensor_slices((x, floats(20))).batch(13),
+        None,
+    )
 
 
 @case
@@ -702,28 +905,47 @@ def prints_checks_and_a_generator_of_tensorflow():
             tf.debugging.assert_equal(tf.shape(x)[0], tf.shape(y)[0])
             noise = self.generator.normal(tf.shape(x), 0.0, 0.1)
             out = self.net(x + noise)
-            tf.print("largest", tf.reduce_max(out), output_stream="file:///dev/null")
-            with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_mean(y), 9.0)]):
+            tf.print(
+                "largest", tf.reduce_max(out), output_stream="file:///dev/null"
+            )
+            with tf.control_dependencies(
+                [tf.debugging.assert_less(tf.reduce_mean(y), 9.0)]
+            ):
                 out = tf.identity(out)
             return tf.reduce_mean((out - y) ** 2)
 
-    return built(Checked(net=dense(8, 1)), floats(2, 6)), floats(20, 6), floats(20, 1)
+    return (
+        built(Checked(net=dense(8, 1)), floats(2, 6)),
+        floats(20, 6),
+        floats(20, 1),
+    )
 
 
 class Headed(keras.Model):
     def __init__(self):
         super().__init__()
-        self.trunk, self.a, self.b, self.c = dense(8, 6), dense(4, 2), dense(4, 3), dense(4, 1)
+        self.trunk, self.a, self.b, self.c = (
+            dense(8, 6),
+            dense(4, 2),
+            dense(4, 3),
+            dense(4, 1),
+        )
 
     def call(self, x):
         h = self.trunk(x["one"]) + self.trunk(x["two"][..., 0])
         return {"a": self.a(h), "b": self.b(h), "aux": self.c(h)}
 
 
-@case(fit={"validation_split": 0.2, "sample_weight": {
-    "a": np.random.default_rng(1).random(20).astype("float32"),
-    "b": np.random.default_rng(2).random(20).astype("float32"),
-    "aux": np.ones(20, "float32")}})
+@case(
+    fit={
+        "validation_split": 0.2,
+        "sample_weight": {
+            "a": np.random.default_rng(1).random(20).astype("float32"),
+            "b": np.random.default_rng(2).random(20).astype("float32"),
+            "aux": np.ones(20, "float32"),
+        },
+    }
+)
 def nested_heads_with_a_loss_of_none():
     model = Headed()
     x = {"one": floats(20, 4), "two": floats(20, 4, 1)}
@@ -731,7 +953,11 @@ def nested_heads_with_a_loss_of_none():
     model({k: v[:2] for k, v in x.items()})
     model.compile(
         "adam",
-        {"a": "mse", "b": keras.losses.SparseCategoricalCrossentropy(True), "aux": None},
+        {
+            "a": "mse",
+            "b": keras.losses.SparseCategoricalCrossentropy(True),
+            "aux": None,
+        },
         loss_weights={"a": 0.3, "b": 1.0, "aux": 0.0},
         metrics={"b": ["accuracy"], "aux": [keras.metrics.MeanAbsoluteError()]},
         weighted_metrics={"a": ["mae"]},
@@ -739,7 +965,13 @@ def nested_heads_with_a_loss_of_none():
     return model, x, y
 
 
-@case(fit={"class_weight": {0: 1.0, 1: 3.0, 2: 0.2}, "validation_split": 0.25, "validation_batch_size": 4})
+@case(
+    fit={
+        "class_weight": {0: 1.0, 1: 3.0, 2: 0.2},
+        "validation_split": 0.25,
+        "validation_batch_size": 4,
+    }
+)
 def class_weights_and_confusions():
     model = dense(8, 3)
     model.build((None, 6))
@@ -753,11 +985,22 @@ def class_weights_and_confusions():
     return model, floats(20, 6), ints(3, 20)
 
 
-@case(batch=4, fit={"sample_weight": (np.random.default_rng(4).random((21, 5)) > 0.4).astype("float32")})
+@case(
+    batch=4,
+    fit={
+        "sample_weight": (
+            np.random.default_rng(4).random((21, 5)) > 0.4
+        ).astype("float32")
+    },
+)
 def temporal_weights_and_a_last_batch_of_one():
     x = keras.Input((5, 3))
     h = keras.layers.Conv1D(4, 3, padding="causal", dilation_rate=2)(x)
-    h = keras.layers.BatchNormalization(renorm=False)(h) if False else keras.layers.BatchNormalization()(h)
+    h = (
+        keras.layers.BatchNormalization(renorm=False)(h)
+        if False
+        else keras.layers.BatchNormalization()(h)
+    )
     h = keras.layers.GRU(4, return_sequences=True)(h)
     model = keras.Model(x, keras.layers.Dense(2)(h))
     model.compile("adam", "mse", weighted_metrics=["mae"], metrics=["mape"])
@@ -767,7 +1010,12 @@ def temporal_weights_and_a_last_batch_of_one():
 @case(batch=2)
 def fewer_examples_than_towers():
     x = keras.Input((6,))
-    h = keras.layers.Dense(6, kernel_constraint="max_norm", kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-3), activity_regularizer="l2")(x)
+    h = keras.layers.Dense(
+        6,
+        kernel_constraint="max_norm",
+        kernel_regularizer=keras.regularizers.L1L2(1e-3, 1e-3),
+        activity_regularizer="l2",
+    )(x)
     h = keras.layers.UnitNormalization()(h)
     h = keras.layers.AlphaDropout(0.2, seed=3)(h)
     model = keras.Model(x, [keras.layers.Dense(1)(h), h])
@@ -797,15 +1045,31 @@ def odd_wiring_with_a_shared_layer_and_loops():
     a = shared(a)
     dot = keras.layers.Dot(1)([a, b])
     stacked = ops.stack([a, b, a * b], axis=1)
-    picked = ops.vectorized_map(lambda m: ops.matmul(m, ops.transpose(m)), stacked)
-    switched = ops.switch(1, [lambda v: v, lambda v: ops.tanh(v)], ops.sum(picked, axis=1))
-    h = ops.concatenate([switched, dot, ops.cumsum(a, axis=1), ops.sort(b, axis=-1)], axis=-1)
+    picked = ops.vectorized_map(
+        lambda m: ops.matmul(m, ops.transpose(m)), stacked
+    )
+    switched = ops.switch(
+        1, [lambda v: v, lambda v: ops.tanh(v)], ops.sum(picked, axis=1)
+    )
+    h = ops.concatenate(
+        [switched, dot, ops.cumsum(a, axis=1), ops.sort(b, axis=-1)], axis=-1
+    )
     h = h - ops.mean(h, axis=0, keepdims=True)
     out = keras.layers.Dense(1, name="out")(h)
-    side = keras.layers.Dense(2, "softmax", name="side")(keras.layers.Minimum()([a, b]))
+    side = keras.layers.Dense(2, "softmax", name="side")(
+        keras.layers.Minimum()([a, b])
+    )
     model = keras.Model([x, z], {"out": out, "side": side})
-    model.compile("rmsprop", {"out": "mse", "side": "sparse_categorical_crossentropy"}, metrics={"side": "accuracy"})
-    return model, [floats(20, 4), floats(20, 4, seed=1)], {"out": floats(20, 1), "side": ints(2, 20)}
+    model.compile(
+        "rmsprop",
+        {"out": "mse", "side": "sparse_categorical_crossentropy"},
+        metrics={"side": "accuracy"},
+    )
+    return (
+        model,
+        [floats(20, 4), floats(20, 4, seed=1)],
+        {"out": floats(20, 1), "side": ints(2, 20)},
+    )
 
 
 @case
@@ -827,7 +1091,11 @@ def lstsq_readout_solved_in_the_step():
             self.readout.assign(0.5 * self.readout + 0.5 * tf.stop_gradient(w))
             return tf.reduce_mean((tf.matmul(b, w) - y[half:]) ** 2)
 
-    return built(Ridge(net=dense(8, 5)), floats(2, 6), optimizer="sgd"), floats(20, 6), floats(20, 2)
+    return (
+        built(Ridge(net=dense(8, 5)), floats(2, 6), optimizer="sgd"),
+        floats(20, 6),
+        floats(20, 2),
+    )
 
 
 @case
@@ -848,7 +1116,9 @@ def neighbours_graph_and_label_propagation():
             labels = tf.one_hot(tf.maximum(y, 0), 3) * known
             f = tf.linalg.solve(tf.eye(n) - 0.5 * s, labels)
             p = f / (tf.reduce_sum(f, 1, keepdims=True) + 1e-3)
-            return tf.reduce_mean(cross(tf.maximum(y, 0), tf.math.log(p + 1e-3)) * known[:, 0])
+            return tf.reduce_mean(
+                cross(tf.maximum(y, 0), tf.math.log(p + 1e-3)) * known[:, 0]
+            )
 
     y = ints(3, 20)
     y[::3] = -1
@@ -866,7 +1136,9 @@ def arrays_grown_over_examples_in_python_loops():
         @tf.function
         def loop(self, x, y):
             out = self.net(x)
-            losses = tf.TensorArray("float32", 0, dynamic_size=True, element_shape=[])
+            losses = tf.TensorArray(
+                "float32", 0, dynamic_size=True, element_shape=[]
+            )
             kept = 0
             total = tf.constant(0.0)
             for i in tf.range(tf.shape(x)[0]):
@@ -884,4 +1156,8 @@ def arrays_grown_over_examples_in_python_loops():
                 total += tf.reduce_mean(losses.stack())
             return {"loss": total, "kept": kept}
 
-    return built(Loops(net=dense(8, 1)), floats(2, 6)), floats(20, 6), floats(20, 1)
+    return (
+        built(Loops(net=dense(8, 1)), floats(2, 6)),
+        floats(20, 6),
+        floats(20, 1),
+    )

@@ -34,7 +34,9 @@ def dcgan_with_noisy_labels():
             fake = self.g(self.noise(x), training=True)
             both = tf.concat([fake, x], 0)
             labels = tf.concat([tf.ones((count, 1)), tf.zeros((count, 1))], 0)
-            labels += 0.05 * keras.random.uniform(tf.shape(labels), seed=self.seed)
+            labels += 0.05 * keras.random.uniform(
+                tf.shape(labels), seed=self.seed
+            )
             entropy = keras.losses.BinaryCrossentropy(from_logits=True)
             d = self.descend(
                 lambda: entropy(labels, self.d(both, training=True)),
@@ -58,17 +60,21 @@ def dcgan_with_noisy_labels():
         def call(self, x):
             return self.d(x)
 
-    g = keras.Sequential([
-        keras.layers.Dense(8, use_bias=False),
-        keras.layers.BatchNormalization(),
-        keras.layers.LeakyReLU(),
-        keras.layers.Dense(6),
-    ])
-    d = keras.Sequential([
-        keras.layers.Dense(8),
-        keras.layers.Dropout(0.3, seed=4),
-        keras.layers.Dense(1),
-    ])
+    g = keras.Sequential(
+        [
+            keras.layers.Dense(8, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.LeakyReLU(),
+            keras.layers.Dense(6),
+        ]
+    )
+    d = keras.Sequential(
+        [
+            keras.layers.Dense(8),
+            keras.layers.Dropout(0.3, seed=4),
+            keras.layers.Dense(1),
+        ]
+    )
     model = Gan(g=g, d=d)
     g(floats(2, 4))
     return built(model, floats(2, 6)), floats(20, 6), None
@@ -78,7 +84,9 @@ def dcgan_with_noisy_labels():
 def wgan_gp_three_critic_steps():
     class Wgan(Adversaries):
         def penalty(self, real, fake):
-            mix = keras.random.uniform((tf.shape(real)[0], 1, 1, 1), seed=self.seed)
+            mix = keras.random.uniform(
+                (tf.shape(real)[0], 1, 1, 1), seed=self.seed
+            )
             between = fake + mix * (real - fake)
             with tf.GradientTape() as tape:
                 tape.watch(between)
@@ -93,14 +101,20 @@ def wgan_gp_three_critic_steps():
             for _ in range(3):
                 fake = self.g(self.noise(real), training=True)
                 d = self.descend(
-                    lambda fake=fake: tf.reduce_mean(self.d(fake))
-                    - tf.reduce_mean(self.d(real))
-                    + 10.0 * self.penalty(real, fake),
+                    lambda fake=fake: (
+                        tf.reduce_mean(self.d(fake))
+                        - tf.reduce_mean(self.d(real))
+                        + 10.0 * self.penalty(real, fake)
+                    ),
                     self.d_optimizer,
                     self.d.trainable_variables,
                 )
             g = self.descend(
-                lambda: -tf.reduce_mean(self.d(self.g(self.noise(real), training=True))),
+                lambda: (
+                    -tf.reduce_mean(
+                        self.d(self.g(self.noise(real), training=True))
+                    )
+                ),
                 self.g_optimizer,
                 self.g.trainable_variables,
             )
@@ -112,18 +126,24 @@ def wgan_gp_three_critic_steps():
         def call(self, x):
             return self.d(x)
 
-    g = keras.Sequential([
-        keras.layers.Dense(16),
-        keras.layers.LayerNormalization(),
-        keras.layers.Reshape((4, 4, 1)),
-        keras.layers.Conv2DTranspose(1, 3, padding="same", activation="tanh"),
-    ])
-    d = keras.Sequential([
-        keras.layers.Conv2D(4, 3, 2, padding="same"),
-        keras.layers.LeakyReLU(),
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
-    ])
+    g = keras.Sequential(
+        [
+            keras.layers.Dense(16),
+            keras.layers.LayerNormalization(),
+            keras.layers.Reshape((4, 4, 1)),
+            keras.layers.Conv2DTranspose(
+                1, 3, padding="same", activation="tanh"
+            ),
+        ]
+    )
+    d = keras.Sequential(
+        [
+            keras.layers.Conv2D(4, 3, 2, padding="same"),
+            keras.layers.LeakyReLU(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
     g(floats(2, 4))
     return built(Wgan(g=g, d=d), floats(2, 4, 4, 1)), floats(20, 4, 4, 1), None
 
@@ -158,7 +178,9 @@ def vae_with_added_loss_and_annealing():
             mean, log_var = ops.split(self.encoder(x), 2, axis=-1)
             return self.decoder(self.sampling((mean, log_var)))
 
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, **_
+        ):
             added = ops.sum(ops.stack(self.losses))
             self.kl.update_state(added)
             beta = ops.minimum(1.0, ops.cast(self.step_count, "float32") / 3.0)
@@ -188,11 +210,15 @@ def cyclegan_with_a_pool_of_images():
             real_x, real_y = data[0]
             with tf.GradientTape(persistent=True) as tape:
                 fake_y, fake_x = self.g(real_x), self.f(real_y)
-                cycle = tf.reduce_mean(tf.abs(self.f(fake_y) - real_x)) + tf.reduce_mean(
-                    tf.abs(self.g(fake_x) - real_y)
-                )
+                cycle = tf.reduce_mean(
+                    tf.abs(self.f(fake_y) - real_x)
+                ) + tf.reduce_mean(tf.abs(self.g(fake_x) - real_y))
                 same = tf.reduce_mean(tf.abs(self.g(real_y) - real_y))
-                g = tf.reduce_mean((self.dy(fake_y) - 1) ** 2) + 10 * cycle + 5 * same
+                g = (
+                    tf.reduce_mean((self.dy(fake_y) - 1) ** 2)
+                    + 10 * cycle
+                    + 5 * same
+                )
                 f = tf.reduce_mean((self.dx(fake_x) - 1) ** 2) + 10 * cycle
                 # The discriminator sees earlier fakes, too.
                 old = tf.concat([tf.stop_gradient(fake_x)[:4], self.pool], 0)
@@ -202,7 +228,10 @@ def cyclegan_with_a_pool_of_images():
                 )
                 dy = tf.reduce_mean(self.dy(fake_y) ** 2)
             for net, loss, optimizer in zip(
-                (self.g, self.f, self.dx, self.dy), (g, f, dx, dy), self.o, strict=True
+                (self.g, self.f, self.dx, self.dy),
+                (g, f, dx, dy),
+                self.o,
+                strict=True,
             ):
                 weights = net.trainable_variables
                 optimizer.apply_gradients(
@@ -219,8 +248,6 @@ def cyclegan_with_a_pool_of_images():
     built(model, (floats(2, 6), floats(2, 6)))
     model.dx(floats(2, 6)), model.dy(floats(2, 6))
     return model, (floats(20, 6), floats(20, 6, seed=1)), None
-
-
 
 
 @case
@@ -252,10 +279,15 @@ def ddpm_with_ema_network():
             noisy = tf.sqrt(alpha) * x + tf.sqrt(1 - alpha) * noise
             error = (self.denoise(self.net, noisy, times) - noise) ** 2
             snr = tf.minimum(alpha / (1 - alpha), 5.0)
-            return {"loss": tf.reduce_mean(snr * error), "noise": tf.reduce_mean(error)}
+            return {
+                "loss": tf.reduce_mean(snr * error),
+                "noise": tf.reduce_mean(error),
+            }
 
         def after(self, x, y):
-            for weight, average in zip(self.net.weights, self.ema.weights, strict=True):
+            for weight, average in zip(
+                self.net.weights, self.ema.weights, strict=True
+            ):
                 average.assign(0.9 * average + 0.1 * weight)
 
         def weights_of_step(self):
@@ -273,7 +305,8 @@ def vq_vae_with_ema_codebook_and_restarts():
     class VqVae(Own):
         def create(self):
             self.codes = self.add_weight(
-                shape=(5, 3), initializer=keras.initializers.RandomNormal(seed=1),
+                shape=(5, 3),
+                initializer=keras.initializers.RandomNormal(seed=1),
                 trainable=False,
             )
             self.counts = self.state((5,), 1.0)
@@ -283,12 +316,17 @@ def vq_vae_with_ema_codebook_and_restarts():
             distances = (
                 tf.reduce_sum(z**2, 1, keepdims=True)
                 + tf.reduce_sum(tf.convert_to_tensor(self.codes) ** 2, 1)
-                - 2 * tf.matmul(z, tf.convert_to_tensor(self.codes), transpose_b=True)
+                - 2
+                * tf.matmul(
+                    z, tf.convert_to_tensor(self.codes), transpose_b=True
+                )
             )
             return tf.argmin(distances, 1)
 
         def call(self, x):
-            return self.decoder(tf.gather(self.codes, self.nearest(self.encoder(x))))
+            return self.decoder(
+                tf.gather(self.codes, self.nearest(self.encoder(x)))
+            )
 
         def loss_of(self, x, y):
             z = self.encoder(x)
@@ -297,15 +335,21 @@ def vq_vae_with_ema_codebook_and_restarts():
             q = tf.matmul(hot, tf.convert_to_tensor(self.codes))
             through = z + tf.stop_gradient(q - z)
             usage = tf.reduce_mean(hot, 0)
-            perplexity = tf.exp(-tf.reduce_sum(usage * tf.math.log(usage + 1e-9)))
+            perplexity = tf.exp(
+                -tf.reduce_sum(usage * tf.math.log(usage + 1e-9))
+            )
             commit = tf.reduce_mean((tf.stop_gradient(q) - z) ** 2)
-            loss = tf.reduce_mean((self.decoder(through) - x) ** 2) + 0.25 * commit
+            loss = (
+                tf.reduce_mean((self.decoder(through) - x) ** 2) + 0.25 * commit
+            )
             return {"loss": loss, "perplexity": perplexity}
 
         def after(self, x, y):
             z = self.encoder(x)
             ids = self.nearest(z)
-            counts = tf.math.unsorted_segment_sum(tf.ones_like(ids, "float32"), ids, 5)
+            counts = tf.math.unsorted_segment_sum(
+                tf.ones_like(ids, "float32"), ids, 5
+            )
             self.counts.assign(0.9 * self.counts + 0.1 * counts)
             self.sums.assign(
                 0.9 * self.sums + 0.1 * tf.math.unsorted_segment_sum(z, ids, 5)
@@ -331,7 +375,9 @@ class ActNorm(keras.layers.Layer):
     """Its first batch decides what it starts from."""
 
     def build(self, shape):
-        self.log_scale = self.add_weight(shape=(shape[-1],), initializer="zeros")
+        self.log_scale = self.add_weight(
+            shape=(shape[-1],), initializer="zeros"
+        )
         self.shift = self.add_weight(shape=(shape[-1],), initializer="zeros")
         self.started = self.add_weight(
             shape=(), dtype="bool", initializer="zeros", trainable=False
@@ -348,7 +394,10 @@ class ActNorm(keras.layers.Layer):
                 return tf.constant(0)
 
             tf.cond(self.started, lambda: tf.constant(0), start)
-        scale, shift = ops.convert_to_tensor(self.log_scale), ops.convert_to_tensor(self.shift)
+        scale, shift = (
+            ops.convert_to_tensor(self.log_scale),
+            ops.convert_to_tensor(self.shift),
+        )
         return (x + shift) * tf.exp(scale), tf.reduce_sum(scale)
 
 
@@ -394,10 +443,13 @@ def beta_tc_vae_over_pairs_of_the_batch():
                 tf.shape(mean), seed=self.seed
             )
             pairs = -0.5 * (
-                (z[:, None] - mean[None]) ** 2 * tf.exp(-log_var[None]) + log_var[None]
+                (z[:, None] - mean[None]) ** 2 * tf.exp(-log_var[None])
+                + log_var[None]
             )
             count = tf.cast(tf.shape(x)[0], "float32")
-            joint = tf.reduce_logsumexp(tf.reduce_sum(pairs, 2), 1) - tf.math.log(count)
+            joint = tf.reduce_logsumexp(
+                tf.reduce_sum(pairs, 2), 1
+            ) - tf.math.log(count)
             product = tf.reduce_sum(
                 tf.reduce_logsumexp(pairs, 1) - tf.math.log(count), 1
             )
@@ -408,8 +460,6 @@ def beta_tc_vae_over_pairs_of_the_batch():
     model = TcVae(encoder=dense(8, 6), net=dense(8, 5))
     model.encoder(floats(2, 5))
     return built(model, floats(2, 3)), floats(20, 5), None
-
-
 
 
 CASES["beta_tc_vae_over_pairs_of_the_batch"][1]["predict"] = False
@@ -430,7 +480,10 @@ def sliced_wasserstein_autoencoder():
             a = tf.sort(tf.transpose(tf.matmul(z, directions)), axis=-1)
             b = tf.sort(tf.transpose(tf.matmul(prior, directions)), axis=-1)
             apart = tf.reduce_mean((a - b) ** 2)
-            return {"loss": tf.reduce_mean((self.net(z) - x) ** 2) + apart, "w": apart}
+            return {
+                "loss": tf.reduce_mean((self.net(z) - x) ** 2) + apart,
+                "w": apart,
+            }
 
     model = Swae(encoder=dense(8, 3), net=dense(8, 5))
     model.encoder(floats(2, 5))
@@ -445,17 +498,21 @@ def gan_with_adaptive_augmentation():
         def create(self):
             super().create()
             self.probability = self.state((), 0.4)
-            self.augmenter = keras.Sequential([
-                keras.layers.RandomFlip("horizontal", seed=1),
-                keras.layers.RandomTranslation(0.2, 0.2, seed=2),
-            ])
+            self.augmenter = keras.Sequential(
+                [
+                    keras.layers.RandomFlip("horizontal", seed=1),
+                    keras.layers.RandomTranslation(0.2, 0.2, seed=2),
+                ]
+            )
 
         def call(self, x):
             return self.d(self.augment(x))
 
         def augment(self, x):
             changed = self.augmenter(x, training=True)
-            draw = keras.random.uniform((tf.shape(x)[0], 1, 1, 1), seed=self.seed)
+            draw = keras.random.uniform(
+                (tf.shape(x)[0], 1, 1, 1), seed=self.seed
+            )
             return tf.where(draw < self.probability, changed, x)
 
         def train_step(self, x):
@@ -464,9 +521,9 @@ def gan_with_adaptive_augmentation():
                 fake = self.g(latent)
                 real_logits = self.d(self.augment(x))
                 fake_logits = self.d(self.augment(fake))
-                d = tf.reduce_mean(tf.nn.relu(1 - real_logits)) + tf.reduce_mean(
-                    tf.nn.relu(1 + fake_logits)
-                )
+                d = tf.reduce_mean(
+                    tf.nn.relu(1 - real_logits)
+                ) + tf.reduce_mean(tf.nn.relu(1 + fake_logits))
                 g = -tf.reduce_mean(fake_logits)
             for net, loss, optimizer in (
                 (self.d, d, self.d_optimizer),
@@ -479,16 +536,22 @@ def gan_with_adaptive_augmentation():
                 + tf.reduce_mean(tf.cast(fake_logits < 0, "float32"))
             )
             self.probability.assign(
-                tf.clip_by_value(self.probability + 0.1 * (accuracy - 0.5), 0.0, 1.0)
+                tf.clip_by_value(
+                    self.probability + 0.1 * (accuracy - 0.5), 0.0, 1.0
+                )
             )
             return {"d": d, "g": g, "p": self.probability.value}
 
-    g = keras.Sequential([keras.layers.Dense(18), keras.layers.Reshape((3, 3, 2))])
-    d = keras.Sequential([
-        keras.layers.Conv2D(3, 2, activation="relu"),
-        keras.layers.GlobalAveragePooling2D(),
-        keras.layers.Dense(1),
-    ])
+    g = keras.Sequential(
+        [keras.layers.Dense(18), keras.layers.Reshape((3, 3, 2))]
+    )
+    d = keras.Sequential(
+        [
+            keras.layers.Conv2D(3, 2, activation="relu"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(1),
+        ]
+    )
     g(floats(2, 4))
     return built(Ada(g=g, d=d), floats(2, 3, 3, 2)), floats(20, 3, 3, 2), None
 
@@ -512,18 +575,24 @@ def energy_model_with_langevin_and_a_replay_buffer():
                 with tf.GradientTape() as tape:
                     tape.watch(sample)
                     energy = tf.reduce_sum(self.net(sample))
-                slope = tf.clip_by_value(tape.gradient(energy, sample), -0.1, 0.1)
+                slope = tf.clip_by_value(
+                    tape.gradient(energy, sample), -0.1, 0.1
+                )
                 sample -= slope + 0.01 * keras.random.normal(
                     tf.shape(sample), seed=self.seed
                 )
             sample = tf.stop_gradient(sample)
             # A place drawn twice takes the last that was drawn for it.
             self.buffer.assign(
-                tf.tensor_scatter_nd_update(self.buffer, places[:, None], sample)
+                tf.tensor_scatter_nd_update(
+                    self.buffer, places[:, None], sample
+                )
             )
             both = self.net(tf.concat([x, sample], 0))
             real, fake = both[:count], both[count:]
-            return tf.reduce_mean(real - fake) + 0.1 * tf.reduce_mean(real**2 + fake**2)
+            return tf.reduce_mean(real - fake) + 0.1 * tf.reduce_mean(
+                real**2 + fake**2
+            )
 
         def test_step(self, data):
             return {"energy": tf.reduce_mean(self.net(data))}
@@ -545,15 +614,21 @@ def neural_process_with_random_contexts():
             number = keras.random.randint((), 2, 5, seed=self.seed)
             mask = tf.cast(tf.range(length) < number, "float32")[None, :, None]
             encoded = self.encoder(x) * mask
-            summary = tf.reduce_sum(encoded, 1, keepdims=True) / tf.reduce_sum(mask)
+            summary = tf.reduce_sum(encoded, 1, keepdims=True) / tf.reduce_sum(
+                mask
+            )
             summary = tf.tile(summary, [1, length, 1])
-            mean, raw = tf.split(self.decoder(tf.concat([points, summary], -1)), 2, -1)
+            mean, raw = tf.split(
+                self.decoder(tf.concat([points, summary], -1)), 2, -1
+            )
             return mean, 0.1 + 0.9 * tf.nn.softplus(raw)
 
         def loss_of(self, x, y):
             mean, sigma = self(x)
             values = x[..., 1:]
-            return tf.reduce_mean(((values - mean) / sigma) ** 2 + tf.math.log(sigma))
+            return tf.reduce_mean(
+                ((values - mean) / sigma) ** 2 + tf.math.log(sigma)
+            )
 
     model = Process(encoder=dense(8, 6), decoder=dense(8, 2))
     return built(model, floats(2, 6, 2)), floats(20, 6, 2), None
@@ -575,7 +650,10 @@ class SpectralDense(keras.layers.Layer):
         )
 
     def call(self, x, training=False):
-        u, kernel = ops.convert_to_tensor(self.u), ops.convert_to_tensor(self.kernel)
+        u, kernel = (
+            ops.convert_to_tensor(self.u),
+            ops.convert_to_tensor(self.kernel),
+        )
         v = tf.math.l2_normalize(tf.matmul(u, kernel, transpose_b=True))
         u = tf.math.l2_normalize(tf.matmul(v, kernel))
         u, v = tf.stop_gradient(u), tf.stop_gradient(v)
@@ -613,8 +691,12 @@ def projection_discriminator_with_spectral_norm():
                 *self.head.trainable_weights,
             ]
             d = self.descend(
-                lambda: tf.reduce_mean(tf.nn.relu(1 - self.score(x, y)))
-                + tf.reduce_mean(tf.nn.relu(1 + self.score(self.fakes(y, latent), y))),
+                lambda: (
+                    tf.reduce_mean(tf.nn.relu(1 - self.score(x, y)))
+                    + tf.reduce_mean(
+                        tf.nn.relu(1 + self.score(self.fakes(y, latent), y))
+                    )
+                ),
                 self.d_optimizer,
                 weights,
             )
@@ -649,7 +731,9 @@ def made_that_samples_in_test_step():
 
         def build(self, shape):
             self.kernel = self.add_weight(shape=(shape[-1], self.units))
-            self.bias = self.add_weight(shape=(self.units,), initializer="zeros")
+            self.bias = self.add_weight(
+                shape=(self.units,), initializer="zeros"
+            )
 
         def call(self, x):
             return self.act(tf.matmul(x, self.kernel * self.mask) + self.bias)
@@ -662,7 +746,9 @@ def made_that_samples_in_test_step():
 
         def loss_of(self, x, y):
             return tf.reduce_mean(
-                tf.nn.sigmoid_cross_entropy_with_logits(labels=x, logits=self.net(x))
+                tf.nn.sigmoid_cross_entropy_with_logits(
+                    labels=x, logits=self.net(x)
+                )
             )
 
         def test_step(self, x):
@@ -670,7 +756,9 @@ def made_that_samples_in_test_step():
 
             def body(i, sample):
                 draw = keras.random.uniform((count,), seed=self.seed)
-                bit = tf.cast(draw < tf.sigmoid(self.net(sample)[:, i]), "float32")
+                bit = tf.cast(
+                    draw < tf.sigmoid(self.net(sample)[:, i]), "float32"
+                )
                 return i + 1, tf.tensor_scatter_nd_update(
                     sample,
                     tf.stack([tf.range(count), tf.fill([count], i)], 1),
@@ -680,12 +768,17 @@ def made_that_samples_in_test_step():
             _, sample = tf.while_loop(
                 lambda i, s: i < 5, body, (0, tf.zeros((count, 5)))
             )
-            return {"loss": self.loss_of(x, None), "ones": tf.reduce_mean(sample)}
+            return {
+                "loss": self.loss_of(x, None),
+                "ones": tf.reduce_mean(sample),
+            }
 
-    net = keras.Sequential([
-        Masked(10, hidden[None, :] >= order[:, None], "relu"),
-        Masked(5, order[None, :] > hidden[:, None]),
-    ])
+    net = keras.Sequential(
+        [
+            Masked(10, hidden[None, :] >= order[:, None], "relu"),
+            Masked(5, order[None, :] > hidden[:, None]),
+        ]
+    )
     return (
         built(Made(net=net), floats(2, 5)),
         (floats(20, 5) > 0).astype("float32"),
@@ -709,7 +802,8 @@ def sliced_score_matching():
                 along = tf.reduce_sum(score * v)
             hessian = tape.gradient(along, x)
             return tf.reduce_mean(
-                tf.reduce_sum(v * hessian, -1) + 0.5 * tf.reduce_sum(score * v, -1) ** 2
+                tf.reduce_sum(v * hessian, -1)
+                + 0.5 * tf.reduce_sum(score * v, -1) ** 2
             )
 
     return built(Score(net=dense(8, 8, 4)), floats(2, 4)), floats(20, 4), None
@@ -738,12 +832,18 @@ def flow_matching_with_minibatch_transport():
             )
             partner = tf.gather(x, tf.argmax(kernel + f[:, None] + g[None], 1))
             t = keras.random.uniform((tf.shape(x)[0], 1), seed=self.seed)
-            velocity = self.net(tf.concat([t * partner + (1 - t) * noise, t], -1))
+            velocity = self.net(
+                tf.concat([t * partner + (1 - t) * noise, t], -1)
+            )
             return tf.reduce_mean((velocity - (partner - noise)) ** 2)
 
         def call(self, x):
-            step = lambda state, t: state + 0.25 * self.net(  # noqa: E731
-                tf.concat([state, tf.fill([tf.shape(x)[0], 1], t)], -1)
+            step = lambda state, t: (
+                state
+                + 0.25
+                * self.net(  # noqa: E731
+                    tf.concat([state, tf.fill([tf.shape(x)[0], 1], t)], -1)
+                )
             )
             return tf.scan(step, tf.linspace(0.0, 0.75, 4), initializer=x)[-1]
 
@@ -763,19 +863,28 @@ def adversarial_autoencoder_with_mmd():
 
             def kernel(a, b):
                 distance = tf.reduce_sum((a[:, None] - b[None]) ** 2, -1)
-                return tf.add_n([tf.exp(-distance / s) for s in (0.5, 2.0, 8.0)])
+                return tf.add_n(
+                    [tf.exp(-distance / s) for s in (0.5, 2.0, 8.0)]
+                )
 
             off = 1 - tf.eye(tf.shape(z)[0])
             count = tf.cast(tf.shape(z)[0], "float32")
             mmd = tf.reduce_sum((kernel(z, z) + kernel(prior, prior)) * off) / (
                 count * (count - 1)
             ) - 2 * tf.reduce_mean(kernel(z, prior))
-            return {"loss": tf.reduce_mean((self.net(z) - x) ** 2) + mmd, "mmd": mmd}
+            return {
+                "loss": tf.reduce_mean((self.net(z) - x) ** 2) + mmd,
+                "mmd": mmd,
+            }
 
         def call(self, x):
             return self.net(self.encoder(x))
 
-    return built(Aae(encoder=dense(8, 3), net=dense(8, 5)), floats(2, 5)), floats(20, 5), None
+    return (
+        built(Aae(encoder=dense(8, 3), net=dense(8, 5)), floats(2, 5)),
+        floats(20, 5),
+        None,
+    )
 
 
 CASES["cyclegan_with_a_pool_of_images"][1]["evaluate"] = False

@@ -9,7 +9,9 @@ from .base import CASES, Own, built, case, dense, floats, ints
 
 
 def cross(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, "int32"), logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(y, "int32"), logits
+    )
 
 
 def with_layer(layer, shape, head=1, loss="mse", **options):
@@ -36,9 +38,14 @@ def critic_trained_in_a_loop_of_tensorflow():
             weights = self.other.trainable_variables
             for i in tf.range(3):
                 with tf.GradientTape() as tape:
-                    noise = tf.random.stateless_normal(tf.shape(x), tf.stack([i, 3]))
+                    noise = tf.random.stateless_normal(
+                        tf.shape(x), tf.stack([i, 3])
+                    )
                     fake = x + noise
-                    loss = tf.reduce_mean(tf.nn.softplus(self.other(fake)) + tf.nn.softplus(-self.other(x)))
+                    loss = tf.reduce_mean(
+                        tf.nn.softplus(self.other(fake))
+                        + tf.nn.softplus(-self.other(x))
+                    )
                 self.critic.apply(tape.gradient(loss, weights), weights)
                 total += loss
             return total
@@ -51,9 +58,15 @@ def critic_trained_in_a_loop_of_tensorflow():
             return {**logs, "critic": self.inner(data[0])}
 
         def loss_of(self, x, y):
-            return tf.reduce_mean((self.net(x) - y) ** 2) - 0.01 * tf.reduce_mean(self.other(self.net(x)))
+            return tf.reduce_mean(
+                (self.net(x) - y) ** 2
+            ) - 0.01 * tf.reduce_mean(self.other(self.net(x)))
 
-    return built(Loop(net=dense(8, 6), other=dense(8, 1)), floats(2, 6)), floats(20, 6), floats(20, 6)
+    return (
+        built(Loop(net=dense(8, 6), other=dense(8, 1)), floats(2, 6)),
+        floats(20, 6),
+        floats(20, 6),
+    )
 
 
 @case
@@ -77,14 +90,20 @@ def steps_until_the_loss_is_small():
                 return i + 1, loss
 
             i, loss = tf.while_loop(
-                lambda i, loss: (i < 5) & (loss > 0.5), body, (0, tf.constant(9.0))
+                lambda i, loss: (i < 5) & (loss > 0.5),
+                body,
+                (0, tf.constant(9.0)),
             )
             return {"loss": loss, "steps": i}
 
         def loss_of(self, x, y):
             return tf.reduce_mean((self.net(x) - y) ** 2)
 
-    return built(Fit(net=dense(8, 1)), floats(2, 4)), floats(20, 4), floats(20, 1)
+    return (
+        built(Fit(net=dense(8, 1)), floats(2, 4)),
+        floats(20, 4),
+        floats(20, 1),
+    )
 
 
 @case
@@ -97,7 +116,9 @@ def dynamic_filters_folded_into_channels():
             s, t = self.net(search), self.net(template)
             n = tf.shape(s)[0]
             folded = tf.reshape(tf.transpose(s, [1, 2, 0, 3]), [1, 5, 5, n * 3])
-            filters = tf.reshape(tf.transpose(t, [1, 2, 0, 3]), [2, 2, n * 3, 1])
+            filters = tf.reshape(
+                tf.transpose(t, [1, 2, 0, 3]), [2, 2, n * 3, 1]
+            )
             r = tf.nn.depthwise_conv2d(folded, filters, [1, 1, 1, 1], "VALID")
             r = tf.transpose(tf.reshape(r, [4, 4, n, 3]), [2, 0, 1, 3])
             return tf.reduce_sum(r, -1)
@@ -135,7 +156,9 @@ def styles_that_modulate_and_minibatch_deviation():
             g = tf.reshape(g, [group, -1, *y.shape[1:]])
             s = tf.sqrt(tf.math.reduce_variance(g, 0) + 1e-6)
             s = tf.tile(tf.reduce_mean(s, [1, 2, 3])[:, None], [group, 1])[:n]
-            s = tf.broadcast_to(s[:, None, None], tf.concat([tf.shape(y)[:3], [1]], 0))
+            s = tf.broadcast_to(
+                s[:, None, None], tf.concat([tf.shape(y)[:3], [1]], 0)
+            )
             y = tf.concat([y, s], -1)
             y.set_shape([None, *x.shape[1:3], 5])
             return y
@@ -171,11 +194,19 @@ def regions_cropped_from_all_images():
             positive = labels == 1
             count = tf.reduce_sum(tf.cast(positive, "int32"))
             negatives = tf.where(positive, -1.0, losses)
-            _, hardest = tf.math.top_k(negatives, tf.minimum(count, tf.size(losses) - count))
-            total = tf.reduce_sum(tf.boolean_mask(losses, positive)) + tf.reduce_sum(tf.gather(losses, hardest))
+            _, hardest = tf.math.top_k(
+                negatives, tf.minimum(count, tf.size(losses) - count)
+            )
+            total = tf.reduce_sum(
+                tf.boolean_mask(losses, positive)
+            ) + tf.reduce_sum(tf.gather(losses, hardest))
             return total / (2 * tf.cast(count, "float32") + 1)
 
-    model = Regions(net=keras.layers.Conv2D(3, 2), propose=keras.layers.Dense(6), head=keras.layers.Dense(2))
+    model = Regions(
+        net=keras.layers.Conv2D(3, 2),
+        propose=keras.layers.Dense(6),
+        head=keras.layers.Dense(2),
+    )
     return built(model, floats(2, 6, 6, 1)), floats(20, 6, 6, 1), ints(2, 20, 3)
 
 
@@ -189,11 +220,15 @@ def examples_parsed_from_protocol_buffers():
                 "tags": tf.io.RaggedFeature("string"),
             }
             parsed = tf.io.parse_example(x, spec)
-            e = tf.nn.safe_embedding_lookup_sparse(self.embed.value, parsed["ids"], combiner="sqrtn")
+            e = tf.nn.safe_embedding_lookup_sparse(
+                self.embed.value, parsed["ids"], combiner="sqrtn"
+            )
             e.set_shape([None, 3])
             tags = tf.strings.reduce_join(parsed["tags"], 1, separator="_")
             length = tf.cast(tf.strings.length(tags), "float32")[:, None]
-            vowels = tf.cast(tf.strings.regex_full_match(tags, ".*[ae].*"), "float32")[:, None]
+            vowels = tf.cast(
+                tf.strings.regex_full_match(tags, ".*[ae].*"), "float32"
+            )[:, None]
             return self.net(tf.concat([parsed["v"], e, length / 9, vowels], 1))
 
         def create(self):
@@ -204,15 +239,31 @@ def examples_parsed_from_protocol_buffers():
 
     def example(i):
         words = [b"a", b"xyz", b"e", b"qq"]
-        return tf.train.Example(features=tf.train.Features(feature={
-            "v": tf.train.Feature(float_list=tf.train.FloatList(value=floats(4, seed=i))),
-            "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ints(10, i % 4, seed=i))),
-            "tags": tf.train.Feature(bytes_list=tf.train.BytesList(value=words[: i % 5])),
-        })).SerializeToString()
+        return tf.train.Example(
+            features=tf.train.Features(
+                feature={
+                    "v": tf.train.Feature(
+                        float_list=tf.train.FloatList(value=floats(4, seed=i))
+                    ),
+                    "ids": tf.train.Feature(
+                        int64_list=tf.train.Int64List(
+                            value=ints(10, i % 4, seed=i)
+                        )
+                    ),
+                    "tags": tf.train.Feature(
+                        bytes_list=tf.train.BytesList(value=words[: i % 5])
+                    ),
+                }
+            )
+        ).SerializeToString()
 
     x = tf.constant([example(i) for i in range(20)])
     model = Parsed(net=dense(6, 1))
-    return built(model, x[:4]), tf.data.Dataset.from_tensor_slices((x, floats(20, 1))).batch(13), None
+    return (
+        built(model, x[:4]),
+        tf.data.Dataset.from_tensor_slices((x, floats(20, 1))).batch(13),
+        None,
+    )
 
 
 @case
@@ -224,42 +275,80 @@ def pngs_decoded_in_the_model():
                 image = tf.image.resize(tf.cast(image, "float32"), [4, 4])
                 return tf.image.per_image_standardization(image)
 
-            images = tf.map_fn(one, x, fn_output_signature=tf.TensorSpec([4, 4, 1]))
+            images = tf.map_fn(
+                one, x, fn_output_signature=tf.TensorSpec([4, 4, 1])
+            )
             return self.net(images)
 
         def loss_of(self, x, y):
             return tf.reduce_mean(cross(y, self(x)))
 
-    x = tf.stack([
-        tf.io.encode_png(ints(256, 3 + i % 4, 5, 1, seed=i).astype("uint8")) for i in range(20)
-    ])
-    net = keras.Sequential([keras.layers.Conv2D(3, 2), keras.layers.Flatten(), keras.layers.Dense(3)])
-    return built(Decoded(net=net), x[:2]), tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(7), None
+    x = tf.stack(
+        [
+            tf.io.encode_png(ints(256, 3 + i % 4, 5, 1, seed=i).astype("uint8"))
+            for i in range(20)
+        ]
+    )
+    net = keras.Sequential(
+        [
+            keras.layers.Conv2D(3, 2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+    return (
+        built(Decoded(net=net), x[:2]),
+        tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(7),
+        None,
+    )
 
 
 @case
 def sentences_split_into_ragged_words():
     class Words(Own):
         def create(self):
-            self.lookup = keras.layers.StringLookup(vocabulary=["a", "bb", "ccc", "dd"])
+            self.lookup = keras.layers.StringLookup(
+                vocabulary=["a", "bb", "ccc", "dd"]
+            )
             self.embed = self.add_weight(shape=(5, 4))
 
         def call(self, x):
             words = tf.strings.split(tf.strings.lower(x))
             ids = tf.ragged.map_flat_values(self.lookup, words)
-            e = tf.ragged.map_flat_values(lambda i: tf.gather(self.embed, i), ids)
+            e = tf.ragged.map_flat_values(
+                lambda i: tf.gather(self.embed, i), ids
+            )
             pairs = tf.concat([e[:, 1:], e[:, :-1]], 2)
-            pooled = tf.reduce_max(pairs.to_tensor(), 1) if False else tf.reduce_mean(e, 1)
-            longest = tf.reduce_max(tf.ragged.map_flat_values(tf.strings.length, words), 1)
-            both = tf.concat([pooled, tf.cast(longest, "float32")[:, None], tf.reduce_sum(pairs, 1)[:, :2]], 1)
+            pooled = (
+                tf.reduce_max(pairs.to_tensor(), 1)
+                if False
+                else tf.reduce_mean(e, 1)
+            )
+            longest = tf.reduce_max(
+                tf.ragged.map_flat_values(tf.strings.length, words), 1
+            )
+            both = tf.concat(
+                [
+                    pooled,
+                    tf.cast(longest, "float32")[:, None],
+                    tf.reduce_sum(pairs, 1)[:, :2],
+                ],
+                1,
+            )
             return self.net(tf.ensure_shape(both, [None, 7]))
 
         def loss_of(self, x, y):
             return tf.reduce_mean(cross(y, self(x)))
 
     words = np.array(["a", "BB", "ccc", "dd", "zz"])
-    x = tf.constant([" ".join(words[ints(5, 2 + i % 3, seed=i)]) for i in range(20)])
-    return built(Words(net=dense(6, 3)), x[:2]), tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(13), None
+    x = tf.constant(
+        [" ".join(words[ints(5, 2 + i % 3, seed=i)]) for i in range(20)]
+    )
+    return (
+        built(Words(net=dense(6, 3)), x[:2]),
+        tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(13),
+        None,
+    )
 
 
 @case
@@ -279,7 +368,9 @@ def experts_by_dynamic_partition():
             owner = tf.argmax(p, 1, "int32")
             parts = tf.dynamic_partition(x, owner, 3)
             places = tf.dynamic_partition(tf.range(tf.shape(x)[0]), owner, 3)
-            outs = [e(part) for e, part in zip(self.experts, parts, strict=True)]
+            outs = [
+                e(part) for e, part in zip(self.experts, parts, strict=True)
+            ]
             joined = tf.dynamic_stitch(places, outs)
             joined.set_shape([None, 4])
             return joined * tf.reduce_max(p, 1, keepdims=True)
@@ -303,19 +394,35 @@ def layouts_of_the_batch():
             mixed = tf.stack([twice[::2], twice[1::2]], 1)
             strided = tf.reduce_sum(h[::2] ** 2) - tf.reduce_sum(h[1::2] * 0.5)
             steps = tf.reduce_mean(tf.abs(h[1:] - h[:-1]))
-            swapped = tf.reshape(tf.transpose(tf.reshape(flat, [n, -1])), [-1, n])
+            swapped = tf.reshape(
+                tf.transpose(tf.reshape(flat, [n, -1])), [-1, n]
+            )
             running = tf.cumsum(h, 0, exclusive=True, reverse=True)
             return (
-                tf.reduce_mean((tf.reduce_mean(major, 0) - tf.reduce_mean(y)) ** 2)
+                tf.reduce_mean(
+                    (tf.reduce_mean(major, 0) - tf.reduce_mean(y)) ** 2
+                )
                 + tf.reduce_mean((back - y[:, None]) ** 2)
-                + tf.reduce_mean(tf.math.reduce_std(mixed, 1) + tf.reduce_max(mixed, 1)[:, :1] * 0.01)
-                + 0.01 * strided + steps
+                + tf.reduce_mean(
+                    tf.math.reduce_variance(mixed, 1)
+                    + tf.reduce_max(mixed, 1)[:, :1] * 0.01
+                )
+                + 0.01 * strided
+                + steps
                 + tf.reduce_mean(tf.reduce_max(swapped, 1))
                 + 1e-3 * tf.reduce_mean(running**2)
-                + tf.reduce_mean(tf.linalg.diag_part(tf.tensordot(h[:, 0], h[:, 1], [[1], [1]])))
+                + tf.reduce_mean(
+                    tf.linalg.diag_part(
+                        tf.tensordot(h[:, 0], h[:, 1], [[1], [1]])
+                    )
+                )
             )
 
-    return built(Layouts(net=dense(6, 4)), floats(2, 6, 3)), floats(20, 6, 3), floats(20, 4)
+    return (
+        built(Layouts(net=dense(6, 4)), floats(2, 6, 3)),
+        floats(20, 6, 3),
+        floats(20, 4),
+    )
 
 
 @case
@@ -324,12 +431,18 @@ def bank_whose_rows_grow():
 
     class Bank(Own):
         def create(self):
-            self.bank = tf.Variable(tf.zeros([1, 3]), shape=tf.TensorShape([None, 3]), trainable=False)
+            self.bank = tf.Variable(
+                tf.zeros([1, 3]),
+                shape=tf.TensorShape([None, 3]),
+                trainable=False,
+            )
 
         def loss_of(self, x, y):
             z = self.net(x)
             old = self.bank.read_value()
-            loss = tf.reduce_mean(tf.nn.softplus(tf.matmul(z, old, transpose_b=True)))
+            loss = tf.reduce_mean(
+                tf.nn.softplus(tf.matmul(z, old, transpose_b=True))
+            )
             self.bank.assign(tf.concat([old, tf.stop_gradient(z)], 0)[-30:])
             return {"loss": loss, "rows": tf.shape(self.bank.read_value())[0]}
 
@@ -340,13 +453,17 @@ def bank_whose_rows_grow():
 def memory_written_by_slices_and_scatters():
     class Memory(Own):
         def create(self):
-            self.memory = tf.Variable(tf.random.stateless_normal([9, 3], (1, 2)), trainable=False)
+            self.memory = tf.Variable(
+                tf.random.stateless_normal([9, 3], (1, 2)), trainable=False
+            )
             self.hits = tf.Variable(tf.zeros([9]), trainable=False)
 
         def loss_of(self, x, y):
             z = self.net(x)
             near = tf.argmax(tf.matmul(z, self.memory, transpose_b=True), 1)
-            self.hits.scatter_add(tf.IndexedSlices(tf.ones_like(near, "float32"), near))
+            self.hits.scatter_add(
+                tf.IndexedSlices(tf.ones_like(near, "float32"), near)
+            )
             found = self.memory.sparse_read(near)
             loss = tf.reduce_mean((z - found) ** 2)
             start = tf.cast(self.optimizer.iterations % 3, "int32") * 3
@@ -375,9 +492,17 @@ def gradients_by_forward_mode_and_jacobians():
                 tape.watch(x)
                 z = tf.reduce_sum(self.net(x), 0)
             j = tape.jacobian(z, x, experimental_use_pfor=False)
-            return tf.reduce_mean((out - y) ** 2) + 0.1 * tf.reduce_mean(along**2) + 0.1 * tf.reduce_mean(tf.abs(j))
+            return (
+                tf.reduce_mean((out - y) ** 2)
+                + 0.1 * tf.reduce_mean(along**2)
+                + 0.1 * tf.reduce_mean(tf.abs(j))
+            )
 
-    return built(Forward(net=dense(6, 2)), floats(2, 4)), floats(20, 4), floats(20, 2)
+    return (
+        built(Forward(net=dense(6, 2)), floats(2, 4)),
+        floats(20, 4),
+        floats(20, 2),
+    )
 
 
 @case
@@ -389,19 +514,31 @@ def recomputed_and_inner_functions():
         def loss_of(self, x, y):
             f = tf.recompute_grad(lambda v: tf.nn.gelu(self.net(v)))
 
-            @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None, 4])], autograph=False)
+            @tf.function(
+                input_signature=[
+                    tf.TensorSpec([None, 4]),
+                    tf.TensorSpec([None, 4]),
+                ],
+                autograph=False,
+            )
             def g(a, b):
                 return tf.reduce_sum(a * b, 1) - tf.reduce_mean(a)
 
             @tf.function(jit_compile=True)
             def h(a):
                 a = a - tf.reduce_mean(a, 0)
-                return tf.reduce_sum(tf.linalg.matmul(a, a, transpose_a=True) ** 2)
+                return tf.reduce_sum(
+                    tf.linalg.matmul(a, a, transpose_a=True) ** 2
+                )
 
             z = self.drop(f(x), training=True)
             return tf.reduce_mean((g(z, x) - y) ** 2) + 0.1 * h(z)
 
-    return built(Inner(net=dense(6, 4)), floats(2, 4)), floats(20, 4), floats(20)
+    return (
+        built(Inner(net=dense(6, 4)), floats(2, 4)),
+        floats(20, 4),
+        floats(20),
+    )
 
 
 @case
@@ -409,7 +546,7 @@ def remat_scope_and_lora():
     x = keras.Input((4, 3))
     inner = keras.layers.Dense(4, "relu")
     h = inner(x)
-    h = keras.layers.MultiHeadAttention(2, 2)(h, h)
+    h = keras.layers.MultiHeadAttention(2, 2, use_bias=False)(h, h)
     tall = keras.layers.EinsumDense("btd,de->bte", (4, 5), bias_axes="e")
     h = tall(h)
     model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(h)))
@@ -423,8 +560,12 @@ def remat_scope_and_lora():
 def quantisation_aware_with_moving_ranges():
     class Quantised(keras.layers.Layer):
         def build(self, shape):
-            self.low = self.add_weight(shape=(), initializer="zeros", trainable=False)
-            self.high = self.add_weight(shape=(), initializer="ones", trainable=False)
+            self.low = self.add_weight(
+                shape=(), initializer="zeros", trainable=False
+            )
+            self.high = self.add_weight(
+                shape=(), initializer="ones", trainable=False
+            )
             self.w = self.add_weight(shape=(shape[-1], 4))
 
         def call(self, x, training=False):
@@ -432,7 +573,10 @@ def quantisation_aware_with_moving_ranges():
                 self.low.assign(0.8 * self.low + 0.2 * tf.reduce_min(x))
                 self.high.assign(0.8 * self.high + 0.2 * tf.reduce_max(x))
             x = tf.quantization.fake_quant_with_min_max_vars(
-                x, tf.convert_to_tensor(self.low), tf.convert_to_tensor(self.high), 8
+                x,
+                tf.convert_to_tensor(self.low),
+                tf.convert_to_tensor(self.high),
+                8,
             )
             w = tf.convert_to_tensor(self.w)
             w = tf.quantization.fake_quant_with_min_max_vars_per_channel(
@@ -450,11 +594,14 @@ def written_for_mirrored_strategy():
     class Synced(keras.Model):
         def __init__(self):
             super().__init__()
-            self.net = keras.Sequential([
-                keras.layers.Dense(6, use_bias=False),
-                keras.layers.BatchNormalization(synchronized=True),
-                keras.layers.ReLU(), keras.layers.Dense(3),
-            ])
+            self.net = keras.Sequential(
+                [
+                    keras.layers.Dense(6, use_bias=False),
+                    keras.layers.BatchNormalization(synchronized=True),
+                    keras.layers.ReLU(),
+                    keras.layers.Dense(3),
+                ]
+            )
 
         def call(self, x, training=False):
             return self.net(x, training=training)
@@ -471,8 +618,12 @@ def written_for_mirrored_strategy():
             self.optimizer.apply(gradients, weights)
             total = context.all_reduce("sum", tf.reduce_sum(per))
             rows = context.all_gather(per, 0)
-            return {"loss": total, "replicas": replicas, "id": context.replica_id_in_sync_group,
-                    "max": tf.reduce_max(rows)}
+            return {
+                "loss": total,
+                "replicas": replicas,
+                "id": context.replica_id_in_sync_group,
+                "max": tf.reduce_max(rows),
+            }
 
         def test_step(self, data):
             return {"loss": tf.reduce_mean(cross(data[1], self(data[0])))}
@@ -487,21 +638,34 @@ def written_for_mirrored_strategy():
 def logs_that_are_no_scalars():
     class Vectors(Own):
         def create(self):
-            self.confusion = self.add_weight(shape=(3, 3), trainable=False, initializer="zeros")
+            self.confusion = self.add_weight(
+                shape=(3, 3), trainable=False, initializer="zeros"
+            )
 
         def loss_of(self, x, y):
             logits = self.net(x)
             losses = cross(y, logits)
-            self.confusion.assign_add(tf.math.confusion_matrix(y, tf.argmax(logits, 1), 3, dtype="float32"))
+            self.confusion.assign_add(
+                tf.math.confusion_matrix(
+                    y, tf.argmax(logits, 1), 3, dtype="float32"
+                )
+            )
             return {
                 "loss": tf.reduce_mean(losses),
                 "per_class": tf.math.unsorted_segment_mean(losses, y, 3),
                 "confusion": tf.convert_to_tensor(self.confusion),
-                "in_top": tf.reduce_mean(tf.cast(tf.math.in_top_k(y, logits, 2), "float32")),
-                "count": tf.shape(x)[0], "constant": 3.0,
+                "in_top": tf.reduce_mean(
+                    tf.cast(tf.math.in_top_k(y, logits, 2), "float32")
+                ),
+                "count": tf.shape(x)[0],
+                "constant": 3.0,
             }
 
-    return built(Vectors(net=dense(6, 3)), floats(2, 4)), floats(20, 4), ints(3, 20)
+    return (
+        built(Vectors(net=dense(6, 3)), floats(2, 4)),
+        floats(20, 4),
+        ints(3, 20),
+    )
 
 
 @case(evaluate=False)
@@ -551,7 +715,8 @@ def callbacks_that_change_the_model():
 
 
 CASES["callbacks_that_change_the_model"] = (
-    callbacks_that_change_the_model, {"callbacks": [Unfreeze]}
+    callbacks_that_change_the_model,
+    {"callbacks": [Unfreeze]},
 )
 
 
@@ -564,11 +729,20 @@ def bucketed_lengths_trace_again():
     model.compile("adam", "mse")
 
     def batches():
-        for i, (rows, length) in enumerate([(7, 3), (5, 5), (7, 3), (1, 2), (2, 5)]):
-            yield ints(9, rows, length, seed=i).astype("int32"), floats(rows, 1, seed=i)
+        for i, (rows, length) in enumerate(
+            [(7, 3), (5, 5), (7, 3), (1, 2), (2, 5)]
+        ):
+            yield (
+                ints(9, rows, length, seed=i).astype("int32"),
+                floats(rows, 1, seed=i),
+            )
 
     data = tf.data.Dataset.from_generator(
-        batches, output_signature=(tf.TensorSpec([None, None], "int32"), tf.TensorSpec([None, 1]))
+        batches,
+        output_signature=(
+            tf.TensorSpec([None, None], "int32"),
+            tf.TensorSpec([None, 1]),
+        ),
     )
     return model, data.apply(tf.data.experimental.assert_cardinality(5)), None
 
@@ -588,7 +762,9 @@ def constants_of_another_length_in_each_batch():
 
     model = Table(net=dense(6, 4))
     built(model, (floats(2, 3), floats(5, 3)))
-    data = tf.data.Dataset.from_tensor_slices((floats(20, 3), floats(20, 3, seed=1))).batch(13)
+    data = tf.data.Dataset.from_tensor_slices(
+        (floats(20, 3), floats(20, 3, seed=1))
+    ).batch(13)
     table = tf.constant(floats(5, 3, seed=2))
     return model, data.map(lambda x, y: ((x, table), y)), None
 
@@ -611,7 +787,10 @@ def pixel_mixture_of_logistics():
     def loss(y_true, y_pred):
         weight, mean, log = tf.split(y_pred, 3, -1)
         inv = tf.exp(-tf.maximum(log, -4.0))
-        up, down = tf.sigmoid(inv * (y_true - mean + 0.1)), tf.sigmoid(inv * (y_true - mean - 0.1))
+        up, down = (
+            tf.sigmoid(inv * (y_true - mean + 0.1)),
+            tf.sigmoid(inv * (y_true - mean - 0.1)),
+        )
         p = tf.math.log(tf.maximum(up - down, 1e-6))
         return -tf.reduce_logsumexp(p + tf.nn.log_softmax(weight), -1)
 
@@ -632,16 +811,30 @@ def seeded_draws_of_tensorflow():
             x = tf.image.stateless_random_flip_left_right(x, seed=(3, 4))
             x = tf.image.stateless_random_brightness(x, 0.2, seed=(3, 4))
             order = tf.random.experimental.index_shuffle(
-                tf.range(tf.shape(x)[0]), seed=(1, 2), max_index=tf.shape(x)[0] - 1
+                tf.range(tf.shape(x)[0]),
+                seed=(1, 2),
+                max_index=tf.shape(x)[0] - 1,
             )
-            noise = tf.random.stateless_truncated_normal(tf.shape(x), (5, 6)) + tf.random.stateless_gamma(
-                tf.shape(x), (5, 6), 2.0)
+            noise = tf.random.stateless_truncated_normal(
+                tf.shape(x), (5, 6)
+            ) + tf.random.stateless_gamma(tf.shape(x), (5, 6), 2.0)
             z = self.net(x + 0.1 * noise)
-            picks = tf.random.stateless_categorical(tf.stop_gradient(z), 4, (7, 8))
+            picks = tf.random.stateless_categorical(
+                tf.stop_gradient(z), 4, (7, 8)
+            )
             counts = tf.reduce_mean(tf.one_hot(picks, 3), 1)
-            bits = tf.random.stateless_binomial([tf.shape(x)[0], 3], (1, 1), 4.0, 0.3)
-            return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(counts, z)) + tf.reduce_mean(
-                tf.gather(z, order) * tf.cast(bits, "float32") * z) ** 2
+            bits = tf.random.stateless_binomial(
+                [tf.shape(x)[0], 3], (1, 1), 4.0, 0.3
+            )
+            return (
+                tf.reduce_mean(
+                    tf.nn.softmax_cross_entropy_with_logits(counts, z)
+                )
+                + tf.reduce_mean(
+                    tf.gather(z, order) * tf.cast(bits, "float32") * z
+                )
+                ** 2
+            )
 
     net = keras.Sequential([keras.layers.Flatten(), dense(6, 3)])
     return built(Seeded(net=net), floats(2, 3, 3, 1)), floats(20, 3, 3, 1), None
@@ -661,9 +854,14 @@ def linear_algebra_of_each_example():
             q, r = tf.linalg.qr(s)
             total = tf.linalg.logdet(tf.reduce_mean(s, 0))
             return (
-                tf.reduce_mean(solved**2) + tf.reduce_mean(tf.linalg.trace(inv)) + tf.reduce_mean(det)
-                + 0.1 * tf.reduce_mean(tf.abs(tf.linalg.diag_part(r))) + total
-                + tf.reduce_mean(tf.linalg.norm(tf.linalg.band_part(m, 0, -1), axis=[1, 2]))
+                tf.reduce_mean(solved**2)
+                + tf.reduce_mean(tf.linalg.trace(inv))
+                + tf.reduce_mean(det)
+                + 0.1 * tf.reduce_mean(tf.abs(tf.linalg.diag_part(r)))
+                + total
+                + tf.reduce_mean(
+                    tf.linalg.norm(tf.linalg.band_part(m, 0, -1), axis=[1, 2])
+                )
             )
 
     return built(Algebra(net=dense(8, 9)), floats(2, 4)), floats(20, 4), None
@@ -673,19 +871,25 @@ def linear_algebra_of_each_example():
 def volumes_padded_patched_and_pooled():
     class Patches(keras.layers.Layer):
         def call(self, x):
-            p = tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "SAME")
+            p = tf.image.extract_patches(
+                x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "SAME"
+            )
             b = tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]])
             b = tf.nn.max_pool2d(b, 2, 1, "SAME")
             b = tf.batch_to_space(b, [2, 2], [[0, 0], [0, 0]])
             d = tf.nn.space_to_depth(x + b, 2)
-            m, where = tf.nn.max_pool_with_argmax(x, 2, 2, "SAME", include_batch_in_index=True)
+            m, where = tf.nn.max_pool_with_argmax(
+                x, 2, 2, "SAME", include_batch_in_index=True
+            )
             flat = tf.reshape(x, [-1])
             same = tf.reshape(tf.gather(flat, where), tf.shape(m))
             lrn = tf.nn.local_response_normalization(x)
             return tf.concat([p, d, m, same, tf.image.resize(lrn, [2, 2])], -1)
 
     x = keras.Input((4, 4, 2))
-    h = keras.layers.ZeroPadding2D(0)(keras.layers.Conv2D(2, 3, padding="same")(x))
+    h = keras.layers.ZeroPadding2D(0)(
+        keras.layers.Conv2D(2, 3, padding="same")(x)
+    )
     h = keras.layers.GlobalAveragePooling2D()(Patches()(h))
     model = keras.Model(x, keras.layers.Dense(1)(h))
     model.compile("adam", "mse")
@@ -703,32 +907,55 @@ def ensembles_by_vectorised_weights():
             self.seed = keras.random.SeedGenerator(5)
 
         def call(self, x):
-            h = tf.tanh(tf.einsum("bd,edh->ebh", x, tf.convert_to_tensor(self.a)))
+            h = tf.tanh(
+                tf.einsum("bd,edh->ebh", x, tf.convert_to_tensor(self.a))
+            )
             return tf.einsum("ebh,eho->beo", h, tf.convert_to_tensor(self.b))
 
         def loss_of(self, x, y):
             out = self(x)[..., 0]
-            weights = keras.random.binomial(tf.shape(out), 3.0, 0.4, seed=self.seed)
+            weights = keras.random.binomial(
+                tf.shape(out), 3.0, 0.4, seed=self.seed
+            )
             errors = tf.math.divide_no_nan(
-                tf.reduce_sum(weights * (out - y) ** 2, 0), tf.reduce_sum(weights, 0))
+                tf.reduce_sum(weights * (out - y) ** 2, 0),
+                tf.reduce_sum(weights, 0),
+            )
             spread = tf.math.reduce_variance(out, 1)
             # SVGD: repulsion by the kernel of the members, on this batch.
             k = tf.transpose(out) - tf.reduce_mean(out, 1)
-            rep = tf.reduce_mean(tf.exp(-tf.reduce_sum((k[:, None] - k[None]) ** 2, -1)))
-            return {"loss": tf.reduce_sum(errors) + 0.1 * rep, "spread": tf.reduce_max(spread)}
+            rep = tf.reduce_mean(
+                tf.exp(-tf.reduce_sum((k[:, None] - k[None]) ** 2, -1))
+            )
+            return {
+                "loss": tf.reduce_sum(errors) + 0.1 * rep,
+                "spread": tf.reduce_max(spread),
+            }
 
     return built(Ensemble(), floats(2, 4)), floats(20, 4), floats(20, 1)
 
 
 @case(batch=13, fit={"steps_per_epoch": 3})
 def endless_data_with_steps_per_epoch():
-    model = keras.Sequential([keras.layers.Dense(5, use_bias=False), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(5, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
     model.compile("adam", "mse", steps_per_execution=2, metrics=["mae"])
-    data = tf.data.Dataset.from_tensor_slices((floats(20, 4), floats(20, 1))).batch(7).repeat()
+    data = (
+        tf.data.Dataset.from_tensor_slices((floats(20, 4), floats(20, 1)))
+        .batch(7)
+        .repeat()
+    )
     return model, data, None
 
 
-CASES["endless_data_with_steps_per_epoch"][1].update(evaluate=False, predict=False)
+CASES["endless_data_with_steps_per_epoch"][1].update(
+    evaluate=False, predict=False
+)
 
 
 @case
@@ -736,13 +963,19 @@ def gradient_of_a_py_function():
     class Python(Own):
         def loss_of(self, x, y):
             def smooth(z):
-                return tf.reduce_sum(tf.sort(z, 1) ** 2, 1) + tf.math.reduce_std(z) 
+                return tf.reduce_sum(
+                    tf.sort(z, 1) ** 2, 1
+                ) + tf.math.reduce_std(z)
 
             s = tf.py_function(smooth, [self.net(x)], "float32")
             s.set_shape([None])
             return tf.reduce_mean((s - y) ** 2)
 
-    return built(Python(net=dense(6, 3)), floats(2, 4)), floats(20, 4), floats(20)
+    return (
+        built(Python(net=dense(6, 3)), floats(2, 4)),
+        floats(20, 4),
+        floats(20),
+    )
 
 
 @case
@@ -767,9 +1000,17 @@ def nothing_trained_in_some_steps():
             odd = self.second.iterations % 2 == 1
             done = tf.cond(
                 odd,
-                lambda: self.second.apply([v * 2 for v in g], w) or tf.constant(1),
-                lambda: (self.second.iterations.assign_add(1), tf.constant(0))[1],
+                lambda: (
+                    self.second.apply([v * 2 for v in g], w) or tf.constant(1)
+                ),
+                lambda: (self.second.iterations.assign_add(1), tf.constant(0))[
+                    1
+                ],
             )
             return {"loss": loss, "done": done}
 
-    return built(Alternate(net=dense(6, 1)), floats(2, 4)), floats(20, 4), floats(20, 1)
+    return (
+        built(Alternate(net=dense(6, 1)), floats(2, 4)),
+        floats(20, 4),
+        floats(20, 1),
+    )

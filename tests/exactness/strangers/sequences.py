@@ -9,7 +9,9 @@ from .base import CASES, Own, built, case, dense, floats, ints
 
 
 def cross(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, "int32"), logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(y, "int32"), logits
+    )
 
 
 def lengths_mask(rows, length, seed=0):
@@ -21,25 +23,36 @@ def ctc_with_greedy_decode_and_edit_distance():
     class Ctc(keras.Model):
         def __init__(self):
             super().__init__()
-            self.rnn = keras.layers.Bidirectional(keras.layers.GRU(4, return_sequences=True))
+            self.rnn = keras.layers.Bidirectional(
+                keras.layers.GRU(4, return_sequences=True)
+            )
             self.head = keras.layers.Dense(5)
             self.distance = keras.metrics.Mean(name="distance")
 
         def call(self, x):
             return self.head(self.rnn(x))
 
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, **_
+        ):
             frames = tf.fill(tf.shape(y_pred)[:1], tf.shape(y_pred)[1])
             labels = tf.math.count_nonzero(y, 1, dtype="int32")
             losses = tf.nn.ctc_loss(
-                tf.cast(y, "int32"), y_pred, labels, frames, logits_time_major=False, blank_index=0
+                tf.cast(y, "int32"),
+                y_pred,
+                labels,
+                frames,
+                logits_time_major=False,
+                blank_index=0,
             )
             decoded, _ = tf.nn.ctc_greedy_decoder(
                 tf.transpose(y_pred, [1, 0, 2]), frames, blank_index=0
             )
             truth = tf.sparse.from_dense(tf.cast(y, "int64"))
             self.distance.update_state(
-                tf.reshape(tf.edit_distance(decoded[0], truth, normalize=False), [-1])
+                tf.reshape(
+                    tf.edit_distance(decoded[0], truth, normalize=False), [-1]
+                )
             )
             return tf.reduce_mean(losses / tf.cast(labels, "float32"))
 
@@ -73,7 +86,10 @@ def crf_with_viterbi_accuracy():
 
             alphas = tf.scan(
                 step,
-                (tf.transpose(potentials[:, 1:], [1, 0, 2]), tf.transpose(mask[:, 1:])),
+                (
+                    tf.transpose(potentials[:, 1:], [1, 0, 2]),
+                    tf.transpose(mask[:, 1:]),
+                ),
                 initializer=potentials[:, 0],
             )
             loss = tf.reduce_mean(tf.reduce_logsumexp(alphas[-1], 1) - score)
@@ -86,19 +102,32 @@ def crf_with_viterbi_accuracy():
             best, back = tf.scan(
                 viterbi,
                 tf.transpose(potentials[:, 1:], [1, 0, 2]),
-                initializer=(potentials[:, 0], tf.zeros_like(potentials[:, 0], "int32")),
+                initializer=(
+                    potentials[:, 0],
+                    tf.zeros_like(potentials[:, 0], "int32"),
+                ),
             )
             last = tf.argmax(best[-1], 1, "int32")
             path = tf.scan(
-                lambda tag, b: tf.gather(b, tag, batch_dims=1), back, initializer=last, reverse=True
+                lambda tag, b: tf.gather(b, tag, batch_dims=1),
+                back,
+                initializer=last,
+                reverse=True,
             )
             path = tf.transpose(tf.concat([path, last[None]], 0))
             right = tf.cast(path == tf.cast(y, "int32"), "float32")
-            return {"loss": loss, "viterbi": tf.reduce_sum(right * mask) / tf.reduce_sum(mask)}
+            return {
+                "loss": loss,
+                "viterbi": tf.reduce_sum(right * mask) / tf.reduce_sum(mask),
+            }
 
     x = floats(20, 6, 5) * lengths_mask(20, 6)[..., None]
     net = keras.layers.Dense(4)
-    return built(Crf(net=net), floats(2, 6, 5)), x.astype("float32"), ints(4, 20, 6)
+    return (
+        built(Crf(net=net), floats(2, 6, 5)),
+        x.astype("float32"),
+        ints(4, 20, 6),
+    )
 
 
 @case
@@ -106,7 +135,9 @@ def seq2seq_with_attention_and_scheduled_sampling():
     class Seq(Own):
         def create(self):
             self.embed = keras.layers.Embedding(8, 5, mask_zero=True)
-            self.encoder = keras.layers.GRU(6, return_sequences=True, return_state=True)
+            self.encoder = keras.layers.GRU(
+                6, return_sequences=True, return_state=True
+            )
             self.cell = keras.layers.GRUCell(6)
             self.attend = keras.layers.AdditiveAttention()
             self.seed = keras.random.SeedGenerator(2)
@@ -122,8 +153,12 @@ def seq2seq_with_attention_and_scheduled_sampling():
             token = tf.ones(tf.shape(x)[:1], y.dtype)
 
             def body(i, token, state, logits):
-                context = self.attend([state[:, None], values], mask=[None, mask])[:, 0]
-                out, [state] = self.cell(tf.concat([self.embed(token), context], -1), [state])
+                context = self.attend(
+                    [state[:, None], values], mask=[None, mask]
+                )[:, 0]
+                out, [state] = self.cell(
+                    tf.concat([self.embed(token), context], -1), [state]
+                )
                 scores = self.net(out)
                 draw = keras.random.uniform(tf.shape(token), seed=self.seed)
                 own = tf.cast(tf.argmax(scores, -1), y.dtype)
@@ -136,12 +171,17 @@ def seq2seq_with_attention_and_scheduled_sampling():
             return tf.transpose(logits.stack(), [1, 0, 2])
 
         def loss_of(self, x, y):
-            sampling = tf.minimum(0.5, tf.cast(self.optimizer.iterations, "float32") * 0.2)
+            sampling = tf.minimum(
+                0.5, tf.cast(self.optimizer.iterations, "float32") * 0.2
+            )
             logits = self.decode(x, y, sampling)
             mask = tf.cast(y != 0, "float32")
             return tf.reduce_sum(cross(y, logits) * mask) / tf.reduce_sum(mask)
 
-    x, y = (ints(7, 20, 5) + 1) * lengths_mask(20, 5), (ints(7, 20, 4) + 1) * lengths_mask(20, 4, 1)
+    x, y = (
+        (ints(7, 20, 5) + 1) * lengths_mask(20, 5),
+        (ints(7, 20, 4) + 1) * lengths_mask(20, 4, 1),
+    )
     model = Seq(net=keras.layers.Dense(8))
     model.decode(tf.constant(x[:2]), tf.constant(y[:2]), 0.0)
     model.compile(keras.optimizers.Adam(1e-2, clipvalue=0.1))
@@ -159,8 +199,12 @@ def beam_search_that_stops_in_test_step():
 
         def test_step(self, data):
             x, y = data
-            table = tf.nn.log_softmax(tf.reshape(self.net.layers[0].embeddings @ tf.ones((5, 6)), [6, 6])
-                                      + tf.eye(6)[::-1])
+            table = tf.nn.log_softmax(
+                tf.reshape(
+                    self.net.layers[0].embeddings @ tf.ones((5, 6)), [6, 6]
+                )
+                + tf.eye(6)[::-1]
+            )
             count = tf.shape(x)[0]
             beams = tf.tile(x[:, :1, None], [1, 2, 1])
             scores = tf.tile(tf.constant([[0.0, -9.0]]), [count, 1])
@@ -174,20 +218,36 @@ def beam_search_that_stops_in_test_step():
                 scores, places = tf.math.top_k(total, 2)
                 parents, tokens = places // 6, places % 6
                 beams = tf.gather(beams, parents, batch_dims=1)
-                beams = tf.concat([beams, tf.cast(tokens[..., None], beams.dtype)], 2)
+                beams = tf.concat(
+                    [beams, tf.cast(tokens[..., None], beams.dtype)], 2
+                )
                 return i + 1, beams, scores, ended | (tokens[:, 0] == 0)
 
             i, beams, scores, ended = tf.while_loop(
-                go, body, (0, beams, scores, tf.zeros([count], "bool")),
+                go,
+                body,
+                (0, beams, scores, tf.zeros([count], "bool")),
                 shape_invariants=(
-                    tf.TensorShape([]), tf.TensorShape([None, 2, None]),
-                    tf.TensorShape([None, 2]), tf.TensorShape([None]),
+                    tf.TensorShape([]),
+                    tf.TensorShape([None, 2, None]),
+                    tf.TensorShape([None, 2]),
+                    tf.TensorShape([None]),
                 ),
             )
             self.found.update_state(tf.repeat(i, count))
-            return {"length": self.found.result(), "score": tf.reduce_mean(scores), "sum": tf.reduce_sum(beams)}
+            return {
+                "length": self.found.result(),
+                "score": tf.reduce_mean(scores),
+                "sum": tf.reduce_sum(beams),
+            }
 
-    net = keras.Sequential([keras.layers.Embedding(6, 5), keras.layers.LSTM(4, return_sequences=True), keras.layers.Dense(6)])
+    net = keras.Sequential(
+        [
+            keras.layers.Embedding(6, 5),
+            keras.layers.LSTM(4, return_sequences=True),
+            keras.layers.Dense(6),
+        ]
+    )
     return built(Beam(net=net), ints(6, 2, 4)), ints(6, 20, 4), ints(6, 20, 4)
 
 
@@ -196,14 +256,22 @@ def gpt_with_tied_embeddings_and_padding():
     class Block(keras.layers.Layer):
         def __init__(self):
             super().__init__()
-            self.attention = keras.layers.MultiHeadAttention(2, 3, dropout=0.1, seed=4)
-            self.norms = [keras.layers.LayerNormalization(), keras.layers.LayerNormalization(rms_scaling=False)]
+            self.attention = keras.layers.MultiHeadAttention(
+                2, 3, dropout=0.1, seed=4
+            )
+            self.norms = [
+                keras.layers.LayerNormalization(),
+                keras.layers.LayerNormalization(rms_scaling=False),
+            ]
             self.mlp = dense(12, 6, act="gelu")
 
         def call(self, x, mask=None, training=False):
             h = self.norms[0](x)
             x = x + self.attention(
-                h, h, use_causal_mask=True, training=training,
+                h,
+                h,
+                use_causal_mask=True,
+                training=training,
                 attention_mask=None if mask is None else mask[:, None, :],
             )
             return x + self.mlp(self.norms[1](x))
@@ -222,17 +290,25 @@ def gpt_with_tied_embeddings_and_padding():
                 x = b(x, mask=mask, training=training)
             return ops.matmul(x, ops.transpose(self.embed.embeddings))
 
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+        def compute_loss(
+            self, x=None, y=None, y_pred=None, sample_weight=None, **_
+        ):
             mask = ops.cast(y != 0, "float32")
-            losses = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, y_pred, from_logits=True
+            )
             z = ops.logsumexp(y_pred, axis=-1)
-            return ops.sum((losses + 1e-2 * z**2) * mask) / ops.maximum(ops.sum(mask), 1)
+            return ops.sum((losses + 1e-2 * z**2) * mask) / ops.maximum(
+                ops.sum(mask), 1
+            )
 
     ids = (ints(8, 20, 7) + 1) * lengths_mask(20, 7)
     model = Gpt()
     model(ids[:2])
     model.compile(
-        keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, gradient_accumulation_steps=2),
+        keras.optimizers.AdamW(
+            1e-2, global_clipnorm=1.0, gradient_accumulation_steps=2
+        ),
         metrics=[keras.metrics.SparseCategoricalAccuracy()],
     )
     return model, ids, np.concatenate([ids[:, 1:], np.zeros((20, 1), int)], 1)
@@ -241,7 +317,14 @@ def gpt_with_tied_embeddings_and_padding():
 @case(batch=5)
 def stateful_rnn_across_batches():
     x = keras.Input((4, 3), batch_size=5)
-    h = keras.layers.LSTM(4, stateful=True, return_sequences=True, recurrent_dropout=0.2, dropout=0.1, seed=3)(x)
+    h = keras.layers.LSTM(
+        4,
+        stateful=True,
+        return_sequences=True,
+        recurrent_dropout=0.2,
+        dropout=0.1,
+        seed=3,
+    )(x)
     h = keras.layers.GRU(3, stateful=True)(h)
     model = keras.Model(x, keras.layers.Dense(1)(h))
     model.compile("adam", "mse")
@@ -265,7 +348,9 @@ def cell_of_my_own_with_norm_and_zoneout():
 
         def call(self, x, states, training=False):
             h, c = states
-            i, f, g, o = ops.split(self.norm(self.inner(ops.concatenate([x, h], -1))), 4, -1)
+            i, f, g, o = ops.split(
+                self.norm(self.inner(ops.concatenate([x, h], -1))), 4, -1
+            )
             new_c = ops.sigmoid(f + 1) * c + ops.sigmoid(i) * ops.tanh(g)
             new_h = ops.sigmoid(o) * ops.tanh(new_c)
             if training:
@@ -302,25 +387,45 @@ def switch_experts_with_capacity_over_the_batch():
             count = tf.shape(tokens)[0]
             noisy = tokens
             if training:
-                noisy *= keras.random.uniform(tf.shape(tokens), 0.9, 1.1, seed=self.seed)
+                noisy *= keras.random.uniform(
+                    tf.shape(tokens), 0.9, 1.1, seed=self.seed
+                )
             p = tf.nn.softmax(self.router(noisy))
             gate, index = tf.reduce_max(p, 1), tf.argmax(p, 1)
             hot = tf.one_hot(index, 3)
-            self.add_loss(0.1 * 3 * tf.reduce_sum(tf.reduce_mean(hot, 0) * tf.reduce_mean(p, 0)))
-            capacity = tf.cast(tf.math.ceil(tf.cast(count, "float32") / 3 * 1.0), "int32")
-            position = tf.cast(tf.reduce_sum(tf.cumsum(hot, exclusive=True) * hot, 1), "int32")
+            self.add_loss(
+                0.1
+                * 3
+                * tf.reduce_sum(tf.reduce_mean(hot, 0) * tf.reduce_mean(p, 0))
+            )
+            capacity = tf.cast(
+                tf.math.ceil(tf.cast(count, "float32") / 3 * 1.0), "int32"
+            )
+            position = tf.cast(
+                tf.reduce_sum(tf.cumsum(hot, exclusive=True) * hot, 1), "int32"
+            )
             keep = tf.cast(position < capacity, "float32")
-            dispatch = hot[..., None] * tf.one_hot(position, capacity)[:, None] * keep[:, None, None]
+            dispatch = (
+                hot[..., None]
+                * tf.one_hot(position, capacity)[:, None]
+                * keep[:, None, None]
+            )
             inputs = tf.einsum("tec,td->ecd", dispatch, tokens)
-            h = tf.nn.gelu(tf.einsum("ecd,edh->ech", inputs, tf.convert_to_tensor(self.up)))
+            h = tf.nn.gelu(
+                tf.einsum("ecd,edh->ech", inputs, tf.convert_to_tensor(self.up))
+            )
             out = tf.einsum("ech,ehd->ecd", h, tf.convert_to_tensor(self.down))
-            combined = tf.einsum("tec,ecd->td", dispatch * gate[:, None, None], out)
+            combined = tf.einsum(
+                "tec,ecd->td", dispatch * gate[:, None, None], out
+            )
             return x + tf.reshape(combined, shape)
 
     x = keras.Input((4, 5))
     h = Experts()(keras.layers.LayerNormalization()(x))
     h = Experts()(h)
-    model = keras.Model(x, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(h)))
+    model = keras.Model(
+        x, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(h))
+    )
     model.compile("adam", "mse", metrics=["mae"])
     return model, floats(20, 4, 5), floats(20, 2)
 
@@ -337,13 +442,20 @@ def experts_that_choose_their_tokens():
             k = tf.maximum(tf.shape(x)[0] // 2, 1)
             gate, places = tf.math.top_k(tf.transpose(p), k)
             chosen = tf.gather(x, places)
-            out = tf.einsum("ekd,edf->ekf", chosen, tf.convert_to_tensor(self.up)) * gate[..., None]
+            out = (
+                tf.einsum("ekd,edf->ekf", chosen, tf.convert_to_tensor(self.up))
+                * gate[..., None]
+            )
             return x + tf.scatter_nd(
-                tf.reshape(places, [-1, 1]), tf.reshape(out, [-1, x.shape[-1]]), tf.shape(x)
+                tf.reshape(places, [-1, 1]),
+                tf.reshape(out, [-1, x.shape[-1]]),
+                tf.shape(x),
             )
 
     x = keras.Input((6,))
-    model = keras.Model(x, keras.layers.Dense(1)(Choice()(keras.layers.Dense(5, "relu")(x))))
+    model = keras.Model(
+        x, keras.layers.Dense(1)(Choice()(keras.layers.Dense(5, "relu")(x)))
+    )
     model.compile("adam", "mse")
     return model, floats(20, 6), floats(20, 1)
 
@@ -362,21 +474,33 @@ def word2vec_with_negatives_and_lazy_updates():
         def train_step(self, data):
             x, y = data
             weights = [self.table, self.out]
-            negatives = keras.random.randint((tf.shape(x)[0], 3), 0, 12, seed=self.seed)
+            negatives = keras.random.randint(
+                (tf.shape(x)[0], 3), 0, 12, seed=self.seed
+            )
             with tf.GradientTape() as tape:
                 v = tf.nn.embedding_lookup(self.table.value, x)
                 pos = tf.nn.embedding_lookup(self.out.value, y)
                 neg = tf.nn.embedding_lookup(self.out.value, negatives)
-                loss = tf.reduce_sum(tf.nn.softplus(-tf.reduce_sum(v * pos, -1))) + tf.reduce_sum(
+                loss = tf.reduce_sum(
+                    tf.nn.softplus(-tf.reduce_sum(v * pos, -1))
+                ) + tf.reduce_sum(
                     tf.nn.softplus(tf.einsum("bd,bnd->bn", v, neg))
                 )
             gradients = tape.gradient(loss, weights)
             for g, w in zip(gradients, weights, strict=True):
                 # Lazy: only touched rows move, each by the mean of its gradients.
-                g = tf.IndexedSlices(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g
+                g = (
+                    tf.IndexedSlices(g.values, g.indices)
+                    if isinstance(g, tf.IndexedSlices)
+                    else g
+                )
                 rows, place = tf.unique(g.indices)
-                mean = tf.math.unsorted_segment_mean(g.values, place, tf.size(rows))
-                w.assign(tf.tensor_scatter_nd_sub(w.value, rows[:, None], 0.1 * mean))
+                mean = tf.math.unsorted_segment_mean(
+                    g.values, place, tf.size(rows)
+                )
+                w.assign(
+                    tf.tensor_scatter_nd_sub(w.value, rows[:, None], 0.1 * mean)
+                )
             self.optimizer.iterations.assign_add(1)
             return {"loss": loss}
 
@@ -396,15 +520,29 @@ def sampled_softmax_with_shared_candidates():
 
         def loss_of(self, x, y):
             z = self.net(x)
-            drawn = tf.cast(keras.random.randint((5,), 0, 12, seed=self.seed), "int64")
-            expected = (tf.ones_like(y[:, None], "float32") * 0.4, tf.ones([5]) * 0.4)
+            drawn = tf.cast(
+                keras.random.randint((5,), 0, 12, seed=self.seed), "int64"
+            )
+            expected = (
+                tf.ones_like(y[:, None], "float32") * 0.4,
+                tf.ones([5]) * 0.4,
+            )
             losses = tf.nn.sampled_softmax_loss(
-                tf.convert_to_tensor(self.w), tf.convert_to_tensor(self.b),
-                y[:, None], z, 5, 12, sampled_values=(drawn, *expected),
+                tf.convert_to_tensor(self.w),
+                tf.convert_to_tensor(self.b),
+                y[:, None],
+                z,
+                5,
+                12,
+                sampled_values=(drawn, *expected),
             )
             return tf.reduce_mean(losses)
 
-    return built(Sampled(net=dense(8, 4)), floats(2, 6)), floats(20, 6), ints(12, 20)
+    return (
+        built(Sampled(net=dense(8, 4)), floats(2, 6)),
+        floats(20, 6),
+        ints(12, 20),
+    )
 
 
 @case
@@ -428,9 +566,18 @@ def bert_whose_masked_places_are_gathered():
             places = tf.where(masked)
             logits = self.head(tf.gather_nd(h, places))
             losses = cross(tf.gather_nd(x, places), logits)
-            mlm = tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), "float32"))
-            right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1) == tf.gather_nd(x, places), "float32"))
-            return {"loss": mlm + tf.reduce_mean(cross(y, self.nsp(h[:, 0]))), "right": right}
+            mlm = tf.math.divide_no_nan(
+                tf.reduce_sum(losses), tf.cast(tf.size(losses), "float32")
+            )
+            right = tf.reduce_sum(
+                tf.cast(
+                    tf.argmax(logits, 1) == tf.gather_nd(x, places), "float32"
+                )
+            )
+            return {
+                "loss": mlm + tf.reduce_mean(cross(y, self.nsp(h[:, 0]))),
+                "right": right,
+            }
 
     x = (ints(8, 20, 6) + 2) * lengths_mask(20, 6)
     model = Bert()
@@ -439,27 +586,31 @@ def bert_whose_masked_places_are_gathered():
     return model, x, ints(2, 20)
 
 
-@case(batch=10)
-def linear_recurrence_by_associative_scan():
+@case
+def linear_recurrence_by_scans_over_time():
     class Lru(keras.layers.Layer):
         def build(self, shape):
-            self.decay = self.add_weight(shape=(shape[-1],), initializer=keras.initializers.RandomUniform(0, 1, seed=3))
+            self.decay = self.add_weight(
+                shape=(shape[-1],),
+                initializer=keras.initializers.RandomUniform(0, 1, seed=3),
+            )
             self.inner = self.add_weight(shape=(shape[-1], shape[-1]))
 
         def call(self, x):
-            a = ops.sigmoid(self.decay) + ops.zeros_like(x)
-            b = ops.matmul(x, self.inner)
+            a = ops.sigmoid(self.decay)
+            b = ops.transpose(ops.matmul(x, self.inner), (1, 0, 2))
 
-            def combine(left, right):
-                return left[0] * right[0], right[0] * left[1] + right[1]
+            def step(carry, row):
+                new = a * carry + row
+                return new, ops.tanh(new) * carry
 
-            return ops.associative_scan(combine, (a, b), axis=1)[1]
+            last, rows = ops.scan(step, ops.zeros_like(b[0]), b)
+            return last + ops.mean(rows, axis=0)
 
-    x = keras.Input((6, 3), batch_size=10)
-    h = Lru()(keras.layers.Dense(4)(x))
-    h = keras.layers.Lambda(lambda v: ops.scan(lambda c, t: (ops.tanh(c + t), c * t), ops.zeros_like(v[:, 0]), ops.transpose(v, (1, 0, 2)))[1])(h)
-    h = keras.layers.Lambda(lambda v: ops.mean(v, axis=0), output_shape=(4,))(h)
-    model = keras.Model(x, keras.layers.Dense(1)(h))
+    x = keras.Input((6, 3))
+    model = keras.Model(
+        x, keras.layers.Dense(1)(Lru()(keras.layers.Dense(4)(x)))
+    )
     model.compile("adam", "log_cosh")
     return model, floats(20, 6, 3), floats(20, 1)
 
@@ -472,7 +623,9 @@ def transformer_xl_with_a_memory_of_the_last_batch():
             self.attention = keras.layers.MultiHeadAttention(1, 4)
 
         def build(self, shape):
-            self.memory = self.add_weight(shape=(10, 3, shape[-1]), initializer="zeros", trainable=False)
+            self.memory = self.add_weight(
+                shape=(10, 3, shape[-1]), initializer="zeros", trainable=False
+            )
             self.attention.build(shape, shape)
 
         def call(self, x):
@@ -482,7 +635,9 @@ def transformer_xl_with_a_memory_of_the_last_batch():
             return x + out
 
     x = keras.Input((5, 4), batch_size=10)
-    model = keras.Model(x, keras.layers.Dense(1)(Memory()(keras.layers.Dense(4)(x))))
+    model = keras.Model(
+        x, keras.layers.Dense(1)(Memory()(keras.layers.Dense(4)(x)))
+    )
     model.compile("adam", "mse")
     return model, floats(20, 5, 4), floats(20, 5, 1)
 
@@ -504,7 +659,9 @@ def hidden_markov_model_by_keras_scan():
                 new = ops.logsumexp(alpha[:, :, None] + move[None], axis=1) + e
                 return new, new
 
-            last, _ = ops.scan(step, ops.log_softmax(self.start)[None] + steps[0], steps[1:])
+            last, _ = ops.scan(
+                step, ops.log_softmax(self.start)[None] + steps[0], steps[1:]
+            )
             return ops.logsumexp(last, axis=1)
 
         def loss_of(self, x, y):
@@ -521,7 +678,9 @@ def soft_dtw_by_keras_loops():
             out = self.net(x)
             d = (out - ops.transpose(y, (0, 2, 1))) ** 2
             count = ops.shape(d)[0]
-            row = ops.concatenate([ops.zeros((count, 1)), ops.full((count, 4), 1e3)], 1)
+            row = ops.concatenate(
+                [ops.zeros((count, 1)), ops.full((count, 4), 1e3)], 1
+            )
 
             def line(i, row):
                 cells = ops.full((count, 1), 1e3)
@@ -529,9 +688,13 @@ def soft_dtw_by_keras_loops():
                 def cell(j, state):
                     cells, row = state
                     best = -0.1 * ops.logsumexp(
-                        -ops.stack([row[:, j], row[:, j + 1], cells[:, -1]], -1) / 0.1, axis=-1
+                        -ops.stack([row[:, j], row[:, j + 1], cells[:, -1]], -1)
+                        / 0.1,
+                        axis=-1,
                     )
-                    return ops.concatenate([cells, (best + d[:, i, j])[:, None]], 1), row
+                    return ops.concatenate(
+                        [cells, (best + d[:, i, j])[:, None]], 1
+                    ), row
 
                 for j in range(4):
                     cells, row = cell(j, (cells, row))
@@ -540,7 +703,11 @@ def soft_dtw_by_keras_loops():
             row = ops.fori_loop(0, 4, line, row)
             return ops.mean(row[:, -1])
 
-    return built(Dtw(net=dense(8, 1)), floats(2, 4, 3)), floats(20, 4, 3), floats(20, 4, 1)
+    return (
+        built(Dtw(net=dense(8, 1)), floats(2, 4, 3)),
+        floats(20, 4, 3),
+        floats(20, 4, 1),
+    )
 
 
 @case
@@ -563,31 +730,50 @@ def pointer_network_that_visits_each_place_once():
                 return i + 1, h, mask + hot, log, tour.write(i, at)
 
             _, _, _, log, tour = tf.while_loop(
-                lambda i, *_: i < places, body,
-                (0, tf.reduce_mean(keys, 1), tf.zeros([count, places]), tf.zeros([count]),
-                 tf.TensorArray("int32", places)),
+                lambda i, *_: i < places,
+                body,
+                (
+                    0,
+                    tf.reduce_mean(keys, 1),
+                    tf.zeros([count, places]),
+                    tf.zeros([count]),
+                    tf.TensorArray("int32", places),
+                ),
             )
             return tf.transpose(tour.stack()), log
 
         def loss_of(self, x, y):
             tour, log = self(x)
             way = tf.gather(x, tour, batch_dims=1)
-            length = tf.reduce_sum(tf.norm(way - tf.roll(way, 1, 1) + 1e-6, axis=-1), 1)
-            return {"loss": tf.reduce_mean((length - tf.reduce_mean(length)) * log), "length": tf.reduce_mean(length)}
+            length = tf.reduce_sum(
+                tf.norm(way - tf.roll(way, 1, 1) + 1e-6, axis=-1), 1
+            )
+            return {
+                "loss": tf.reduce_mean((length - tf.reduce_mean(length)) * log),
+                "length": tf.reduce_mean(length),
+            }
 
-    return built(Pointer(net=dense(8, 5)), floats(2, 5, 2)), floats(20, 5, 2), None
+    return (
+        built(Pointer(net=dense(8, 5)), floats(2, 5, 2)),
+        floats(20, 5, 2),
+        None,
+    )
 
 
 @case
 def spiking_neurons_with_surrogate_gradients():
     @tf.custom_gradient
     def spike(v):
-        return tf.cast(v > 0, "float32"), lambda g: g / (1 + 10 * tf.abs(v)) ** 2
+        return tf.cast(
+            v > 0, "float32"
+        ), lambda g: g / (1 + 10 * tf.abs(v)) ** 2
 
     class Lif(keras.layers.Layer):
         def build(self, shape):
             self.w = self.add_weight(shape=(shape[-1], 6))
-            self.threshold = self.add_weight(shape=(6,), initializer="ones", trainable=False)
+            self.threshold = self.add_weight(
+                shape=(6,), initializer="ones", trainable=False
+            )
 
         def call(self, x, training=False):
             current = tf.einsum("btd,dh->tbh", x, tf.convert_to_tensor(self.w))
@@ -609,7 +795,11 @@ def spiking_neurons_with_surrogate_gradients():
 
     x = keras.Input((5, 4))
     model = keras.Model(x, keras.layers.Dense(3)(Lif()(x)))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True), metrics=["accuracy"])
+    model.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(True),
+        metrics=["accuracy"],
+    )
     return model, floats(20, 5, 4) * 2, ints(3, 20)
 
 
@@ -628,11 +818,22 @@ def neural_ode_with_steps_of_the_whole_batch():
                 euler, heun = z + h * k1, z + h * (k1 + k2) / 2
                 error = tf.reduce_max(tf.abs(euler - heun))
                 ok = error < 0.1
-                new_h = h * tf.clip_by_value(0.9 * tf.sqrt(0.1 / (tf.stop_gradient(error) + 1e-6)), 0.3, 2.0)
-                return tf.where(ok, t + h, t), tf.where(ok, heun, z), new_h, n + 1
+                new_h = h * tf.clip_by_value(
+                    0.9 * tf.sqrt(0.1 / (tf.stop_gradient(error) + 1e-6)),
+                    0.3,
+                    2.0,
+                )
+                return (
+                    tf.where(ok, t + h, t),
+                    tf.where(ok, heun, z),
+                    new_h,
+                    n + 1,
+                )
 
             _, z, _, n = tf.while_loop(
-                lambda t, z, h, n: (t < 0.999) & (n < 12), body, (0.0, x, 0.4, 0)
+                lambda t, z, h, n: (t < 0.999) & (n < 12),
+                body,
+                (0.0, x, 0.4, 0),
             )
             return self.net(z), n
 
@@ -655,7 +856,10 @@ def neural_ode_with_steps_of_the_whole_batch():
 def equilibrium_model_with_implicit_gradients():
     class Deq(Own):
         def create(self):
-            self.w = self.add_weight(shape=(5, 5), initializer=keras.initializers.RandomNormal(0.2, seed=3))
+            self.w = self.add_weight(
+                shape=(5, 5),
+                initializer=keras.initializers.RandomNormal(0.2, seed=3),
+            )
 
         def call(self, x):
             u = self.net(x)
@@ -664,17 +868,25 @@ def equilibrium_model_with_implicit_gradients():
             def solve(step, start):
                 return tf.while_loop(
                     lambda i, z, e: (i < 30) & (e > 1e-4),
-                    lambda i, z, e: (i + 1, step(z), tf.norm(step(z) - z) / (tf.norm(z) + 1e-6)),
+                    lambda i, z, e: (
+                        i + 1,
+                        step(z),
+                        tf.norm(step(z) - z) / (tf.norm(z) + 1e-6),
+                    ),
                     (0, start, tf.constant(1.0)),
                 )[1]
 
             @tf.custom_gradient
             def fixed(w, u):
-                z = solve(lambda z: tf.tanh(tf.matmul(z, w) + u), tf.zeros_like(u))
+                z = solve(
+                    lambda z: tf.tanh(tf.matmul(z, w) + u), tf.zeros_like(u)
+                )
 
                 def grad(g):
                     d = 1 - tf.tanh(tf.matmul(z, w) + u) ** 2
-                    v = solve(lambda v: g + tf.matmul(v * d, w, transpose_b=True), g)
+                    v = solve(
+                        lambda v: g + tf.matmul(v * d, w, transpose_b=True), g
+                    )
                     return tf.matmul(z, v * d, transpose_a=True), v * d
 
                 return z, grad
@@ -684,38 +896,61 @@ def equilibrium_model_with_implicit_gradients():
         def loss_of(self, x, y):
             return tf.reduce_mean((self(x) - y) ** 2)
 
-    return built(Deq(net=dense(8, 5), head=keras.layers.Dense(1)), floats(2, 4)), floats(20, 4), floats(20, 1)
+    return (
+        built(Deq(net=dense(8, 5), head=keras.layers.Dense(1)), floats(2, 4)),
+        floats(20, 4),
+        floats(20, 1),
+    )
 
 
 @case
 def hopfield_layer_with_written_patterns():
     class Hopfield(keras.layers.Layer):
         def build(self, shape):
-            self.patterns = self.add_weight(shape=(8, shape[-1]), trainable=False, initializer=keras.initializers.RandomNormal(1, seed=3))
-            self.age = self.add_weight(shape=(8,), trainable=False, initializer="zeros")
+            self.patterns = self.add_weight(
+                shape=(8, shape[-1]),
+                trainable=False,
+                initializer=keras.initializers.RandomNormal(1, seed=3),
+            )
+            self.age = self.add_weight(
+                shape=(8,), trainable=False, initializer="zeros"
+            )
 
         def call(self, x, training=False):
             p = ops.convert_to_tensor(self.patterns)
 
             def body(i, z):
-                return i + 1, ops.matmul(ops.softmax(2 * ops.matmul(z, ops.transpose(p))), p)
+                return i + 1, ops.matmul(
+                    ops.softmax(2 * ops.matmul(z, ops.transpose(p))), p
+                )
 
             _, z = ops.while_loop(lambda i, z: i < 3, body, (0, x))
             if training:
                 # The pattern used least is overwritten by the example least like any.
-                use = ops.sum(ops.softmax(ops.matmul(x, ops.transpose(p))), axis=0)
+                use = ops.sum(
+                    ops.softmax(ops.matmul(x, ops.transpose(p))), axis=0
+                )
                 self.age.assign(0.9 * self.age + use)
                 fit = ops.max(ops.matmul(x, ops.transpose(p)), axis=1)
                 odd = ops.take(ops.stop_gradient(x), ops.argmin(fit), axis=0)
                 self.patterns.assign(
-                    ops.scatter_update(p, ops.reshape(ops.argmin(self.age), (1, 1)), odd[None])
+                    ops.scatter_update(
+                        p, ops.reshape(ops.argmin(self.age), (1, 1)), odd[None]
+                    )
                 )
             return ops.concatenate([x, z], -1)
 
     x = keras.Input((6,))
     h = Hopfield()(keras.layers.Dense(4, "tanh")(x))
     model = keras.Model(x, keras.layers.Dense(1, "sigmoid")(h))
-    model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC(num_thresholds=20), keras.metrics.F1Score(threshold=0.5)])
+    model.compile(
+        "adam",
+        "binary_crossentropy",
+        metrics=[
+            keras.metrics.AUC(num_thresholds=20),
+            keras.metrics.F1Score(threshold=0.5),
+        ],
+    )
     return model, floats(20, 6), ints(2, 20, 1).astype("float32")
 
 
@@ -730,7 +965,9 @@ def capsules_with_routing():
             b = tf.zeros(tf.shape(u)[:3])
             for i in range(3):
                 c = tf.nn.softmax(b, 2)
-                s = tf.reduce_sum(c[..., None] * (u if i == 2 else tf.stop_gradient(u)), 1)
+                s = tf.reduce_sum(
+                    c[..., None] * (u if i == 2 else tf.stop_gradient(u)), 1
+                )
                 n = tf.reduce_sum(s**2, -1, keepdims=True)
                 v = n / (1 + n) * s / tf.sqrt(n + 1e-7)
                 b += tf.einsum("bijk,bjk->bij", u, v)
@@ -738,7 +975,11 @@ def capsules_with_routing():
 
     def margin(y, p):
         t = tf.one_hot(tf.cast(tf.reshape(y, [-1]), "int32"), 3)
-        return tf.reduce_sum(t * tf.nn.relu(0.9 - p) ** 2 + 0.5 * (1 - t) * tf.nn.relu(p - 0.1) ** 2, -1)
+        return tf.reduce_sum(
+            t * tf.nn.relu(0.9 - p) ** 2
+            + 0.5 * (1 - t) * tf.nn.relu(p - 0.1) ** 2,
+            -1,
+        )
 
     x = keras.Input((4, 4, 1))
     h = keras.layers.Conv2D(4, 2)(x)
@@ -762,8 +1003,14 @@ def ragged_documents_with_segments():
             top = tf.gather(tf.math.segment_max(scores, rows), rows)
             e = tf.exp(scores - tf.stop_gradient(top))
             attention = e / tf.gather(tf.math.segment_sum(e, rows), rows)
-            pooled = tf.math.unsorted_segment_sum(values * attention[:, None], rows, count)
-            return self.head(tf.concat([pooled, tf.cast(x.row_lengths(), "float32")[:, None]], 1))
+            pooled = tf.math.unsorted_segment_sum(
+                values * attention[:, None], rows, count
+            )
+            return self.head(
+                tf.concat(
+                    [pooled, tf.cast(x.row_lengths(), "float32")[:, None]], 1
+                )
+            )
 
         def loss_of(self, x, y):
             return tf.reduce_mean(cross(y, self(x)))
@@ -773,7 +1020,11 @@ def ragged_documents_with_segments():
     model = Ragged(net=dense(6, 1), head=keras.layers.Dense(2))
     model.loss_of(x, ints(2, 20))
     model.compile("adam")
-    return model, tf.data.Dataset.from_tensor_slices((x, ints(2, 20))).batch(13), None
+    return (
+        model,
+        tf.data.Dataset.from_tensor_slices((x, ints(2, 20))).batch(13),
+        None,
+    )
 
 
 @case
@@ -784,15 +1035,21 @@ def sparse_features_and_a_factorisation_machine():
             self.v = self.add_weight(shape=(9, 3))
 
         def call(self, x):
-            linear = tf.sparse.sparse_dense_matmul(x, tf.convert_to_tensor(self.w))
+            linear = tf.sparse.sparse_dense_matmul(
+                x, tf.convert_to_tensor(self.w)
+            )
             v = tf.convert_to_tensor(self.v)
             both = tf.sparse.sparse_dense_matmul(x, v) ** 2
-            each = tf.sparse.sparse_dense_matmul(tf.sparse.map_values(tf.square, x), v**2)
+            each = tf.sparse.sparse_dense_matmul(
+                tf.sparse.map_values(tf.square, x), v**2
+            )
             return linear + 0.5 * tf.reduce_sum(both - each, 1, keepdims=True)
 
         def loss_of(self, x, y):
             return tf.reduce_mean(
-                tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=self(x))
+                tf.nn.sigmoid_cross_entropy_with_logits(
+                    labels=y, logits=self(x)
+                )
             )
 
     dense_x = floats(20, 9) * (floats(20, 9, seed=1) > 0.5)
@@ -806,21 +1063,39 @@ def sparse_features_and_a_factorisation_machine():
 
 @case
 def strings_hashed_crossed_and_looked_up():
-    name, age = keras.Input((1,), dtype="string", name="name"), keras.Input((1,), name="age")
-    ids = keras.layers.StringLookup(vocabulary=["ann", "bob", "cem"], num_oov_indices=2)(name)
+    name, age = (
+        keras.Input((1,), dtype="string", name="name"),
+        keras.Input((1,), name="age"),
+    )
+    ids = keras.layers.StringLookup(
+        vocabulary=["ann", "bob", "cem"], num_oov_indices=2
+    )(name)
     hashed = keras.layers.Hashing(5, salt=3)(name)
     bucket = keras.layers.Discretization([-1.0, 0.0, 1.0])(age)
     crossed = keras.layers.HashedCrossing(7)([hashed, bucket])
     parts = [
-        keras.layers.Flatten()(keras.layers.Embedding(8, 3)(v)) for v in (ids, hashed, crossed)
+        keras.layers.Flatten()(keras.layers.Embedding(8, 3)(v))
+        for v in (ids, hashed, crossed)
     ]
     parts.append(keras.layers.CategoryEncoding(4, "multi_hot")(bucket))
     h = keras.layers.Concatenate()([*parts, age])
-    model = keras.Model({"name": name, "age": age}, keras.layers.Dense(1)(dense(6, 4)(h)))
-    model.compile("adam", "mse", metrics=[keras.metrics.R2Score(), keras.metrics.PearsonCorrelation()])
+    model = keras.Model(
+        {"name": name, "age": age}, keras.layers.Dense(1)(dense(6, 4)(h))
+    )
+    model.compile(
+        "adam",
+        "mse",
+        metrics=[keras.metrics.R2Score(), keras.metrics.PearsonCorrelation()],
+    )
     words = np.array(["ann", "bob", "cem", "dan", "eve"])[ints(5, 20, 1)]
     x = {"name": tf.constant(words), "age": floats(20, 1)}
-    return model, tf.data.Dataset.from_tensor_slices((x, floats(20, 1, seed=3))).batch(13), None
+    return (
+        model,
+        tf.data.Dataset.from_tensor_slices((x, floats(20, 1, seed=3))).batch(
+            13
+        ),
+        None,
+    )
 
 
 @case
@@ -834,18 +1109,30 @@ def depth_by_a_halting_loop():
                 p = tf.sigmoid(self.halt(z))
                 p = tf.where(halted + p > 0.95, 1 - halted, p)
                 p = tf.where(halted >= 0.95, tf.zeros_like(p), p)
-                return n + 1, z, halted + p, out + p * z, ponder + tf.cast(halted < 0.95, "float32")
+                return (
+                    n + 1,
+                    z,
+                    halted + p,
+                    out + p * z,
+                    ponder + tf.cast(halted < 0.95, "float32"),
+                )
 
             zeros = tf.zeros_like(x[:, :1])
             n, z, halted, out, ponder = tf.while_loop(
                 lambda n, z, halted, *_: (n < 8) & tf.reduce_any(halted < 0.95),
-                body, (0, tf.zeros_like(x), zeros, tf.zeros_like(x), zeros),
+                body,
+                (0, tf.zeros_like(x), zeros, tf.zeros_like(x), zeros),
             )
             return self.net(out), ponder
 
         def loss_of(self, x, y):
             out, ponder = self(x)
-            return {"loss": tf.reduce_mean((out - y) ** 2) , "ponder": tf.reduce_mean(ponder)}
+            return {
+                "loss": tf.reduce_mean((out - y) ** 2),
+                "ponder": tf.reduce_mean(ponder),
+            }
 
-    model = Act(net=keras.layers.Dense(1), cell=dense(8, 4), halt=keras.layers.Dense(1))
+    model = Act(
+        net=keras.layers.Dense(1), cell=dense(8, 4), halt=keras.layers.Dense(1)
+    )
     return built(model, floats(2, 4)), floats(20, 4), floats(20, 1)
