@@ -32,10 +32,12 @@ INTERNAL = (
 # Commit.__init__ takes one of them.
 OF_UNKNOWN_BASES = """
 Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
-Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
-Host.on_train_end KerasState LearningRateScheduleCallback
-LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
-OfRank.of ReductionCrossDeviceOps ResumingCallback State summarise
+Commit.__init__ CommitStateCallback EveryRank
+KerasState LearningRateScheduleCallback LoopClock LoopClock.on_test_end
+LoopClock.on_train_end
+LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState
+Recording
+Recording.of ReductionCrossDeviceOps ResumingCallback State
 TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
 UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
 """

@@ -11,14 +11,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.function import GraphFunction
-from keras_towers.timeline.phases import Took
-from keras_towers.timeline.report import Summary, advise
+from keras_towers.timeline.phase_table import Summary, advise
 from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
 
 def took(**phases):
-    return {name: Took(mean, mean) for name, mean in phases.items()}
+    return {name: np.array([mean]) for name, mean in phases.items()}
 
 
 PHASES = took(
@@ -32,18 +31,15 @@ PHASES = took(
 )
 GOOD = Summary(
     PHASES,
-    [f"tower {number}" for number in range(4)],
-    {"compute": np.full(4, 0.08)},
-    local_towers=4,
-    cores=4,
-    traces=1,
+    towers=[f"tower {number}" for number in range(4)],
+    compute=np.full(4, 0.08),
 )
 
 
 def changed(phases=None, compute=None, **facts):
     """A good fit, but for some phases, times of towers, or conditions."""
     if compute is not None:
-        facts["of_towers"] = {"compute": np.array(compute)}
+        facts["compute"] = np.array(compute)
     phases = PHASES | took(**(phases or {}))
     return dataclasses.replace(GOOD, phases=phases, **facts)
 
@@ -69,11 +65,10 @@ def changed(phases=None, compute=None, **facts):
             "tower 2 computes 80000.0 times",
         ),
         (changed({"wait": 0.06}), "now for one, now for another"),
-        (changed({"wait": 0.06}, cores=2), "4 towers on 2 core(s)"),
-        (changed(traces=7), "7 calls traced the step"),
         (Summary(took(step=0.1, callbacks=0.0)), "virtual_towers"),
         # Steps that are not known may run on several.
-        (Summary(took(step=0.1), GOOD.towers), None),
+        (Summary(took(step=0.1), towers=GOOD.towers), None),
+        (Summary(took(step=0.1), eager=True), "without run_eagerly=True"),
     ],
 )
 def test_advice(summary, wanted):
