@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -34,8 +34,6 @@ _MOST_DEVICES = 8
 class Comparison:
     """Rows, models and numbers of replicas, and their measurements."""
 
-    columns: ClassVar[Mapping[str, report.Column]] = report.COLUMNS
-
     rows: dict[str, Row]
     skipped: dict[str, str]
     models: list[str]
@@ -57,7 +55,7 @@ class Comparison:
         towers: str | None,
         processes: str | None,
         strategies: str,
-    ) -> Self:
+    ) -> Comparison:
         """Make a comparison from comma-separated options of a command."""
         sources = _models(models)
         given = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
@@ -134,12 +132,20 @@ class Comparison:
 
     def results(self) -> list[dict[str, Any]]:
         """Return one result per row, model and number of replicas."""
-        return report.summarize(self.rows, self.samples)
+        on_cpu = self.setting.device == "cpu"
+        gpus, cores = len(self.facts["gpus"]), self.facts["cores"]
+        return report.summarize(
+            self.rows,
+            self.samples,
+            self.setting.batch,
+            cores if on_cpu else gpus,
+            self.setting.frameworks,
+        )
 
-    def show(self, console: Console) -> None:
+    def show(self, console: Console, columns: Sequence[str]) -> None:
         """Print a table for each model, explanations, and failures."""
-        results, columns = self.results(), self.columns
-        report.show_results(console, self.rows, results, self.titles, columns)
+        results, titles = self.results(), self.titles
+        report.show_results(console, self.rows, results, titles, columns)
         skipped = [f"skipped: {n}: {why}" for n, why in self.skipped.items()]
         where = probe.describe_machine(self.facts)
         for line in (*self.notes, *skipped, where):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from keras_towers.bench.runner import Sample
 
 # A measurement of one row, by repeat.
 Repeats = Mapping[int, float]
+# Of two losses, relative to plain Keras's. Other orders of summation stay far
+# below it; a mean over other examples, or another optimizer, far above.
+TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,20 @@ class Column:
     title: str
     legend: str
     form: str = "{:.2f}"
-    factor: float = 1
     # Whether the smallest and largest of all repeats are shown.
     ranges: bool = False
 
 
 COLUMNS = {
+    "examples_per_s": Column(
+        "examples\n/s", "of the global batch, by the median step.", "{:.0f}"
+    ),
+    "efficiency": Column(
+        "effi-\nciency",
+        "throughput relative to n times one device of the same backend; none "
+        "where devices share cores.",
+        "{:.0%}",
+    ),
     "step_ms": Column(
         "ms",
         "milliseconds from the start of one batch to the start of the next: "
@@ -91,10 +103,20 @@ COLUMNS = {
 def summarize(
     rows: Mapping[str, Row],
     samples: Sequence[Sample],
-    refused: Mapping[tuple[str, int, str], str] | None = None,
+    batch: int,
+    devices: int,
+    exact: bool = False,
 ) -> list[dict[str, Any]]:
-    """Combine all repeats into one result per row, in the order of samples."""
-    refused = refused or {}
+    """Combine all repeats into one result per row, in the order of samples.
+
+    Args:
+        rows: the rows, by name.
+        samples: what was measured.
+        batch: examples of a global batch.
+        devices: how many the machine has.
+        exact: whether a row counts only if its losses are those of plain Keras.
+    """
+    refused = _refused(rows, samples) if exact else {}
     groups: dict[tuple[str, int, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.cell.key, []).append(sample)
@@ -129,6 +151,14 @@ def summarize(
                 "model": model,
                 "replicas": replicas,
                 "row": name,
+                "examples_per_s": Spread.of(
+                    1e3 * batch / ms for ms in times.values()
+                ),
+                "efficiency": Spread.of(
+                    plain[r] / times[r] / replicas
+                    for r in times
+                    if r in plain and 1 < replicas <= devices
+                ),
                 "step_ms": Spread.of(times.values()),
                 "to_plain": ratio(times, plain),
                 "to_stock": ratio(times, fastest),
@@ -153,15 +183,68 @@ def ratio(times: Repeats, others: Repeats) -> Spread | None:
     return Spread.of(times[r] / others[r] for r in times if r in others)
 
 
+def _refused(
+    rows: Mapping[str, Row], samples: Sequence[Sample]
+) -> dict[tuple[str, int, str], str]:
+    """Say why rows do not count, by model, number of devices and name."""
+    plain = {
+        (s.cell.model, s.cell.repeat): s.result.get("losses", ())
+        for s in samples
+        if s.cell.row == "plain"
+    }
+    refused = {}
+    for sample in samples:
+        cell = sample.cell
+        if rows[cell.row].alone:
+            continue
+        why = "failed"
+        if not sample.error:
+            reference = plain.get((cell.model, cell.repeat), ())
+            why = difference(sample.result["losses"], reference)
+        if why:
+            refused[cell.key] = why
+    return refused
+
+
+def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
+    """Say where two curves differ first, or nothing if they agree.
+
+    The whole beginning of the curve has to agree, because a wrong mean over
+    replicas shows in the second step.
+
+    Args:
+        losses: the loss of each step, as a mean over the global batch.
+        reference: the losses to agree with; empty: there are none.
+
+    Example:
+        >>> difference([2.3, 1.0], [2.3, 2.1])
+        'loss differs from step 2 on (1 against 2.1)'
+    """
+    if not reference:
+        return "plain Keras failed"
+    pairs = zip(losses, reference, strict=True)
+    for step, (loss, wanted) in enumerate(pairs, 1):
+        # Infinity is no loss to agree on, and NaN agrees with nothing.
+        close = math.isclose(loss, wanted, rel_tol=TOLERANCE)
+        if not (math.isfinite(wanted) and close):
+            shown = f"{loss:.7g} against {wanted:.7g}"
+            return f"loss differs from step {step} on ({shown})"
+    return ""
+
+
 def show_results(
     console: Console,
     rows: Mapping[str, Row],
     results: Sequence[dict[str, Any]],
     titles: Mapping[str, str],
-    columns: Mapping[str, Column] = COLUMNS,
+    columns: Sequence[str],
 ) -> None:
     """Print a table for each model, with explanations of columns and rows."""
-    shown = {k: c for k, c in columns.items() if any(r[k] for r in results)}
+    shown = {
+        name: COLUMNS[name]
+        for name in columns
+        if any(result[name] for result in results)
+    }
     for model in dict.fromkeys(result["model"] for result in results):
         mine = [result for result in results if result["model"] == model]
         console.print(_table(rows, titles[model], mine, shown))
@@ -216,7 +299,7 @@ def _shown(spread: Spread | None, column: Column) -> str:
     if spread is None:
         return "–"
     median, low, high = (
-        column.form.format(value * column.factor)
+        column.form.format(value)
         for value in (spread.median, spread.low, spread.high)
     )
     if not column.ranges or spread.low == spread.high:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,6 +72,15 @@ On = Annotated[
 Timeout = Annotated[
     float, typer.Option(min=1, help="Time limit of one run in seconds.")
 ]
+_COLUMNS = (
+    "step_ms",
+    "to_plain",
+    "to_stock",
+    "cost_ms",
+    "first_step_s",
+    "epoch_cost_s",
+    "memory_mb",
+)
 JsonPath = Annotated[
     Path | None,
     typer.Option(
@@ -109,9 +118,9 @@ def bench(
     if towers is None and processes is None:
         towers = "auto"
     comparison = compare(
-        Comparison,
         ROWS,
         Setting(device, batch_size, steps, timeout, repeats),
+        _COLUMNS,
         json_path,
         models=models,
         towers=towers,
@@ -122,19 +131,18 @@ def bench(
 
 
 def compare(
-    kind: type[Comparison],
     rows: Mapping[str, Row],
     setting: Setting,
+    columns: Sequence[str],
     json_path: Path | None,
-    chart: Path | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> Comparison:
     """Measure rows, show the results and write them to ``json_path``."""
     console = Console()
-    for path in filter(None, (json_path, chart)):
-        writable_file(path, "bench")
-    comparison = kind.of(rows, setting, **asked)
+    if json_path:
+        writable_file(json_path, "bench")
+    comparison = Comparison.of(rows, setting, **options)
     comparison.run(console)
-    comparison.show(console)
+    comparison.show(console, columns)
     comparison.write(json_path)
     return comparison
