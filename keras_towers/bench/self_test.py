@@ -25,16 +25,13 @@ OVER = {
 _MODEL, _RANKS = "small", 2
 # Room for the effect of summation order on float32 losses.
 _TOLERANCE = 1e-5
-_FAILED = "The self-test failed; the output of its processes is above."
 
 
-def run(
-    wanted: Sequence[str], timeout_s: float = 180
-) -> list[tuple[Finding, str]]:
-    """Train alone and as jobs; return findings, and outputs of failures."""
+def run(wanted: Sequence[str], timeout_s: float = 180) -> list[Finding]:
+    """Train alone and as jobs, and compare the losses."""
     setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
-    found = []
     alone = Sample(Cell(_MODEL, "plain", 1, 0))
+    findings = []
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:
         stored = Path(folder, "model")
         try:
@@ -43,29 +40,34 @@ def run(
         except TowerError as error:
             alone.error = str(error)
         if alone.error:
-            said = "one process failed"
-            return [(_finding("one process", said, False), alone.error)]
+            return [_finding("one process", "failed", alone.error)]
         for over in wanted:
             start, row = time.monotonic(), OVER[over]
             cell = Cell(_MODEL, row, _RANKS, 0)
             sample = run_cell(ROWS[row], cell, setting, stored)
-            passed, text = compare(alone, sample)
+            text, error = compare(alone, sample)
             text += f" ({time.monotonic() - start:.0f} s, on the CPU)"
-            found.append((_finding(f"over {over}", text, passed), sample.error))
-    return found
+            findings.append(_finding(f"over {over}", text, error))
+    return findings
 
 
-def _finding(name: str, text: str, passed: bool) -> Finding:
-    state = Status.OK if passed else Status.BAD
-    return Finding("Self-test", name, text, state, "" if passed else _FAILED)
+def _finding(name: str, text: str, error: str) -> Finding:
+    advice = f"The self-test {name} failed: {error}" if error else ""
+    state = Status.BAD if error else Status.OK
+    return Finding("Self-test", name, text, state, advice)
 
 
-def compare(alone: Sample, job: Sample) -> tuple[bool, str]:
-    """Return whether a job's losses are those of one process, and a line."""
+def compare(alone: Sample, job: Sample) -> tuple[str, str]:
+    """Compare a job's losses with those of one process.
+
+    Returns:
+        What was found, and why that is an error; empty: it is none.
+    """
     if job.error:
-        return False, f"a job of {_RANKS} processes failed"
+        return f"a job of {_RANKS} processes failed", job.error
     losses = alone.result["losses"], job.result["losses"]
     difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
     text = f"largest difference of a loss to one process {difference:.1e}"
     # Written so that NaN fails.
-    return difference <= _TOLERANCE, text
+    passed = difference <= _TOLERANCE
+    return text, "" if passed else "its losses are not those of one process"

@@ -11,7 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor.checks import Finding, Status, look
+from keras_towers.doctor.checks import (
+    NOT_INSTALLED,
+    Finding,
+    Status,
+    look,
+)
 
 _MARKS = {
     Status.BAD: "[red]✗[/]",
@@ -44,44 +49,29 @@ def doctor(
     with console.status("checking"):
         findings = look()
     _show(console, findings)
-    outputs = []
     if self_test:
         with console.status("training"):
             tested = _self_test(findings)
-        _show(console, [finding for finding, _ in tested])
-        for finding, output in tested:
-            findings.append(finding)
-            if output:
-                outputs.append(output)
-                console.print(output, style="dim", markup=False)
+        _show(console, tested)
+        findings += tested
     bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
         listed = [dataclasses.asdict(finding) for finding in findings]
-        report = {"ok": not bad, "findings": listed}
-        if outputs:
-            report["self_test_output"] = "\n".join(outputs)
-        typer.echo(json.dumps(report, indent=2))
+        typer.echo(json.dumps({"ok": not bad, "findings": listed}, indent=2))
     if bad:
         raise typer.Exit(1)
 
 
-def _self_test(findings: list[Finding]) -> list[tuple[Finding, str]]:
-    """Run the self-test over the engines that work; say why others are not."""
+def _self_test(findings: list[Finding]) -> list[Finding]:
+    """Run the self-test over what is installed, if all of that works."""
     from keras_towers.bench import self_test
 
-    horovod = next((f for f in findings if f.name == "Horovod"), None)
-    there = horovod and horovod.state in (Status.OK, Status.WARNING)
-    healthy = all(f.state is not Status.BAD for f in findings)
-    able = [o for o in self_test.OVER if healthy and (there or o != "Horovod")]
-    tested = self_test.run(able) if able else []
-    why = "not run: see the problems above"
-    if healthy:
-        why = "not run: Horovod, which is optional, is not installed"
-    for over in (o for o in self_test.OVER if o not in able):
-        finding = Finding("Self-test", f"over {over}", why, Status.NOTE)
-        tested.append((finding, ""))
-    return tested
+    if any(finding.state is Status.BAD for finding in findings):
+        why = "not run: see the problems above"
+        return [Finding("Self-test", "two processes", why, Status.NOTE)]
+    missing = [f.name for f in findings if f.value == NOT_INSTALLED]
+    return self_test.run([o for o in self_test.OVER if o not in missing])
 
 
 def _show(console: Console, findings: list[Finding]) -> None:

@@ -19,7 +19,8 @@ from keras_towers.doctor import probe
 from keras_towers.engines import ENGINES
 from keras_towers.system import usable_cores
 
-INSTALL_HOROVOD = "keras-towers install horovod"
+NOT_INSTALLED = "not installed"
+"""The value of an engine that is not there."""
 _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
@@ -89,10 +90,9 @@ def versions(facts: dict[str, Any]) -> Iterator[Finding]:
         advice = f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}."
         yield finding("TensorFlow", value, Status.BAD, advice)
         return
-    known = known_versions(facts.get("known_to_work", ""))
-    yield _library("TensorFlow", facts, known)
+    yield _library("TensorFlow", facts)
     if "keras_error" not in facts:
-        yield _library("Keras", facts, known)
+        yield _library("Keras", facts)
     elif backend == "tensorflow":
         value = f"does not import: {facts['keras_error']}"
         advice = "Install Keras 3: pip install --upgrade keras."
@@ -126,13 +126,11 @@ def devices(facts: dict[str, Any]) -> Iterator[Finding]:
         yield finding("GPUs", value, Status.WARNING, advice)
     else:
         yield finding("GPUs", "none", Status.NOTE)
-    if not facts["built_with_cuda"]:
+    if facts["built_with_cuda"]:
+        yield finding("NCCL", "in TensorFlow")
+    else:
         value = "not in this TensorFlow (built for CPUs)"
         yield finding("NCCL", value, Status.NOTE)
-    elif len(gpus) < 2:
-        yield finding("NCCL", "in TensorFlow; needs two GPUs", Status.NOTE)
-    else:
-        yield finding("NCCL", f"in TensorFlow, for {len(gpus)} GPUs")
 
 
 def engines(
@@ -146,16 +144,6 @@ def engines(
         yield finding("TowerStrategy", "see the problems above", Status.NOTE)
     else:
         yield finding("TowerStrategy", "in this package")
-    if facts.get("distribution"):
-        value = "DataParallel trains on towers, after `import keras_towers`"
-        yield finding("keras.distribution", value)
-    elif "distribution" in facts:
-        value = "not connected: it trains on one device"
-        advice = (
-            "Use keras_towers.TowerStrategy instead of keras.distribution, or "
-            "install a Keras that is known to work."
-        )
-        yield finding("keras.distribution", value, Status.WARNING, advice)
     for recipe, engine in zip(recipes, found, strict=True):
         yield finding(recipe.title, *_engine(recipe, engine, facts))
 
@@ -167,7 +155,7 @@ def _engine(
     name, install = recipe.title, f"keras-towers install {recipe.name}"
     again = f"{install} --rebuild" if recipe.for_one_cpu else install
     if found is None:
-        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
+        return NOT_INSTALLED, Status.NOTE, f"{recipe.purpose}: {install}."
     running, value = facts.get("tensorflow"), found.version
     if found.tensorflow:
         value += f" for TensorFlow {found.tensorflow}"
@@ -209,14 +197,6 @@ def build_tools(needed: bool) -> Iterator[Finding]:
         yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)
 
 
-def known_versions(text: str) -> dict[str, tuple[str, str]]:
-    """Parse ``compat.KNOWN_TO_WORK`` to the first and last version of each."""
-    pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
-    return {
-        name: (first, last) for name, first, last in re.findall(pattern, text)
-    }
-
-
 def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
     """Tell of packages with the same module, of which one is enough."""
     names = list(packages)
@@ -230,14 +210,13 @@ def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
     return Finding("Versions", f"{name}, twice", value, Status.WARNING, advice)
 
 
-def _library(
-    name: str, facts: dict[str, Any], known: dict[str, tuple[str, str]]
-) -> Finding:
+def _library(name: str, facts: dict[str, Any]) -> Finding:
     """Compare a library's version with the tested ones."""
     version = facts[name.lower()]
     packages = ", ".join(facts.get("packages", {}).get(name, ()))
     shown = f"{version} ({packages})" if packages else version
-    first, last = known.get(name, (version, version))
+    tested = facts.get("tested_versions", {})
+    first, last = tested.get(name, (version, version))
     if _minor(first) <= _minor(version) <= _minor(last):
         return Finding("Versions", name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."

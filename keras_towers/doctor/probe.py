@@ -109,11 +109,7 @@ def _facts() -> dict[str, Any]:
     except Exception as error:
         facts["compat_error"] = _short(error)
     else:
-        facts["known_to_work"] = compat.KNOWN_TO_WORK
-        if facts["backend"] == "tensorflow":
-            from keras_towers.strategies import keras_distribution
-
-            facts["distribution"] = keras_distribution.is_connected()
+        facts["tested_versions"] = compat.TESTED_VERSIONS
     return facts
 
 

@@ -80,9 +80,9 @@ def summarize(ranks: Sequence[Recording], eager: bool) -> Summary:
         # Its own towers waited for those of other ranks, too.
         local = {n: b[:, : len(first.devices)] for n, b in bounds.items()}
         phases = phases_lib.step_seconds(local, first.loop)
-        count = phases_lib.find_steps(local, first.loop).count
-        if count.any():
-            seconds = np.diff(bounds["compute"])[count, ..., 0]
+        counts = phases_lib.find_steps(local, first.loop).counts
+        if counts.any():
+            seconds = np.diff(bounds["compute"])[counts, ..., 0]
             compute = np.nansum(seconds, axis=2).mean(axis=0)
     elif len(spans):
         phases = phases_lib.span_seconds(spans)

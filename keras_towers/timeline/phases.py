@@ -69,14 +69,14 @@ class Steps(NamedTuple):
         ready: when Keras's loop was ready for it.
         begins: when the first tower began.
         ends: when the last one ended.
-        count: whether each counts: not if its call traced, unless all did.
+        counts: whether it does: not if its call traced, unless all did.
     """
 
     call: np.ndarray
     ready: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
 
 
 def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
@@ -92,9 +92,9 @@ def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     before = np.roll(ends, 1)
     ready = np.minimum(np.where(goes_on, before, calls.begins[call]), begins)
     inside = call >= 0
-    count = inside & ~calls.traced[call]
-    count = count if count.any() else inside
-    return Steps(call, ready, begins, ends, count)
+    counts = inside & ~calls.traced[call]
+    counts = counts if counts.any() else inside
+    return Steps(call, ready, begins, ends, counts)
 
 
 def step_seconds(
@@ -107,17 +107,17 @@ def step_seconds(
     steps of a call is shared equally among them.
     """
     steps = find_steps(phases, calls)
-    call, begins = steps.call[steps.count], steps.begins[steps.count]
+    call, begins = steps.call[steps.counts], steps.begins[steps.counts]
     if not len(call):
         return {}
     numbers = np.maximum(np.bincount(call, minlength=len(calls.begins)), 1)
     last = np.zeros(len(calls.begins))
-    np.maximum.at(last, call, steps.ends[steps.count])
-    seconds = {"input": begins - steps.ready[steps.count]}
+    np.maximum.at(last, call, steps.ends[steps.counts])
+    seconds = {"input": begins - steps.ready[steps.counts]}
     for name in TOWER_PHASES:
-        spans = np.nansum(np.diff(phases[name])[steps.count, ..., 0], axis=2)
+        spans = np.nansum(np.diff(phases[name])[steps.counts, ..., 0], axis=2)
         if name == "wait":
-            began = phases["compute"][steps.count, :, 0, 0]
+            began = phases["compute"][steps.counts, :, 0, 0]
             spans += began - begins[:, np.newaxis]
         is_mean = name in ("compute", "wait")
         seconds[name] = spans.mean(axis=1) if is_mean else spans.max(axis=1)

@@ -86,7 +86,7 @@ def test_traced_calls_count_if_there_are_no_others():
 def test_steps_of_callbacks_are_of_no_call():
     found = find_steps(steps(STEP, STEP + 50), calls([0, 10, 100]))
     assert found.call.tolist() == [0, -1]
-    assert found.count.tolist() == [True, False]
+    assert found.counts.tolist() == [True, False]
 
 
 def test_without_any_step_there_are_no_phases():
