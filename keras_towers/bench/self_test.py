@@ -45,9 +45,9 @@ def run(wanted: Sequence[str], timeout_s: float = 180) -> list[Finding]:
             start, row = time.monotonic(), OVER[over]
             cell = Cell(_MODEL, row, _RANKS, 0)
             sample = run_cell(ROWS[row], cell, setting, stored)
-            text, error = compare(alone, sample)
+            text, failure = compare(alone, sample)
             text += f" ({time.monotonic() - start:.0f} s, on the CPU)"
-            findings.append(_finding(f"over {over}", text, error))
+            findings.append(_finding(f"over {over}", text, failure))
     return findings
 
 
