@@ -20,7 +20,12 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import check
 from keras_towers.system import writable, writable_file
 from keras_towers.timeline import phase_table, trace_file
-from keras_towers.timeline.recording import LoopClock, Recording, align
+from keras_towers.timeline.recording import (
+    LoopClock,
+    Recording,
+    align,
+    tower_names,
+)
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -155,14 +160,17 @@ class Timeline(ObservesFit):
             path = self.path
         align(ranks)
         self._write(path, ranks)
-        summary = phase_table.summarize(ranks, model.run_eagerly)
+        phases, compute = phase_table.measured_phases(ranks)
         self.phases = {
             name: 1e3 * float(seconds.mean())
-            for name, seconds in summary.phases.items()
+            for name, seconds in phases.items()
         }
-        self.advice = phase_table.advise(summary)
-        title = f"fit of {model.name!r}: {summary.which_steps}, {self.path}"
-        phase_table.show(Console(), title, summary, self.advice)
+        self.advice = phase_table.advise(
+            phases, tower_names(ranks), compute, model.run_eagerly
+        )
+        which = phase_table.which_steps(ranks[0])
+        title = f"fit of {model.name!r}: {which}, {self.path}"
+        phase_table.show(Console(), title, phases, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[Recording]) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers.timeline import phases as phases_lib
-from keras_towers.timeline.recording import Recording, joined, tower_names
+from keras_towers.timeline.phases import Calls
+from keras_towers.timeline.recording import Recording, joined
 
 # Fractions of a step from which on a phase stands out.
 _STANDS_OUT = {
@@ -40,106 +40,91 @@ _ADVICE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """Measurements of a ``fit``, and its conditions.
+Phases = Mapping[str, np.ndarray]
+"""Seconds of each step, by phase."""
 
-    Attributes:
-        phases: seconds of each step, by phase.
-        which_steps: which steps these are, in words.
-        towers: names of the towers of all ranks.
-        compute: mean seconds that each of them computes; empty: not known.
-        eager: whether the model is set to run eagerly.
+
+def measured_phases(ranks: Sequence[Recording]) -> tuple[Phases, np.ndarray]:
+    """Return the phases of a step on aligned ranks.
+
+    Returns:
+        The phases, and the mean seconds that each tower of all ranks computes;
+        none where steps are not divided.
     """
-
-    phases: Mapping[str, np.ndarray]
-    which_steps: str = ""
-    towers: Sequence[str] = ()
-    compute: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
-    eager: bool = False
-
-    @property
-    def total(self) -> float:
-        """Seconds of a step."""
-        return sum(float(seconds.mean()) for seconds in self.phases.values())
-
-    def share(self, phase: str) -> float:
-        """The fraction of a step that a phase takes."""
-        if phase not in self.phases or not self.total:
-            return 0.0
-        return float(self.phases[phase].mean()) / self.total
-
-
-def summarize(ranks: Sequence[Recording], eager: bool) -> Summary:
-    """Summarize the measurements of aligned ranks."""
-    first, stamps = ranks[0], joined(ranks)
+    stamps, calls = joined(ranks), Calls(*ranks[0].calls)
     spans = np.concatenate([rank.spans for rank in ranks])
-    compute = np.empty(0)
-    if len(stamps):
-        bounds = phases_lib.tower_phases(stamps)
-        # Its own towers waited for those of other ranks, too.
-        local = {n: b[:, : len(first.devices)] for n, b in bounds.items()}
-        phases = phases_lib.step_seconds(local, first.loop)
-        counts = phases_lib.find_steps(local, first.loop).counts
-        if counts.any():
-            seconds = np.diff(bounds["compute"])[counts, ..., 0]
-            compute = np.nansum(seconds, axis=2).mean(axis=0)
-    elif len(spans):
-        phases = phases_lib.span_seconds(spans)
-    else:
-        phases = phases_lib.call_seconds(first.loop)
-    kept = len(stamps) or len(spans) or first.calls.shape[1]
-    total = first.first_step + len(stamps) or first.first_call + kept
-    which = f"the last {kept} of {total} steps"
+    if len(spans):
+        return phases_lib.span_seconds(spans), np.empty(0)
+    if not len(stamps):
+        return phases_lib.call_seconds(calls), np.empty(0)
+    bounds = phases_lib.tower_phases(stamps)
+    # Its own towers waited for those of other ranks, too.
+    local = {n: b[:, : len(ranks[0].devices)] for n, b in bounds.items()}
+    counts = phases_lib.find_steps(local, calls).counts
+    compute = np.nansum(np.diff(bounds["compute"])[counts, ..., 0], axis=2)
+    return phases_lib.step_seconds(local, calls), compute.mean(axis=0)
+
+
+def which_steps(first: Recording) -> str:
+    """Say which steps a rank has measured."""
+    kept = len(first.stamps) or len(first.spans) or first.calls.shape[1]
+    total = first.first_step + len(first.stamps) or first.first_call + kept
     if kept == total:
-        which = f"{total} steps"
-    return Summary(
-        phases,
-        which,
-        tower_names(ranks),
-        compute,
-        eager,
-    )
+        return f"{total} steps"
+    return f"the last {kept} of {total} steps"
 
 
-def show(console: Console, title: str, summary: Summary, advice: str) -> None:
+def show(console: Console, title: str, phases: Phases, advice: str) -> None:
     """Print the phases of a step, and advice."""
     console.print(title, highlight=False, markup=False, soft_wrap=True)
-    if summary.phases:
+    if phases:
         table = Table("phase", box=box.SIMPLE)
         for heading in ("mean ms", "median ms", "share"):
             table.add_column(heading, justify="right")
-        for name, seconds in summary.phases.items():
+        total, shares = _total_and_shares(phases)
+        for name, seconds in phases.items():
             mean, median = 1e3 * seconds.mean(), 1e3 * np.median(seconds)
-            share = f"{summary.share(name):.0%}"
+            share = f"{shares[name]:.0%}"
             table.add_row(name, f"{mean:.2f}", f"{median:.2f}", share)
         table.add_section()
-        table.add_row("a step", f"{1e3 * summary.total:.2f}")
+        table.add_row("a step", f"{1e3 * total:.2f}")
         console.print(table)
     line = advice or "nothing stands out."
     console.print(line, highlight=False, markup=False)
 
 
-def advise(summary: Summary) -> str:
-    """Return what to change first; empty if nothing stands out."""
-    phases = [
-        phase
-        for phase, least in _STANDS_OUT.items()
-        if summary.share(phase) >= least
-    ]
-    if "step" in summary.phases and summary.eager:
+def _total_and_shares(phases: Phases) -> tuple[float, dict[str, float]]:
+    means = {name: float(seconds.mean()) for name, seconds in phases.items()}
+    total = sum(means.values())
+    return total, {name: m / (total or 1) for name, m in means.items()}
+
+
+def advise(
+    phases: Phases, towers: Sequence[str], compute: np.ndarray, eager: bool
+) -> str:
+    """Return what to change first; empty if nothing stands out.
+
+    Args:
+        phases: as ``measured_phases`` returns them.
+        towers: names of the towers of all ranks.
+        compute: mean seconds that each of them computes; none: not known.
+        eager: whether the model is set to run eagerly.
+    """
+    if "step" in phases and eager:
         return (
             "the steps are not divided into phases, because they run eagerly: "
             "compile the model without run_eagerly=True."
         )
-    if phases:
-        phase = max(phases, key=summary.share)
-        milliseconds = 1e3 * summary.phases[phase].mean()
-        share = f"{summary.share(phase):.0%} of a step ({milliseconds:.2f} ms)"
+    total, shares = _total_and_shares(phases)
+    high = [p for p, least in _STANDS_OUT.items() if shares.get(p, 0) >= least]
+    if high:
+        phase = max(high, key=shares.__getitem__)
+        milliseconds = 1e3 * total * shares[phase]
+        share = f"{shares[phase]:.0%} of a step ({milliseconds:.2f} ms)"
         if phase == "wait":
-            return _advise_on_waiting(summary, share)
+            return _advise_on_waiting(towers, compute, share)
         return _ADVICE[phase].format(share)
-    if "step" in summary.phases and len(summary.towers) <= 1:
+    if "step" in phases and len(towers) <= 1:
         return (
             "the steps are not divided into phases, because they do not run "
             "on several towers: TowerStrategy takes all visible devices, and "
@@ -148,15 +133,16 @@ def advise(summary: Summary) -> str:
     return ""
 
 
-def _advise_on_waiting(summary: Summary, share: str) -> str:
+def _advise_on_waiting(
+    towers: Sequence[str], compute: np.ndarray, share: str
+) -> str:
     waiting = f"towers wait for one another for {share}"
-    compute = summary.compute
     if len(compute) > 1:
         slow = int(np.argmax(compute))
         others = max(float(np.median(np.delete(compute, slow))), _TICK_S)
         if compute[slow] >= _SLOW * others:
             return (
-                f"{waiting}: {summary.towers[slow]} computes "
+                f"{waiting}: {towers[slow]} computes "
                 f"{compute[slow] / others:.1f} times as long as the others. "
                 "Leave it out, if its device is slower or has other work; with "
                 "AsyncTowerStrategy no tower waits."

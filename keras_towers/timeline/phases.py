@@ -17,7 +17,7 @@ class Calls(NamedTuple):
         begins: when each began.
         returned: when it returned; NaN where callbacks run in another thread.
         ended: when all callbacks had run.
-        traced: whether it traced the step.
+        traced: 1 if it traced the step, else 0.
     """
 
     begins: np.ndarray
@@ -92,7 +92,7 @@ def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     before = np.roll(ends, 1)
     ready = np.minimum(np.where(goes_on, before, calls.begins[call]), begins)
     inside = call >= 0
-    counts = inside & ~calls.traced[call]
+    counts = inside & (calls.traced[call] == 0)
     counts = counts if counts.any() else inside
     return Steps(call, ready, begins, ends, counts)
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_towers.fit.context import marks, traced
-from keras_towers.timeline.phases import Calls, latest
+from keras_towers.timeline.phases import latest
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
@@ -100,13 +100,12 @@ class LoopClock(keras.callbacks.Callback):
 
     on_epoch_begin = on_test_end = on_train_end = end
 
-    def calls(self) -> Calls:
-        """Return the calls that are kept, once ``fit`` has ended."""
+    def calls(self) -> np.ndarray:
+        """Return ``Calls`` of those that are kept, once ``fit`` has ended."""
         self.end()
-        columns = np.array(self._calls, np.float64).reshape(-1, 4).T
-        begins, returned, ended, traces_before = columns
-        traces = np.diff(traces_before, append=self._traces)
-        return Calls(begins, returned, ended, traces > 0)
+        calls = np.array(self._calls, np.float64).reshape(-1, 4).T
+        calls[3] = np.diff(calls[3], append=self._traces) > 0
+        return calls
 
 
 @dataclasses.dataclass
@@ -121,7 +120,7 @@ class Recording:
         first_call: the number of the first call.
         stamps: times of steps, as ``marks.Recorder.steps`` returns them.
         spans: tower, begin and end of each step that is a tower's own.
-        calls: the four arrays of ``Calls``, as one.
+        calls: the four arrays of ``phases.Calls``.
         others: name, begin and end of validation and callbacks.
     """
 
@@ -144,7 +143,7 @@ class Recording:
         clock: LoopClock,
     ) -> Recording:
         """Take over what was recorded on this rank."""
-        stamps, calls = recorder.steps(), np.stack(clock.calls())
+        stamps, calls = recorder.steps(), clock.calls()
         computed = stamps[..., marks.POINTS.index("computed")]
         if np.isnan(computed).all() or not calls.size:
             # The gradients of these steps do not pass the marks.
@@ -160,12 +159,6 @@ class Recording:
             calls,
             [list(other) for other in clock.others],
         )
-
-    @property
-    def loop(self) -> Calls:
-        """The calls of the train function."""
-        begins, returned, ended, traced_ = self.calls
-        return Calls(begins, returned, ended, traced_ > 0)
 
 
 def align(ranks: Sequence[Recording]) -> None:

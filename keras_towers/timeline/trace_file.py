@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_towers.timeline.phases import find_steps, tower_phases
+from keras_towers.timeline.phases import Calls, find_steps, tower_phases
 from keras_towers.timeline.recording import Recording, joined, tower_names
 
 # The row of a rank's loop; towers have those from 1.
@@ -83,7 +83,7 @@ def _tower_events(
 
 def _loop_events(rank: Recording, last: int) -> Iterator[dict[str, Any]]:
     """Yield what Keras's loop has done around the last steps."""
-    calls, place = rank.loop, (rank.rank, _LOOP)
+    calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)
     shown = range(max(0, len(steps.call) - last), len(steps.call))
     for step in shown:

@@ -26,7 +26,7 @@ def steps(*times):
 def calls(*rows, traced=()):
     """Calls that began, returned and ended; some of them traced."""
     times = np.array(rows, np.float64).reshape(-1, 3).T
-    return Calls(*times, np.isin(range(len(rows)), traced))
+    return Calls(*times, np.isin(range(len(rows)), traced) * 1)
 
 
 def spans(phases, name, update=0):
