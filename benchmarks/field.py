@@ -185,14 +185,6 @@ def _averaging(optimizer: Any) -> Any:
     return Averaging.from_config(optimizer.get_config())
 
 
-def _drop_in(optimizer: Any) -> Any:
-    """Return the optimizer of a script written for Horovod."""
-    from keras_towers import horovod as hvd
-
-    hvd.init()
-    return hvd.DistributedOptimizer(optimizer)
-
-
 def _jax_devices(device: str, count: int) -> list[str]:
     """Split a CPU into devices of JAX, or name the GPUs."""
     if device == "cpu":
@@ -262,14 +254,6 @@ _FIELD = [
         partial(keras_alone, wrap=_averaging),
         "hvd.grouped_allreduce in the optimizer's apply, by hand",
         Runs.RANKS,
-        engine="horovod",
-    ),
-    Row(
-        "horovod-drop-in",
-        partial(keras_alone, wrap=_drop_in),
-        "keras_towers.horovod.DistributedOptimizer",
-        Runs.RANKS,
-        ours=True,
         engine="horovod",
     ),
     *(

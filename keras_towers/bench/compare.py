@@ -43,7 +43,6 @@ class Comparison:
     samples: list[Sample] = field(default_factory=list)
     complete: bool = False
     titles: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -104,9 +103,8 @@ class Comparison:
                 with ends, Progress(console=console, transient=True) as bar:
                     task = bar.add_task("models", total=len(cells))
                     for model, path in stored.items():
-                        told = store(model, path, self.setting)
-                        self.titles[model] = told["title"]
-                        self.notes += filter(None, [told["note"]])
+                        stored_model = store(model, path, self.setting)
+                        self.titles[model] = stored_model["title"]
                     for done, cell in enumerate(cells):
                         title = f"{cell.title} ({done + 1} of {len(cells)})"
                         bar.update(task, completed=done, description=title)
@@ -145,12 +143,10 @@ class Comparison:
     def show(self, console: Console, columns: Sequence[str]) -> None:
         """Print a table for each model, explanations, and failures."""
         results, titles = self.results(), self.titles
-        report.show_results(console, self.rows, results, titles, columns)
-        skipped = [f"skipped: {n}: {why}" for n, why in self.skipped.items()]
-        where = probe.describe_machine(self.facts)
-        for line in (*self.notes, *skipped, where):
-            report.say(console, line)
-        report.show_failures(console, self.samples)
+        report.show(console, self.rows, results, titles, columns)
+        for name, why in self.skipped.items():
+            report.say(console, f"skipped: {name}: {why}")
+        report.say(console, probe.describe_machine(self.facts))
 
     def document(self) -> dict[str, Any]:
         """Return options, machine and results, as written to JSON."""
@@ -165,7 +161,6 @@ class Comparison:
             "machine": self.facts,
             "settings": settings,
             "skipped": self.skipped,
-            "notes": self.notes,
             "samples": self.samples,
             "results": self.results(),
         }
@@ -181,15 +176,12 @@ class Comparison:
 def _models(text: str) -> list[str]:
     """Split comma-separated names of models, and functions."""
     names = _words(text)
-    known = ", ".join(MODELS)
-    if not names:
-        raise TowerError(f"no model given; choose {known}")
-    for name in names:
-        if name not in MODELS and ":" not in name:
-            raise TowerError(
-                f"unknown model '{name}'; choose {known}, or a function of "
-                "your own as MODULE:FUNCTION"
-            )
+    unknown = [n for n in names if n not in MODELS and ":" not in n]
+    if unknown or not names:
+        raise TowerError(
+            f"--models {text} is not allowed: choose {', '.join(MODELS)}, or a "
+            "function of your own as MODULE:FUNCTION"
+        )
     return names
 
 
@@ -231,9 +223,11 @@ def _numbers(option: str, text: str | None, least: int) -> list[int]:
     """Parse comma-separated whole numbers from ``least``."""
     if text in (None, "auto"):
         return []
-    words = _words(text or "")
-    counts = sorted({int(word) for word in words if word.isdecimal()})
-    if not counts or counts[0] < least or not all(map(str.isdecimal, words)):
+    try:
+        counts = sorted(map(int, _words(text or "")))
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < least:
         raise TowerError(
             f"{option} takes whole numbers from {least}, not '{text}'"
         )

@@ -82,10 +82,10 @@ class Stored:
         import numpy as np
 
         model, *data = self._made()
-        note = ""
+        kind = ""
         if not data:
             data = list(random_examples(model, self.source, examples))
-            note = f"{self.source}: random examples"
+            kind = ", random examples"
         arrays: list[Any] = []
 
         def index(leaf: Any) -> int:
@@ -107,7 +107,7 @@ class Stored:
         np.savez(self.folder / _WEIGHTS, *model.get_weights())
         (self.folder / _STRUCTURE).write_text(json.dumps(structure))
         parameters = f"{model.count_params():,} parameters"
-        return {"title": f"{self.source}, {parameters}", "note": note}
+        return {"title": f"{self.source}, {parameters}{kind}"}
 
     def build(self, wrap: Wrap | None = None) -> Any:
         """Build and compile the model with the stored weights."""

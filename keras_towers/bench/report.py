@@ -172,7 +172,7 @@ def summarize(
                 "choice": measured[0].get("choice") if measured else None,
                 "best_stock": best,
                 "reason": refused.get(key, ""),
-                "failed": len(measured) < len(repeats),
+                "error": next((s.error for s in repeats if s.error), ""),
             }
         )
     return results
@@ -195,13 +195,10 @@ def _refused(
     refused = {}
     for sample in samples:
         cell = sample.cell
-        if rows[cell.row].alone:
+        if rows[cell.row].alone or sample.error:
             continue
-        why = "failed"
-        if not sample.error:
-            reference = plain.get((cell.model, cell.repeat), ())
-            why = difference(sample.result["losses"], reference)
-        if why:
+        reference = plain.get((cell.model, cell.repeat), ())
+        if why := difference(sample.result["losses"], reference):
             refused[cell.key] = why
     return refused
 
@@ -232,35 +229,35 @@ def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
     return ""
 
 
-def show_results(
+def show(
     console: Console,
     rows: Mapping[str, Row],
     results: Sequence[dict[str, Any]],
     titles: Mapping[str, str],
     columns: Sequence[str],
 ) -> None:
-    """Print a table for each model, with explanations of columns and rows."""
+    """Print a table for each model, and explain columns, rows and failures."""
     shown = {
         name: COLUMNS[name]
         for name in columns
         if any(result[name] for result in results)
     }
-    for model in dict.fromkeys(result["model"] for result in results):
-        mine = [result for result in results if result["model"] == model]
-        console.print(_table(rows, titles[model], mine, shown))
-        for result in mine:
-            if result["reason"] and not result["failed"]:
-                where = f"{model}, {result['replicas']} replicas"
-                console.print(
-                    f"[yellow]does not count:[/] {where}, {result['row']}: "
-                    f"{result['reason']}",
-                    highlight=False,
-                )
+    for model, title in titles.items():
+        of_model = [result for result in results if result["model"] == model]
+        if of_model:
+            console.print(_table(rows, title, of_model, shown))
     for column in shown.values():
         say(console, f"{column.title.replace(chr(10), ' ')}: {column.legend}")
     for name in dict.fromkeys(result["row"] for result in results):
         if rows[name].note:
             say(console, f"{name}: {rows[name].note}.")
+    for result in results:
+        kind = "failed" if result["error"] else "does not count"
+        if why := result["error"] or result["reason"]:
+            where = f"{result['model']}, {result['replicas']} replicas"
+            row = f"[red]{kind}:[/] {where}, {result['row']}"
+            console.print(row, highlight=False)
+            say(console, why)
 
 
 def say(console: Console, text: str) -> None:
@@ -315,20 +312,6 @@ def _name(rows: Mapping[str, Row], result: dict[str, Any]) -> str:
         text += f" ({choice})"
     if name == result["best_stock"]:
         text += " *"
-    if result["failed"]:
+    if result["error"]:
         return f"{text} [red]failed[/]"
-    return f"{text} [yellow]✗[/]" if result["reason"] else text
-
-
-def show_failures(console: Console, samples: Sequence[Sample]) -> None:
-    """Print each error once, with the titles of the cells that it ended."""
-    cells_by_error: dict[str, list[str]] = {}
-    for sample in samples:
-        if sample.error:
-            titles = cells_by_error.setdefault(sample.error, [])
-            titles.append(sample.cell.title)
-    for error, titles in cells_by_error.items():
-        console.print(f"[red]failed:[/] {'; '.join(titles)}", highlight=False)
-        console.print(
-            error, style="dim", markup=False, highlight=False, soft_wrap=True
-        )
+    return f"{text} [red]✗[/]" if result["reason"] else text

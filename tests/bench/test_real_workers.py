@@ -86,7 +86,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
         # Its processes exchange nothing.
         assert is_equal == (row != "compute"), row
     for result in document["results"]:
-        assert not result["reason"]
+        assert not (result["error"] or result["reason"])
         assert result["first_step_s"]["median"] > 0
         assert result["to_plain"]["median"] > 0
 

@@ -38,7 +38,7 @@ CASES = {
                 "best_stock": "stock-one-device",
                 "to_plain": (1.125, 0.75, 1.5),
                 "to_stock": (0.85, 0.5, 1.2),
-                "failed": False,
+                "error": "",
             },
         },
     ),
@@ -49,10 +49,10 @@ CASES = {
             "async": ["broke"],
         },
         {
-            "plain": {"failed": False, "best_stock": ""},
-            "tower": {"failed": True, "to_plain": same(2.0)},
+            "plain": {"error": "", "best_stock": ""},
+            "tower": {"error": "broke", "to_plain": same(2.0)},
             "async": dict.fromkeys(["step_ms", "epoch_cost_s", "to_plain"])
-            | {"failed": True},
+            | {"error": "broke"},
         },
     ),
     "cost above compute of the same repeat": (

@@ -77,7 +77,7 @@ def test_figures_are_relative_to_the_same_backend():
         "jax-data-parallel": [8.0, 8000.0, 0.5, 3.0],
         "tower": [10.0, 6400.0, 0.8, 1.0],
     }
-    assert found["stock-loop"]["failed"]
+    assert found["stock-loop"]["error"] == "[bad]"
     assert found["stock-default"]["reason"].startswith("loss differs")
     # Devices that share cores have none.
     assert results_of(SAMPLES, cores=1)["tower"]["efficiency"] is None
@@ -109,7 +109,7 @@ def command(monkeypatch, tmp_path):
 
     def workers(model, stored, setting, row=None, cell=None):
         if cell is None:
-            return [{"title": model, "note": ""}]
+            return [{"title": model}]
         assert setting.rows == "benchmarks.field:FIELD"
         if row.name == "horovod-raw":
             raise TowerError("exit code 1")
@@ -134,7 +134,7 @@ def test_field_is_measured_and_shown(command, tmp_path):
     found = {result["row"]: result for result in document["results"]}
     listed = {"plain", "torch-ddp", "jax-data-parallel", "stock-loop", "tower"}
     assert listed <= set(found) and "async" not in found
-    refused = [name for name, result in found.items() if result["reason"]]
-    assert refused == ["horovod-raw"]
+    failed = [name for name, result in found.items() if result["error"]]
+    assert failed == ["horovod-raw"]
     assert found["tower"]["efficiency"]
     assert find(FIELD, "torch-ddp").compute == "compute-torch"
