@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks.field import FIELD, app
 from keras_towers.bench import runner
-from keras_towers.bench.compare import Comparison
-from keras_towers.bench.report import TOLERANCE, difference
+from keras_towers.bench.compare import TOLERANCE, Comparison, difference
 from keras_towers.bench.rows import Row, find
 from keras_towers.bench.runner import Cell, Sample, Setting
 from keras_towers.doctor import probe

@@ -6,8 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from keras_towers.bench.compare import Comparison
-from keras_towers.bench.report import COLUMNS, Spread, summarize
+from keras_towers.bench.compare import COLUMNS, Comparison, Spread, summarize
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Setting
 from tests.bench.shared import FACTS, samples_of
