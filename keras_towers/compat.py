@@ -84,9 +84,8 @@ def tested_versions() -> str:
 
 
 def _installed_versions() -> str:
-    found = packages("tensorflow")
-    found |= packages("keras")
-    named = [f"{name} {version}" for name, version in found.items()]
+    installed = packages("tensorflow") | packages("keras")
+    named = [f"{name} {version}" for name, version in installed.items()]
     return ", ".join(named) or "neither TensorFlow nor Keras"
 
 

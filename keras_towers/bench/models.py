@@ -135,8 +135,8 @@ class Stored:
         import keras
 
         source = self.source
-        own = f"{__name__}:{source}"
-        built = user_functions.call(own if source in MODELS else source)
+        target = f"{__name__}:{source}" if source in MODELS else source
+        built = user_functions.call(target)
         model, *data = built if isinstance(built, (tuple, list)) else (built,)
         if not isinstance(model, keras.Model) or len(data) not in (0, 2):
             raise TowerError(
@@ -185,12 +185,12 @@ class Workload:
         """Return this process's share of each global batch."""
         import keras
 
-        def mine(array: Any) -> Any:
+        def rows_of_rank(array: Any) -> Any:
             shape = (self.steps, self.size, self.share)
             parts = array.reshape(*shape, *array.shape[1:])
             return parts[:, self.rank].reshape(-1, *array.shape[1:])
 
-        x, y = keras.tree.map_structure(mine, self.data)
+        x, y = keras.tree.map_structure(rows_of_rank, self.data)
         return x, y
 
 

@@ -115,8 +115,8 @@ class Growth:
 
 def _kilobytes(field: str) -> int:
     status = Path("/proc/self/status").read_text()
-    found = re.search(rf"{field}:\s+(\d+) kB", status)
-    return int(found[1]) if found else 0
+    size = re.search(rf"{field}:\s+(\d+) kB", status)
+    return int(size[1]) if size else 0
 
 
 def steps_needed(batches: int, over: int) -> int:

@@ -15,7 +15,7 @@ from keras_towers.doctor.checks import (
     NOT_INSTALLED,
     Finding,
     Status,
-    look,
+    check_all,
 )
 
 _MARKS = {
@@ -47,7 +47,7 @@ def doctor(
     """
     console = Console(highlight=False, quiet=as_json)
     with console.status("checking"):
-        findings = look()
+        findings = check_all()
     _show(console, findings)
     if self_test:
         with console.status("training"):

@@ -49,7 +49,7 @@ class Finding:
     advice: str = ""
 
 
-def look() -> list[Finding]:
+def check_all() -> list[Finding]:
     """Run all checks that need no training."""
     recipes: list[Recipe] = [
         engine.load(engine.recipe)()
@@ -58,17 +58,17 @@ def look() -> list[Finding]:
     ]
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
-        facts_later = pool.submit(probe.look)
+        facts_later = pool.submit(probe.tensorflow_state)
         engines_later = [
             pool.submit(recipe.find_installed) for recipe in recipes
         ]
         facts = facts_later.result()
-        found = [later.result() for later in engines_later]
+        installed = [later.result() for later in engines_later]
     return [
         *versions(facts),
         *devices(facts),
-        *engines(facts, recipes, found),
-        *build_tools(needed=not any(each and each.loads for each in found)),
+        *engines(facts, recipes, installed),
+        *build_tools(needed=not any(e and e.loads for e in installed)),
     ]
 
 
@@ -136,7 +136,7 @@ def devices(facts: dict[str, Any]) -> Iterator[Finding]:
 def engines(
     facts: dict[str, Any],
     recipes: Iterable[Recipe],
-    found: Iterable[InstalledEngine | None],
+    installed: Iterable[InstalledEngine | None],
 ) -> Iterator[Finding]:
     """Check the engines that connect devices and processes."""
     finding = partial(Finding, "Engines")
@@ -144,29 +144,29 @@ def engines(
         yield finding("TowerStrategy", "see the problems above", Status.NOTE)
     else:
         yield finding("TowerStrategy", "in this package")
-    for recipe, engine in zip(recipes, found, strict=True):
+    for recipe, engine in zip(recipes, installed, strict=True):
         yield finding(recipe.title, *_engine(recipe, engine, facts))
 
 
 def _engine(
-    recipe: Recipe, found: InstalledEngine | None, facts: dict[str, Any]
+    recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
 ) -> tuple[str, Status, str]:
     """Return the value, the severity and the advice of an engine."""
     name, install = recipe.title, f"keras-towers install {recipe.name}"
     again = f"{install} --rebuild" if recipe.for_one_cpu else install
-    if found is None:
+    if engine is None:
         return NOT_INSTALLED, Status.NOTE, f"{recipe.purpose}: {install}."
-    running, value = facts.get("tensorflow"), found.version
-    if found.tensorflow:
-        value += f" for TensorFlow {found.tensorflow}"
-    if not found.loads:
+    running, value = facts.get("tensorflow"), engine.version
+    if engine.tensorflow:
+        value += f" for TensorFlow {engine.tensorflow}"
+    if not engine.loads:
         advice = f"Build {name} for this TensorFlow and this machine: {again}."
-        return f"{value}; does not load: {found.error}", Status.BAD, advice
-    value += f"; built in: {found.built_in}"
-    if running and found.tensorflow and found.tensorflow != running:
+        return f"{value}; does not load: {engine.error}", Status.BAD, advice
+    value += f"; built in: {engine.built_in}"
+    if running and engine.tensorflow and engine.tensorflow != running:
         advice = f"Build {name} for TensorFlow {running}: {again}."
         return value, Status.WARNING, advice
-    if facts.get("gpus") and not found.parts.get("NCCL"):
+    if facts.get("gpus") and not engine.parts.get("NCCL"):
         advice = (
             f"{name} was built without NCCL and {recipe.without_nccl}: "
             f"{install} --with-nccl."

@@ -63,13 +63,13 @@ def _initialize(
 
     horovod = engines.find("horovod")
     transport = horovod.load(horovod.transport)()
-    for name, given, actual in (
+    for name, number, actual in (
         ("num_processes", num_processes, transport.size),
         ("process_id", process_id, transport.rank),
     ):
-        if given not in (None, actual):
+        if number not in (None, actual):
             raise TowerError(
-                f"keras.distribution.initialize() got {name}={given}, but the "
+                f"keras.distribution.initialize() got {name}={number}, but the "
                 f"launcher made it {actual}: leave it out, and the environment "
                 f"variable KERAS_DISTRIBUTION_{name.upper()} too."
             )

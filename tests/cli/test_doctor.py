@@ -41,8 +41,8 @@ def doctor(monkeypatch):
     """Run the command on made-up facts; its exit code and its output."""
 
     def run(*arguments, horovod=HOROVOD, byteps=BYTEPS, **facts):
-        told = facts if "error" in facts else {**FACTS, **facts}
-        monkeypatch.setattr(probe, "look", lambda: told)
+        state = facts if "error" in facts else {**FACTS, **facts}
+        monkeypatch.setattr(probe, "tensorflow_state", lambda: state)
         monkeypatch.setattr(Horovod, "find_installed", lambda recipe: horovod)
         monkeypatch.setattr(BytePS, "find_installed", lambda recipe: byteps)
         wide = CliRunner(env={"COLUMNS": "200"})
@@ -91,7 +91,7 @@ def test_json(doctor):
 
 
 def test_this_environment(forked_processes):
-    facts = probe.look()
+    facts = probe.tensorflow_state()
     assert set(facts["tested_versions"]) == {"TensorFlow", "Keras"}
     states = {finding.state for finding in checks.versions(facts)}
     assert states <= {Status.OK, Status.WARNING}
