@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from keras_towers.bench.rows import ROWS
+from keras_towers.bench.runner import Cell, Sample, Setting, run_cell, store
 from keras_towers.doctor.checks import (
     NOT_INSTALLED,
     Finding,
     Status,
     check_all,
 )
+from keras_towers.errors import TowerError
 
 _MARKS = {
     Status.BAD: "[red]✗[/]",
@@ -24,6 +31,19 @@ _MARKS = {
     Status.NOTE: "[dim]–[/]",
     Status.OK: "[green]✓[/]",
 }
+# The strategies that connect the processes, by what carries their tensors.
+OVER = {
+    name: strategy
+    for name, strategy in (
+        ("TensorFlow", "multi-worker"),
+        ("parameter servers", "sync-replicas"),
+        ("Horovod", "horovod"),
+    )
+    if strategy in ROWS
+}
+_MODEL, _RANKS = "small", 2
+# Room for the effect of summation order on float32 losses.
+_TOLERANCE = 1e-5
 
 
 def doctor(
@@ -65,13 +85,59 @@ def doctor(
 
 def _self_test(findings: list[Finding]) -> list[Finding]:
     """Run the self-test over what is installed, if all of that works."""
-    from keras_towers.bench import self_test
-
     if any(finding.state is Status.BAD for finding in findings):
         why = "not run: see the problems above"
         return [Finding("Self-test", "two processes", why, Status.NOTE)]
     missing = [f.name for f in findings if f.value == NOT_INSTALLED]
-    return self_test.run([o for o in self_test.OVER if o not in missing])
+    return run_self_test([over for over in OVER if over not in missing])
+
+
+def run_self_test(
+    wanted: Sequence[str], timeout_s: float = 180
+) -> list[Finding]:
+    """Train alone and as jobs, and compare the losses."""
+    setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
+    alone = Sample(Cell(_MODEL, "plain", 1, 0))
+    findings = []
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:
+        stored = Path(folder, "model")
+        try:
+            store(_MODEL, stored, setting)
+            alone = run_cell(ROWS["plain"], alone.cell, setting, stored)
+        except TowerError as error:
+            alone.error = str(error)
+        if alone.error:
+            return [_tested("one process", "failed", alone.error)]
+        for over in wanted:
+            start, row = time.monotonic(), OVER[over]
+            cell = Cell(_MODEL, row, _RANKS, 0)
+            sample = run_cell(ROWS[row], cell, setting, stored)
+            text, failure = compare_losses(alone, sample)
+            text += f" ({time.monotonic() - start:.0f} s, on the CPU)"
+            findings.append(_tested(f"over {over}", text, failure))
+    return findings
+
+
+def _tested(name: str, text: str, error: str) -> Finding:
+    advice = f"The self-test {name} failed: {error}" if error else ""
+    state = Status.BAD if error else Status.OK
+    return Finding("Self-test", name, text, state, advice)
+
+
+def compare_losses(alone: Sample, job: Sample) -> tuple[str, str]:
+    """Compare a job's losses with those of one process.
+
+    Returns:
+        What was found, and why that is an error; empty: it is none.
+    """
+    if job.error:
+        return f"a job of {_RANKS} processes failed", job.error
+    losses = alone.result["losses"], job.result["losses"]
+    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    text = f"largest difference of a loss to one process {difference:.1e}"
+    # Written so that NaN fails.
+    passed = difference <= _TOLERANCE
+    return text, "" if passed else "its losses are not those of one process"
 
 
 def _show(console: Console, findings: list[Finding]) -> None:

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers import compat, subprocesses
-from keras_towers.bench import self_test
 from keras_towers.bench.runner import Cell, Sample
 from keras_towers.building.recipe import InstalledEngine
+from keras_towers.cli import doctor as doctor_lib
 from keras_towers.cli.main import app
 from keras_towers.doctor import checks, probe
 from keras_towers.doctor.checks import Finding, Status
@@ -111,7 +111,7 @@ def test_how_losses_are_compared(losses, error, said, why):
         Sample(Cell("small", "plain", 1, 0), {"losses": of}, text)
         for of, text in (([2.0, 1.0], ""), (losses, error))
     )
-    text, failure = self_test.compare(alone, job)
+    text, failure = doctor_lib.compare_losses(alone, job)
     assert said in text and why in failure
     assert bool(failure) == bool(why)
 
@@ -128,7 +128,7 @@ def test_how_losses_are_compared(losses, error, said, why):
 def test_two_processes_here(over, forked, monkeypatch):
     for name, value in warm.environment(forked).items():
         monkeypatch.setenv(name, value)
-    (finding,) = self_test.run([over])
+    (finding,) = doctor_lib.run_self_test([over])
     assert finding.state is Status.OK, finding.advice
     assert "largest difference of a loss" in finding.value
 
@@ -152,7 +152,7 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
         assert ("Horovod" in over) == bool(horovod)
         return [finding]
 
-    monkeypatch.setattr(self_test, "run", tested)
+    monkeypatch.setattr(doctor_lib, "run_self_test", tested)
     found, output = doctor("--self-test", horovod=horovod)
     assert found == code and said in output
     assert ("[a] traceback" in output) != passed
@@ -162,7 +162,7 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
 def test_a_process_that_fails_is_told_of(monkeypatch):
     ended = Ended(None, "", "")
     monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
-    (finding,) = self_test.run(["Horovod"], timeout_s=1)
+    (finding,) = doctor_lib.run_self_test(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.name == "one process"
     assert "no result after 1 seconds" in finding.advice
