@@ -23,7 +23,6 @@ from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
     DividedBatch,
-    divided_in,
     layouts_of,
     share_of,
 )
@@ -90,11 +89,11 @@ class GlobalStep:
         """
         whole = data_lib.is_whole(batch)
         given, transport = batch, self._transport_of(kind)
-        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         if tf.executing_eagerly():
             if self.same is not None and whole:
                 self.same.check(given)
             return self._on_one_device(step, given, model, kind, transport)
+        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
@@ -102,15 +101,14 @@ class GlobalStep:
         batch = self._with_total(batch, kind)
         of_all = batch
         batch = self._of_this_process(batch, kind)
+        pieces = batch.pieces
+        has_rows = self.rows.divided(given if whole else pieces[0])
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
-        pieces = batch.pieces
-        batch = data_lib.micro_batches_of(
-            batch, self.micro_batches, divided_in(spec)
-        )
-        divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
+        batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
+        divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
