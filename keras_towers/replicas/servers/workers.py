@@ -67,6 +67,8 @@ class Workers:
         self._ended = f"{name}/ended"
         self._last_beat = -settings.BEAT_S
         self._told: set[int] = set()
+        # What has ended this worker's fit.
+        self._error: BaseException | None = None
 
     def begin(self) -> bool:
         """Tell that this worker trains."""
@@ -150,6 +152,7 @@ class Workers:
 
     def fail(self, error: BaseException) -> None:
         """Tell what has ended this worker's ``fit``, if anybody can be told."""
+        self._error = error
         with contextlib.suppress(tf.errors.OpError, TowerError):
             text = f"{type(error).__name__}: {error}"
             self._store.put(self._own("failed"), text)
@@ -171,7 +174,9 @@ class Workers:
             )
 
     def check_failed(self) -> None:
-        """Raise what has ended the chief's ``fit``, if anything has."""
+        """Raise what has ended this ``fit`` or the chief's, if anything has."""
+        if self._error is not None:
+            raise self._error
         if self._rank > 0:
             self._look_at_chief(self._begin_to_watch())
 
