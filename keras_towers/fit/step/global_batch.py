@@ -18,7 +18,7 @@ from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
-from keras_towers.fit.data.rank_data import SameBatches, joined
+from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
@@ -62,6 +62,7 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._eager_draws: EagerDraws | None = None
 
     def begin_epoch(self) -> None:
         """Note that the next step begins to read data."""
@@ -140,8 +141,12 @@ class GlobalStep:
         _say_once(model.name, self.config.name)
         whole = data_lib.as_one_batch(self.config, batch)
         is_global = data_lib.is_whole(batch) and self.config.batches == "split"
-        if transport.size > 1 and not is_global:
-            whole = joined(whole, transport)
+        if transport.size > 1:
+            if not is_global:
+                whole = joined(whole, transport)
+            if self._eager_draws is None:
+                self._eager_draws = EagerDraws(transport)
+            self._eager_draws.begin_step()
         alone = contexts.training_alone.filled(kind in TRAINING)
         with compat.single_device_mode(), alone:
             return step(whole)
