@@ -24,7 +24,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
 from keras_towers.rendezvous import environments
-from keras_towers.rendezvous.check import check_alone
+from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     distribution = keras.distribution.distribution()
     placed = tf.distribute.has_strategy() or home_of(model) is not None
     if kind in TRAINING and not placed and not distribution:
-        check_alone(kind, model.name)
+        check_not_alone(kind, model.name)
     # A call inside a call, as of evaluate() in fit().
     if _thread.running:
         yield
