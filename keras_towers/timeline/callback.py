@@ -22,7 +22,7 @@ from keras_towers.system import writable, writable_file
 from keras_towers.timeline import phase_table, trace_file
 from keras_towers.timeline.recording import (
     LoopClock,
-    Recording,
+    RankRecording,
     align,
     tower_names,
 )
@@ -118,9 +118,9 @@ class Timeline(ObservesFit):
         kept = max(self._written_steps, _KEPT)
         self._recorder = recorder = marks.Recorder(model, kept)
 
-        def recorded() -> Recording:
+        def recorded() -> RankRecording:
             devices = [] if config is None else config.devices
-            return Recording.of(rank, devices, recorder, self.first)
+            return RankRecording.of(rank, devices, recorder, self.first)
 
         self.first.restart(kept, recorder)
         if config is not None:
@@ -146,7 +146,10 @@ class Timeline(ObservesFit):
         return self.path.with_suffix(suffix) if rank else self.path
 
     def _report(
-        self, model: keras.Model, config: TowerConfig | None, here: Recording
+        self,
+        model: keras.Model,
+        config: TowerConfig | None,
+        here: RankRecording,
     ) -> None:
         """Bring together what all ranks have measured, on rank 0."""
         ranks, path = [here], self._path_of(here.rank)
@@ -156,7 +159,7 @@ class Timeline(ObservesFit):
             gathered = check.gather(config.transport, vars(here), where)
             if here.rank > 0:
                 return
-            ranks = [Recording(**values) for values in gathered]
+            ranks = [RankRecording(**values) for values in gathered]
             path = self.path
         align(ranks)
         self._write(path, ranks)
@@ -172,7 +175,7 @@ class Timeline(ObservesFit):
         title = f"fit of {model.name!r}: {which}, {self.path}"
         phase_table.show(Console(), title, phases, self.advice)
 
-    def _write(self, path: Path, ranks: Sequence[Recording]) -> None:
+    def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
         try:
             trace_file.write(path, ranks, self._written_steps)
         except OSError as error:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from keras_towers.timeline import phases as phases_lib
 from keras_towers.timeline.phases import Calls
-from keras_towers.timeline.recording import Recording, joined
+from keras_towers.timeline.recording import RankRecording, joined
 
 # Fractions of a step from which on a phase stands out.
 _STANDS_OUT = {
@@ -44,7 +44,9 @@ Phases = Mapping[str, np.ndarray]
 """Seconds of each step, by phase."""
 
 
-def measured_phases(ranks: Sequence[Recording]) -> tuple[Phases, np.ndarray]:
+def measured_phases(
+    ranks: Sequence[RankRecording],
+) -> tuple[Phases, np.ndarray]:
     """Return the phases of a step on aligned ranks.
 
     Returns:
@@ -65,7 +67,7 @@ def measured_phases(ranks: Sequence[Recording]) -> tuple[Phases, np.ndarray]:
     return phases_lib.step_seconds(local, calls), compute.mean(axis=0)
 
 
-def which_steps(first: Recording) -> str:
+def which_steps(first: RankRecording) -> str:
     """Say which steps a rank has measured."""
     kept = len(first.stamps) or len(first.spans) or first.calls.shape[1]
     total = first.first_step + len(first.stamps) or first.first_call + kept

@@ -109,7 +109,7 @@ class LoopClock(keras.callbacks.Callback):
 
 
 @dataclasses.dataclass
-class Recording:
+class RankRecording:
     """Measurements of one rank; all times are in seconds since 1970.
 
     Attributes:
@@ -141,7 +141,7 @@ class Recording:
         devices: Sequence[str],
         recorder: marks.Recorder,
         clock: LoopClock,
-    ) -> Recording:
+    ) -> RankRecording:
         """Take over what was recorded on this rank."""
         stamps, calls = recorder.steps(), clock.calls()
         computed = stamps[..., marks.POINTS.index("computed")]
@@ -161,7 +161,7 @@ class Recording:
         )
 
 
-def align(ranks: Sequence[Recording]) -> None:
+def align(ranks: Sequence[RankRecording]) -> None:
     """Cut ranks to the steps of all, and set them to the clock of rank 0."""
     begin = max(rank.first_step for rank in ranks)
     end = min(rank.first_step + len(rank.stamps) for rank in ranks)
@@ -179,7 +179,7 @@ def align(ranks: Sequence[Recording]) -> None:
             _set_back(rank, float(np.median(summed - sums[0])))
 
 
-def _set_back(rank: Recording, seconds: float) -> None:
+def _set_back(rank: RankRecording, seconds: float) -> None:
     rank.stamps = rank.stamps - seconds
     rank.spans = rank.spans - [0, seconds, seconds]
     # Whether a call traced is no time.
@@ -187,12 +187,12 @@ def _set_back(rank: Recording, seconds: float) -> None:
     rank.others = [[n, b - seconds, e - seconds] for n, b, e in rank.others]
 
 
-def joined(ranks: Sequence[Recording]) -> np.ndarray:
+def joined(ranks: Sequence[RankRecording]) -> np.ndarray:
     """Join the stamps of the towers of aligned ranks."""
     return np.concatenate([rank.stamps for rank in ranks], axis=1)
 
 
-def tower_names(ranks: Sequence[Recording]) -> list[str]:
+def tower_names(ranks: Sequence[RankRecording]) -> list[str]:
     """Return the names of the towers of all ranks."""
     devices = [device for rank in ranks for device in rank.devices]
     return [f"tower {k} ({device})" for k, device in enumerate(devices)]

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from keras_towers.timeline.phases import Calls, find_steps, tower_phases
-from keras_towers.timeline.recording import Recording, joined, tower_names
+from keras_towers.timeline.recording import RankRecording, joined, tower_names
 
 # The row of a rank's loop; towers have those from 1.
 _LOOP = 0
 
 
-def write(path: Path, ranks: Sequence[Recording], last: int) -> None:
+def write(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
     """Write the events of the last steps, or calls, of aligned ranks."""
     places = [(r.rank, 1 + k) for r in ranks for k in range(len(r.devices))]
     rows = {(r.rank, _LOOP): "input and callbacks" for r in ranks}
@@ -62,7 +62,7 @@ def _event(
 
 
 def _tower_events(
-    ranks: Sequence[Recording], places: Sequence[tuple[int, int]], last: int
+    ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the phases of the towers' last steps."""
     stamps = joined(ranks)
@@ -81,7 +81,7 @@ def _tower_events(
             yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
 
 
-def _loop_events(rank: Recording, last: int) -> Iterator[dict[str, Any]]:
+def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
     """Yield what Keras's loop has done around the last steps."""
     calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)

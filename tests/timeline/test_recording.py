@@ -64,7 +64,7 @@ def test_only_the_last_calls_are_kept(clock):
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
     nothing = np.empty((0, 3)), np.empty((4, 0))
-    return recording.Recording(
+    return recording.RankRecording(
         0, machine, [], first_step, 0, stamps, *nothing, []
     )
 
