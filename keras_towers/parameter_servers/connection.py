@@ -257,16 +257,16 @@ class ServerPeers:
         self.prefix = prefix
         self.stall_shutdown_s = stall_shutdown_s
         self._number = 0
-        self._look: Callable[[], None] = lambda: None
+        self._poll: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
-    def looking(self, look: Callable[[], None]) -> Iterator[None]:
+    def polling(self, poll: Callable[[], None]) -> Iterator[None]:
         """Call something every now and then while this worker waits."""
-        before, self._look = self._look, look
+        before, self._poll = self._poll, poll
         try:
             yield
         finally:
-            self._look = before
+            self._poll = before
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the values of all workers, by rank.
@@ -312,7 +312,7 @@ class ServerPeers:
             try:
                 return wait(store, key, look_s)
             except TimeoutError:
-                self._look()
+                self._poll()
             come = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in come] or [0]
             who = ", ".join(

@@ -199,5 +199,5 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.served.workers._of_all("failed")[0]
+    told = mine._components.calls.last.served.workers._by_rank("failed")[0]
     assert told.startswith("ValueError: Data cardinality")

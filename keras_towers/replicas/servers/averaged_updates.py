@@ -18,10 +18,8 @@ from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
-    WorkerUpdates,
-)
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import WorkerUpdates
 
 
 class AveragedUpdates(WorkerUpdates):
@@ -157,7 +155,7 @@ class AveragedUpdates(WorkerUpdates):
             self._group.tell,
             self._served.peers.stall_shutdown_s,
         )
-        self._look_for_lost = self._served.workers.losing(
+        self._poll_lost = self._served.workers.loss_poller(
             lambda rank: self._coordinated.tell(Event.LOST, rank)
         )
         coordinator.start()
@@ -166,14 +164,14 @@ class AveragedUpdates(WorkerUpdates):
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
         with self._served.connection.naming_lost_servers():
-            return remote.run(function, look=self._look)
+            return remote.run(function, poll=self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._abandoned:
             raise TowerError("the fit has failed")
         if self._coordinator is not None:
             self._coordinator.check()
-            self._look_for_lost()
+            self._poll_lost()
 
     def _failed(self, error: BaseException) -> None:
         if self._abandoned:

@@ -37,11 +37,8 @@ from keras_towers.replicas.replica_call import (
 )
 from keras_towers.replicas.servers import session as session_lib
 from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.session import Session
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
-    WorkerUpdates,
-)
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import Session, WorkerUpdates
 from keras_towers.replicas.servers.workers import Workers
 
 
@@ -150,7 +147,7 @@ class ServedCalls(TowerCalls):
             with (
                 # Callbacks read what the servers hold, too.
                 self._peers.connection.naming_lost_servers(),
-                self._peers.looking(workers.watching(needs_all=True)),
+                self._peers.polling(workers.poller(needs_all=True)),
             ):
                 return super().run(asked)
         except BaseException as error:

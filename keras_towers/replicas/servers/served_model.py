@@ -1,4 +1,4 @@
-"""The copies of a model's variables that parameter servers hold."""
+"""A model that the workers of a job train, and its variables on servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,48 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.tower_variables import component
-from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
 from keras_towers.replicas.servers.barrier import PARTS
+from keras_towers.replicas.servers.workers import Workers
 
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
+
+
+class ServedModel:
+    """What the parts of a session share: the model's place among the workers.
+
+    Attributes:
+        variables: its copies on the servers.
+        workers: those of the ``fit`` that runs.
+        calls: operations that end by ``FitEnded`` once the chief has ended
+            the ``fit``.
+        splits_batches: whether the workers share each batch.
+    """
+
+    workers: Workers
+
+    def __init__(self, peers: ServerPeers, number: int, splits_batches: bool):
+        self.peers = peers
+        self.connection = peers.connection
+        self.rank: int = peers.rank
+        self.name = f"{peers.prefix}/model_{number}"
+        self.server: str = self.connection.devices[0]
+        self.splits_batches = splits_batches
+        self.variables: ServerVariables = ServerVariables(
+            self.name,
+            self.connection,
+            lambda function: self.workers.run(function),
+        )
+        self.calls: Functions = Functions(self.run_in_step)
+        self.connection.dropped.drop_with(self, self.name)
+
+    def run_in_step(self, function: Any) -> list[Any]:
+        """Run a concrete function, unless the chief ends the ``fit``."""
+        return self.workers.run(function, in_step=True)
 
 
 class ServerVariables:
