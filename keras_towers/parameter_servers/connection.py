@@ -160,9 +160,25 @@ class Connection:
             self.leave(str(error or "its fit did not end"))
         self._watch.stop()
 
-    def naming_lost_servers(self) -> contextlib.AbstractContextManager[None]:
-        """Let errors name a lost server that is their cause."""
-        return naming_lost_servers(self.cluster, self._name)
+    @contextlib.contextmanager
+    def naming_lost_servers(self) -> Iterator[None]:
+        """Turn an error that a lost server causes into what is to be done."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            time.sleep(settings.DYING_S)
+            reason = _BROKEN.get(type(error))
+            servers = enumerate(self.cluster.ps)
+            lost = {n: a for n, a in servers if not is_reachable(a)}
+            if lost:
+                reason = f"{_named(lost)} cannot be reached any more"
+            if reason is None:
+                raise
+            first, *_ = str(error.message).strip().splitlines() or [""]
+            raise TowerError(
+                f"{self._name} has to end: {reason}. Start all tasks of the "
+                f"job again, from a backup. ({type(error).__name__}: {first})"
+            ) from error
 
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
@@ -173,30 +189,6 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
             return
         if waited_s:
             announce(f"{name} waits for {_named(missing)}")
-
-
-@contextlib.contextmanager
-def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
-    """Turn an error that a lost server causes into one that says what to do."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        time.sleep(settings.DYING_S)
-        lost = [
-            f"ps {server} at {address}"
-            for server, address in enumerate(cluster.ps)
-            if not is_reachable(address)
-        ]
-        what = _BROKEN.get(type(error))
-        if lost:
-            what = f"{' and '.join(lost)} cannot be reached any more"
-        if what is None:
-            raise
-        first, *_ = str(error.message).strip().splitlines() or [""]
-        raise TowerError(
-            f"{task} has to end: {what}. Start all tasks of the job again, "
-            f"from a backup. ({type(error).__name__}: {first})"
-        ) from error
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:

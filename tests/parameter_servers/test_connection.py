@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import (
+    Connection,
     Dropped,
-    naming_lost_servers,
     take_role,
 )
 from keras_towers.rendezvous.environments.tf_config import Cluster
@@ -88,8 +88,9 @@ def test_without_a_cluster(monkeypatch):
 def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
     mine = cluster(ps=servers, worker="127.0.0.1:1")
     error = getattr(tf.errors, kind)(None, None, "\nSocket closed\nmore")
+    worker = SimpleNamespace(cluster=mine, _name="worker 0")
     raised = pytest.raises(TowerError if said else type(error))
-    with raised as caught, naming_lost_servers(mine, "worker 0"):
+    with raised as caught, Connection.naming_lost_servers(worker):
         raise error
     if said:
         named = said.format(f"ps 0 at {mine.ps[0]}")
