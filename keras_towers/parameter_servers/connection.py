@@ -57,26 +57,26 @@ class Dropped:
     def __init__(self, size: int):
         self._size = size
         self._watched = 0
-        self._news: list[str] = []
+        self._names: list[str] = []
         self._by: dict[str, set[int]] = {}
 
     def drop_with(self, owner: object, name: str) -> None:
         """Drop a name with an object, when that is gone."""
         self._watched += 1
-        weakref.finalize(owner, self._news.append, name).atexit = False
+        weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def news(self) -> list[str]:
+    def take_dropped(self) -> list[str]:
         """The names that this worker has dropped since the last time."""
         if self._watched:
             # Models are in cycles of references.
             gc.collect()
             self._watched = 0
-        told, self._news[:] = list(self._news), []
-        return told
+        names, self._names[:] = list(self._names), []
+        return names
 
-    def heard(self, news: Sequence[Sequence[str]]) -> list[str]:
-        """Take in the news of all workers, by rank."""
-        for rank, names in enumerate(news):
+    def merge(self, dropped: Sequence[Sequence[str]]) -> list[str]:
+        """Return what all have dropped now, given what each rank has."""
+        for rank, names in enumerate(dropped):
             for name in names:
                 self._by.setdefault(name, set()).add(rank)
         free = [n for n, by in self._by.items() if len(by) == self._size]
@@ -270,20 +270,20 @@ class ServerPeers:
         where = f"{self.prefix}/told/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
-        mine = plain.encode(value).decode()
-        store.put(f"{where}-{self.rank}", mine)
+        own = plain.encode(value).decode()
+        store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
-            told = self._await(_Everyone(store, self.size), where)
+            values = self._await(_Everyone(store, self.size), where)
             # As a rule most are equal.
-            texts = list(dict.fromkeys(told))
-            numbers = [texts.index(text) for text in told]
+            texts = list(dict.fromkeys(values))
+            numbers = [texts.index(text) for text in values]
             store.put(where, [texts, numbers])
         else:
             texts, numbers = self._await(store, where)
-            told = [texts[number] for number in numbers]
+            values = [texts[number] for number in numbers]
         # Another one than before, of a worker that has come back.
-        told[self.rank] = mine
-        return [plain.decode(text.encode()) for text in told]
+        values[self.rank] = own
+        return [plain.decode(text.encode()) for text in values]
 
     def _refuse_second_chief(self, key: str) -> None:
         """End a chief that another one has begun to tell the workers."""

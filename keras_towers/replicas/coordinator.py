@@ -36,7 +36,7 @@ class Coordinator(threading.Thread):
         apply: Callable[[int, Sequence[int]], Any],
         failed: Callable[[BaseException], None],
         until_left: int | None = None,
-        tell: Callable[[Event], None] | None = None,
+        send: Callable[[Event], None] | None = None,
         limit_s: float | None = None,
     ):
         """Create the thread; all replicas end when ``until_left`` have left."""
@@ -47,7 +47,7 @@ class Coordinator(threading.Thread):
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
-        self._tell = tell or group.tell
+        self._send = send or group.send
         self._limit_s = limit_s
         replicas = group.quorum.replicas
         self._quota = group.quorum.quotas
@@ -88,7 +88,7 @@ class Coordinator(threading.Thread):
             return
         done = threading.Event()
         self._waited_for.append(done)
-        self._tell(event)
+        self._send(event)
         begun = time.monotonic()
         while not done.wait(0.1) and not self._ended.is_set():
             self._check(begun)
@@ -96,7 +96,7 @@ class Coordinator(threading.Thread):
     def end(self) -> None:
         """End the thread, and wait for it."""
         if self.is_alive():
-            self._tell(Event.END)
+            self._send(Event.END)
             begun = time.monotonic()
             self.join(self._limit_s)
             if self.is_alive():
@@ -183,10 +183,10 @@ class Coordinator(threading.Thread):
         """How many gradients the next update waits for."""
         if self._until_left is not None:
             return max(1, self._aggregate - len(self._left))
-        there = sum(self._quota)
-        spare = min(len(self._lost), there - self._aggregate)
+        total = sum(self._quota)
+        spare = min(len(self._lost), total - self._aggregate)
         left = sum(self._quota[replica] for replica in self._left)
-        return max(1, min(self._aggregate, there - left - spare))
+        return max(1, min(self._aggregate, total - left - spare))
 
     def _update(self, arrived: int) -> None:
         tokens = self._tokens()
@@ -280,9 +280,9 @@ class EarlyCoordinator(Coordinator):
         """Begin the next update, with the replicas that have come back."""
         back, self._back = self._back, set()
         self._left -= back
-        here = [r not in self._left for r in range(len(self._used))]
-        if any(here):
-            self._running = self._apply(sum(here), [*map(int, here)])
+        tokens = [int(r not in self._left) for r in range(len(self._used))]
+        if any(tokens):
+            self._running = self._apply(sum(tokens), tokens)
         if back:
             self._give(back)
 

@@ -113,17 +113,19 @@ def test_what_one_worker_still_has_is_kept():
     kept = Model()
     chief.drop_with(Model(), "b")
     other.drop_with(kept, "b")
-    assert chief.heard([chief.news(), other.news()]) == ["a"]
-    assert chief.news() == other.news() == []
+    assert chief.merge([chief.take_dropped(), other.take_dropped()]) == ["a"]
+    assert chief.take_dropped() == other.take_dropped() == []
     del kept
     # It is found out where something else has been made.
     other.drop_with(Model(), "c")
     chief.drop_with(Model(), "c")
-    assert sorted(chief.heard([chief.news(), other.news()])) == ["b", "c"]
+    assert sorted(
+        chief.merge([chief.take_dropped(), other.take_dropped()])
+    ) == ["b", "c"]
 
 
 def test_news_of_a_worker_that_comes_back_count_once():
     chief = Dropped(2)
-    assert chief.heard([[], ["a"]]) == []
-    assert chief.heard([[], ["a"]]) == []
-    assert chief.heard([["a"], []]) == ["a"]
+    assert chief.merge([[], ["a"]]) == []
+    assert chief.merge([[], ["a"]]) == []
+    assert chief.merge([["a"], []]) == ["a"]

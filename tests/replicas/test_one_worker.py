@@ -43,7 +43,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     def compare(epoch, logs):
         held = mine._components.calls.last.served.variables
         for local in model.weights:
-            np.testing.assert_array_equal(local, held.of(local))
+            np.testing.assert_array_equal(local, held.copy_of(local))
         # After a step they are not what they were.
         assert not np.allclose(model.weights[-1], 1)
 

@@ -140,7 +140,7 @@ class ReplicaSchedule(UpdateSchedule):
         )
         self._begins(self._coordinator)
         for replica in range(self._quorum.replicas):
-            self._group.tell(Event.ENTERED, replica)
+            self._group.send(Event.ENTERED, replica)
         self._coordinator.start()
 
     def _error(self, error: BaseException) -> None:

@@ -92,7 +92,7 @@ class DirectUpdates(WorkerUpdates):
         variables = self._served.variables
         values = variables.read(variables.trained)
         self.have_read(values)
-        variables.take(variables.trained, values)
+        variables.write_here(variables.trained, values)
 
     @contextlib.contextmanager
     def trace_step(self) -> Iterator[None]:

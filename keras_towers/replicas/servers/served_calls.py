@@ -171,8 +171,10 @@ class ServedCalls(TowerCalls):
                 self._by_itself, self.adoption, asked, prepared, start
             )
         refuse_eager(self._config, asked.model)
-        given = self._step, self.adoption, asked, prepared, start
-        call = ServedFit(self.session_of(asked.model), *given)
+        session = self.session_of(asked.model)
+        call = ServedFit(
+            session, self._step, self.adoption, asked, prepared, start
+        )
         if self._quorum is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
                 self._quorum, lambda: self._counts_of(call.session)
@@ -198,18 +200,18 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        given = self.asked.given
+        arguments = self.asked.given
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), joins
+        arguments["callbacks"] = callbacks_lib.with_added(
+            arguments.get("callbacks"), joins
         )
         add_atomically()
         with (
             patches.held(_draw_apart),
-            self.told(),
+            self.reported(),
             self._ended(),
             self._joined(),
             super().opened(),

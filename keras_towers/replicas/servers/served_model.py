@@ -111,10 +111,10 @@ class ServerVariables:
             for optimizer in state.optimizers
             for slot, weight in state_lib.slots_of(optimizer)
         }
-        for each in self._all:
-            dtype = keras.backend.standardize_dtype(each.dtype)
-            if each not in self._copies and dtype != "string":
-                self._add(each, slots.get(id(each)))
+        for local in self._all:
+            dtype = keras.backend.standardize_dtype(local.dtype)
+            if local not in self._copies and dtype != "string":
+                self._add(local, slots.get(id(local)))
 
     def _add(
         self, local: keras.Variable, beside: keras.Variable | None
@@ -136,7 +136,7 @@ class ServerVariables:
     def __contains__(self, local: Any) -> bool:
         return isinstance(local, keras.Variable) and local in self._copies
 
-    def of(self, local: Any) -> tf.Variable:
+    def copy_of(self, local: Any) -> tf.Variable:
         """Return the copy of a variable."""
         self._check([local])
         return self._copies[local]
@@ -158,8 +158,8 @@ class ServerVariables:
         optimizer in a condition or a loop writes them, too.
         """
         paths = {
-            id(component(each._value).handle): each.path
-            for each in self._held(self.trained)
+            id(component(local._value).handle): local.path
+            for local in self._held(self.trained)
         }
         trained = {
             id(inside): paths[id(outside)]
@@ -181,53 +181,53 @@ class ServerVariables:
 
     def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
         """Write local values into the copies; None: of all variables."""
-        mine = [
-            each
-            for each in self._held(variables)
-            if each._value is not self._copies[each]
+        changed = [
+            local
+            for local in self._held(variables)
+            if local._value is not self._copies[local]
         ]
 
         def body() -> None:
-            for each in mine:
-                copy = self._copies[each]
-                value = component(each._value).read_value()
+            for local in changed:
+                copy = self._copies[local]
+                value = component(local._value).read_value()
                 with tf.device(copy.device):
                     copy.assign(value, read_value=False)
 
-        self._call("put", mine, body)
+        self._call("put", changed, body)
 
     def get(self) -> None:
         """Write the copies into the local variables."""
-        mine = self._held(None)
-        self._call("get", mine, lambda: self.copy_here(mine))
+        held = self._held(None)
+        self._call("get", held, lambda: self.copy_here(held))
 
     def copy_here(
         self, variables: Sequence[keras.Variable] | None = None
     ) -> None:
         """Do as ``get``, as part of a function; None: the trained weights."""
         variables = self.trained if variables is None else variables
-        self.take(variables, self.read(variables))
+        self.write_here(variables, self.read(variables))
 
     def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Read the copies, where they are, as part of a function."""
         values = []
-        for each in variables:
-            copy = self._copies[each]
+        for local in variables:
+            copy = self._copies[local]
             with tf.device(copy.device):
                 values.append(copy.read_value())
         return values
 
-    def take(
+    def write_here(
         self,
         variables: Sequence[keras.Variable],
         values: Sequence[tf.Tensor],
     ) -> None:
         """Write what was read into the local variables."""
-        for each, value in zip(variables, values, strict=True):
-            local = component(each._value)
-            if local is not self._copies[each]:
-                with tf.device(local.device):
-                    local.assign(value, read_value=False)
+        for local, value in zip(variables, values, strict=True):
+            native = component(local._value)
+            if native is not self._copies[local]:
+                with tf.device(native.device):
+                    native.assign(value, read_value=False)
         variables_lib.copy_to_towers(variables)
 
     def send(
@@ -287,15 +287,15 @@ class ServerVariables:
     def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
         before = []
         try:
-            for each in self._held(variables):
-                if each._value is not self._copies[each]:
+            for local in self._held(variables):
+                if local._value is not self._copies[local]:
                     # Recorded first, so that a Ctrl-C is undone, too.
-                    before.append((each, each._value))
-                    each._value = self._copies[each]
+                    before.append((local, local._value))
+                    local._value = self._copies[local]
             yield
         finally:
-            for each, value in before:
-                each._value = value
+            for local, value in before:
+                local._value = value
 
     @contextlib.contextmanager
     def at_servers(
@@ -333,10 +333,10 @@ def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     least = max(settings.PART_BYTES, sum(sizes) / PARTS)
     parts: list[list[keras.Variable]] = []
     left = 0.0
-    for each, size in zip(reversed(trained), reversed(sizes), strict=True):
+    for weight, size in zip(reversed(trained), reversed(sizes), strict=True):
         if left <= 0:
             parts.append([])
             left = least
-        parts[-1].append(each)
+        parts[-1].append(weight)
         left -= size
     return parts if len(parts) > 1 else []

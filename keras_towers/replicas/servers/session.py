@@ -177,9 +177,9 @@ class NextWeights:
         if self._asked is None:
             turn, stopped = self._served.calls("next", self._read)
         else:
-            asked, self._asked = self._asked, None
+            running, self._asked = self._asked, None
             self._gate.put(0)
-            turn, stopped = self._served.workers.wait(asked, in_step=True)
+            turn, stopped = self._served.workers.wait(running, in_step=True)
         return int(turn) >= 0, value_of(stopped) or 0
 
     def _read(
@@ -204,7 +204,7 @@ class NextWeights:
                 values = variables.read(trained)
         updates.have_read([stopped, *values])
         with tf.control_dependencies([turn, *gate()]):
-            variables.take(trained, values)
+            variables.write_here(trained, values)
         return turn, stopped
 
 
@@ -372,8 +372,8 @@ class Session:
 def _free_dropped(peers: ServerPeers, where: str) -> None:
     """Free what no worker needs any more; the chief does it for all."""
     dropped = peers.connection.dropped
-    news = check.gather(peers, dropped.news(), where)
-    for name in dropped.heard(news):
+    by_rank = check.gather(peers, dropped.take_dropped(), where)
+    for name in dropped.merge(by_rank):
         if peers.rank > 0:
             resources.forget(name)
             continue
