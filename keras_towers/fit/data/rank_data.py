@@ -121,7 +121,9 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(f"numbers of batches differ ({check.each(counts)})")
+        raise _different(
+            f"numbers of batches differ ({check.describe_ranks(counts)})"
+        )
     if any(plan[2] for plan in plans):
         raise _different("every rank shuffles it without a seed")
     if all(plan[1] for plan in plans):

@@ -156,10 +156,16 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        copies, xla = self.update.copies, bool(model.jit_compile)
+        config, copies = self.config, self.update.copies
+        xla = bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(step, divided.whole, kind, self.update, xla)
-        config = self.config
+            traced = trace(
+                step,
+                divided.whole,
+                kind,
+                own_statistics=config.batch_norm == "tower",
+                xla=xla,
+            )
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]

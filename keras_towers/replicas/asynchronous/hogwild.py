@@ -58,7 +58,7 @@ class HogwildUpdate(UpdateOnce):
         self._made_for.add(holder)
 
     def release(self) -> None:
-        """Stop intercepting the calls of all optimizers; drop their locks."""
+        """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
         for holder in self._made_for:
