@@ -208,12 +208,18 @@ class ServedFit(ReplicaCall):
         arguments["callbacks"] = callbacks_lib.with_added(
             arguments.get("callbacks"), joins
         )
-        add_atomically()
+        # The session ends before the optimizer gives the weights their final
+        # values.
+        optimizer = self.model.optimizer
+        methods: dict[str, Any] = {}
+        if optimizer is not None:
+            methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_draw_apart),
+            patches.held(_share_variables),
             self.reported(),
             self._ended(),
-            self._joined(),
+            session_lib.current.filled(self.session),
+            patches.shadowed(optimizer, patches.bound(optimizer, methods)),
             super().opened(),
         ):
             yield
@@ -299,24 +305,6 @@ class ServedFit(ReplicaCall):
         stops = bool(self.model.stop_training)
         self.model.stop_training = self.session.end_epoch(epoch, stops)
 
-    @contextlib.contextmanager
-    def _joined(self) -> Iterator[None]:
-        """Train with the other workers inside a block.
-
-        The session ends before the optimizer gives the weights their final
-        values. What the chief's callbacks assign reaches the servers, too.
-        """
-        optimizer = self.model.optimizer
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(session_lib.current.filled(self.session))
-            if optimizer is not None:
-                methods = {"finalize_variable_values": self._finalize}
-                bound = patches.bound(optimizer, methods)
-                stack.enter_context(patches.shadowed(optimizer, bound))
-            if self.session.served.rank == 0:
-                patches.replace(compat.KerasVariable, "assign", _assign)
-            yield
-
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
     ) -> None:
@@ -345,16 +333,20 @@ class ServedFit(ReplicaCall):
                 self.session.end(error)
 
 
+def _share_variables() -> None:
+    """Replace how workers draw, and write variables that they share."""
+    add_atomically()
+    patches.replace(compat.KerasVariable, "assign", _assign)
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Assign; what a callback of the chief assigns reaches the servers."""
     result = original(variable, value)
     session = session_lib.current.get()
     if session is not None and tf.executing_eagerly():
         session.put_assigned(variable)
     return result
-
-
-def _draw_apart() -> None:
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _next_seed(

@@ -360,7 +360,7 @@ class Session:
 
     def put_assigned(self, variable: keras.Variable) -> None:
         """Give the servers the value that the chief has assigned."""
-        if self._fits:
+        if self._is_chief and self._fits:
             self.served.variables.put([variable])
 
     def put_others(self) -> None:
