@@ -47,12 +47,13 @@ _connection: Connection | None = None
 
 
 class Dropped:
-    """Finds the names of shared resources that all workers have dropped."""
+    """Finds the names of shared resources that all workers have dropped.
 
-    # A worker drops a name when the objects by which it knew the resource are
-    # gone. What every worker has told that it has dropped can be freed: nobody
-    # is late, and nobody asks for it again, except for a worker that dies and
-    # runs its program from the beginning.
+    A worker drops a name when the objects by which it knew the resource are
+    gone. What every worker has told that it has dropped can be freed: nobody is
+    late, and nobody asks for it again, except for a worker that dies and runs
+    its program from the beginning.
+    """
 
     def __init__(self, size: int):
         self._size = size

@@ -29,11 +29,12 @@ _SERVER = -1
 
 
 class ServerStore:
-    """A ``Store`` on a parameter server, which lives as long as the server."""
+    """A ``Store`` on a parameter server, which lives as long as the server.
 
-    # Keys differ in data only, so that a server keeps two functions of each
-    # process for all of them. A server that does not answer is a TowerError,
-    # one that cannot be reached a tf.errors.OpError.
+    Keys differ in data only, so that a server keeps two functions of each
+    process for all of them. A server that does not answer is a TowerError, one
+    that cannot be reached a tf.errors.OpError.
+    """
 
     def __init__(
         self,

@@ -19,16 +19,17 @@ NAME = "keras_towers-coordinator"
 
 
 class Coordinator(threading.Thread):
-    """Counts arrivals; applies the average as soon as enough have come."""
+    """Counts arrivals; applies the average as soon as enough have come.
 
-    # Where every replica has its own tokens, one that has pushed a gradient
-    # gets a token with the next update. If that update has already been made
-    # without it, its gradient was dropped, and it gets a token at once.
-    # Replicas whose data has ended are not waited for, and neither are those
-    # that are lost, as long as there are others to spare for them.
-    #
-    # A replica that was started again goes on after the last gradient that it
-    # had pushed: it gets a token when it may push the next one.
+    Where every replica has its own tokens, one that has pushed a gradient gets
+    a token with the next update. If that update has already been made without
+    it, its gradient was dropped, and it gets a token at once. Replicas whose
+    data has ended are not waited for, and neither are those that are lost, as
+    long as there are others to spare for them.
+
+    A replica that was started again goes on after the last gradient that it had
+    pushed: it gets a token when it may push the next one.
+    """
 
     def __init__(
         self,
@@ -229,14 +230,14 @@ class Coordinator(threading.Thread):
 
 
 class EarlyCoordinator(Coordinator):
-    """Begins each update before its gradients, one of every replica, come."""
+    """Begins each update before its gradients, one of every replica, come.
 
-    # Each weight is then updated as soon as all of its gradients are there,
-    # while others are still on their way. Every update needs a gradient of each
-    # replica that has not left, and all of these get a token with it. A replica
-    # leaves between its gradients: an update that waits for it has begun with
-    # no weight, and can be broken off. Here ``apply`` returns such an update,
-    # which runs.
+    Each weight is then updated as soon as all of its gradients are there, while
+    others are still on their way. Every update needs a gradient of each replica
+    that has not left, and all of these get a token with it. A replica leaves
+    between its gradients: an update that waits for it has begun with no weight,
+    and can be broken off. Here ``apply`` returns such an update, which runs.
+    """
 
     _running: Running | None = None
 

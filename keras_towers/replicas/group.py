@@ -46,11 +46,12 @@ class Event(enum.IntEnum):
 
 
 class Group:
-    """The replicas of a model, on the device where they meet."""
+    """The replicas of a model, on the device where they meet.
 
-    # A token is the right to push one gradient; its number is the global step
-    # for which it was handed out. ``start`` to ``advance`` are operations, part
-    # of a tf.function; the other methods run by themselves.
+    A token is the right to push one gradient; its number is the global step for
+    which it was handed out. ``start`` to ``advance`` are operations, part of a
+    tf.function; the other methods run by themselves.
+    """
 
     def __init__(
         self,

@@ -35,12 +35,13 @@ _ALL = -1
 
 
 class Notes:
-    """Lets workers wait until others have told that they are far enough."""
+    """Lets workers wait until others have told that they are far enough.
 
-    # Who tells puts a note into the queue of each worker: the part, who it is,
-    # and a number that only grows. What a worker has heard stays on the server:
-    # nothing crosses the network until the wait is over. All methods are
-    # operations, part of a tf.function.
+    Who tells puts a note into the queue of each worker: the part, who it is,
+    and a number that only grows. What a worker has heard stays on the server:
+    nothing crosses the network until the wait is over. All methods are
+    operations, part of a tf.function.
+    """
 
     def __init__(
         self, name: str, device: str, rank: int, size: int, publishers: int
@@ -107,10 +108,11 @@ class Notes:
 
 
 class Barrier(Notes):
-    """Lets workers go on when all have come as often as each of them."""
+    """Lets workers go on when all have come as often as each of them.
 
-    # How often a worker has come stays on the server, for the case that it dies
-    # and returns.
+    How often a worker has come stays on the server, for the case that it dies
+    and returns.
+    """
 
     def __init__(self, name: str, device: str, rank: int, size: int):
         super().__init__(name, device, rank, size, size)

@@ -62,11 +62,12 @@ class ServedModel:
 
 
 class ServerVariables:
-    """Copies of a model's variables on parameter servers, found by name."""
+    """Copies of a model's variables on parameter servers, found by name.
 
-    # All workers create them in the same order. In every worker the Keras
-    # variables keep their local values; the copies take their place inside
-    # in_place and at_servers.
+    All workers create them in the same order. In every worker the Keras
+    variables keep their local values; the copies take their place inside
+    in_place and at_servers.
+    """
 
     def __init__(
         self,
