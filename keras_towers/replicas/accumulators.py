@@ -144,15 +144,16 @@ class _Sparse(Accumulator):
             f"the gradient of {self._spec.name} has too many slices",
         )
         with tf.control_dependencies([fits]):
-            mine = (rows * GRADIENTS + number) * _SLICES + tf.range(slices)
+            numbers = (rows * GRADIENTS + number) * _SLICES
+            numbers += tf.range(slices)
         # TensorFlow merges gradients whose indices are in order.
-        order = tf.argsort(mine)
+        order = tf.argsort(numbers)
         values = tf.cast(grad.values, self._spec.accumulated)
         one = tf.ones([1, *self._spec.shape[1:]], values.dtype)
         last = tf.constant([self._spec.shape[0] * _PER_ROW], tf.int64)
         counted = tf.IndexedSlices(
             tf.concat([tf.gather(values, order), one], 0),
-            tf.concat([tf.gather(mine, order), last], 0),
+            tf.concat([tf.gather(numbers, order), last], 0),
         )
         with tf.device(self._spec.device):
             return self._found().apply_indexed_slices_grad(counted, step)
