@@ -35,10 +35,13 @@ from keras_towers.replicas.replica_call import (
     TrainFunction,
     refuse_eager,
 )
-from keras_towers.replicas.servers import session as session_lib
 from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
 from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import Session, WorkerUpdates
+from keras_towers.replicas.servers.session import (
+    Session,
+    WorkerUpdates,
+    current_session,
+)
 from keras_towers.replicas.servers.workers import Workers
 
 
@@ -49,7 +52,7 @@ class _ToServers:
     _sums: Callable[..., list[list[Any]]]
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        session = session_lib.current.get()
+        session = current_session.get()
         if session is None:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
@@ -218,7 +221,7 @@ class ServedFit(ReplicaCall):
             patches.held(_share_variables),
             self.reported(),
             self._ended(),
-            session_lib.current.filled(self.session),
+            current_session.filled(self.session),
             patches.shadowed(optimizer, patches.bound(optimizer, methods)),
             super().opened(),
         ):
@@ -343,7 +346,7 @@ def _share_variables() -> None:
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Assign; what a callback of the chief assigns reaches the servers."""
     result = original(variable, value)
-    session = session_lib.current.get()
+    session = current_session.get()
     if session is not None and tf.executing_eagerly():
         session.put_assigned(variable)
     return result
@@ -354,7 +357,7 @@ def _next_seed(
 ) -> Any:
     """Let workers that read data of their own draw numbers of their own."""
     seed = original(generator, *args, **kwargs)
-    session = session_lib.current.get()
+    session = current_session.get()
     if session is None or session.served.splits_batches:
         return seed
     return seed_of_replica(seed, session.served.rank)

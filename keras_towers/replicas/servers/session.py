@@ -54,7 +54,7 @@ from keras_towers.replicas.servers.workers import FitEnded
 _HOST = "/device:CPU:0"
 
 # The session whose fit runs in this thread.
-current: Slot[Session] = Slot()
+current_session: Slot[Session] = Slot()
 
 
 class WorkerUpdates:
