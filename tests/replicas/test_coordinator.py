@@ -50,7 +50,9 @@ class Played:
             self.start(replica)
         # It waits in a thread of its own.
         self.coordinator = self.kind(
-            *(self.group.run_by(flat), self.apply, self.errors.append),
+            self.group.run_by(flat),
+            self.apply,
+            self.errors.append,
             limit_s=limit_s,
         )
         self.coordinator.start()

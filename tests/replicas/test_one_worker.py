@@ -187,7 +187,7 @@ def test_where_a_backup_begins_is_left_as_it_was(strategy, tmp_path):
             fit(model, epochs=4, callbacks=[backup, Break()])
         with strategy:
             history = model.fit(
-                *(X, Y, 16, 4), shuffle=False, verbose=0, callbacks=[backup]
+                X, Y, 16, 4, shuffle=False, verbose=0, callbacks=[backup]
             )
         assert history.epoch == [2, 3]
         return model._initial_epoch
