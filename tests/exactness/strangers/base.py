@@ -1,4 +1,4 @@
-"""What the steps of strangers share: small data, and a model with a step of its own."""
+"""What the steps share: small data, and a model with a step of its own."""
 
 import keras
 import numpy as np
@@ -37,14 +37,20 @@ def dense(*units, act="tanh", bias=True):
     )
 
 
+def cross(y, logits):
+    """Cross-entropy of each example."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.cast(y, "int32"), logits
+    )
+
+
 class Own(keras.Model):
-    """A model whose step minimises `loss_of(x, y)`, a loss or a dictionary of logs."""
+    """A model whose step minimises `loss_of(x, y)`: a loss, or logs."""
 
     def __init__(self, **parts):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
-        self.means = {}
         self.create()
 
     def create(self):

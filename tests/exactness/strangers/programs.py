@@ -1,17 +1,18 @@
-"""Odd programs: layouts of the batch, loops that train, tables, parsers, callbacks."""
+"""Odd programs: loops that train, inner functions, parsers, callbacks."""
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
-from .base import CASES, Own, built, case, dense, floats, ints
-
-
-def cross(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.cast(y, "int32"), logits
-    )
+from tests.exactness.strangers.base import (
+    Own,
+    built,
+    case,
+    cross,
+    dense,
+    floats,
+    ints,
+)
 
 
 def with_layer(layer, shape, head=1, loss="mse", **options):
@@ -19,54 +20,6 @@ def with_layer(layer, shape, head=1, loss="mse", **options):
     model = keras.Model(x, keras.layers.Dense(head)(layer(x)))
     model.compile(options.pop("optimizer", "adam"), loss, **options)
     return model, floats(20, *shape), floats(20, head, seed=1)
-
-
-@case
-def critic_trained_in_a_loop_of_tensorflow():
-    """`for _ in tf.range(n)`: the optimizer runs within a while loop of the graph."""
-
-    class Loop(Own):
-        def create(self):
-            self.net.build((None, 6))
-            self.other.build((None, 6))
-            self.critic = keras.optimizers.SGD(0.05, momentum=0.9)
-            self.critic.build(self.other.trainable_variables)
-
-        @tf.function
-        def inner(self, x):
-            total = tf.constant(0.0)
-            weights = self.other.trainable_variables
-            for i in tf.range(3):
-                with tf.GradientTape() as tape:
-                    noise = tf.random.stateless_normal(
-                        tf.shape(x), tf.stack([i, 3])
-                    )
-                    fake = x + noise
-                    loss = tf.reduce_mean(
-                        tf.nn.softplus(self.other(fake))
-                        + tf.nn.softplus(-self.other(x))
-                    )
-                self.critic.apply(tape.gradient(loss, weights), weights)
-                total += loss
-            return total
-
-        def weights_of_step(self):
-            return self.net.trainable_variables
-
-        def train_step(self, data):
-            logs = super().train_step(data)
-            return {**logs, "critic": self.inner(data[0])}
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean(
-                (self.net(x) - y) ** 2
-            ) - 0.01 * tf.reduce_mean(self.other(self.net(x)))
-
-    return (
-        built(Loop(net=dense(8, 6), other=dense(8, 1)), floats(2, 6)),
-        floats(20, 6),
-        floats(20, 6),
-    )
 
 
 @case
@@ -106,7 +59,7 @@ def steps_until_the_loss_is_small():
     )
 
 
-@case
+@case(predict=False)
 def dynamic_filters_folded_into_channels():
     """A Siamese tracker: each example has its own depthwise filter."""
 
@@ -132,9 +85,6 @@ def dynamic_filters_folded_into_channels():
     return model, tf.data.Dataset.from_tensor_slices(data).batch(13), None
 
 
-CASES["dynamic_filters_folded_into_channels"][1]["predict"] = False
-
-
 @case
 def styles_that_modulate_and_minibatch_deviation():
     class Modulated(keras.layers.Layer):
@@ -148,7 +98,7 @@ def styles_that_modulate_and_minibatch_deviation():
             w = self.w[None] * style[:, :, None]
             w = w * tf.math.rsqrt(tf.reduce_sum(w**2, 1, keepdims=True) + 1e-6)
             y = tf.einsum("bhwc,bco->bhwo", x, w)
-            # StyleGAN's deviation over groups of examples, padded to a multiple.
+            # StyleGAN's deviation over groups of examples.
             n = tf.shape(y)[0]
             group = tf.minimum(4, n)
             pad = (-n) % group
@@ -168,102 +118,6 @@ def styles_that_modulate_and_minibatch_deviation():
     model = keras.Model(x, keras.layers.Dense(1)(h))
     model.compile("adam", "hinge")
     return model, floats(20, 3, 3, 3), np.sign(floats(20, 1))
-
-
-@case
-def regions_cropped_from_all_images():
-    """Faster R-CNN's head: boxes of all images in one list."""
-
-    class Regions(Own):
-        def call(self, x):
-            features = self.net(x)
-            n = tf.shape(x)[0]
-            corner = tf.sigmoid(self.propose(tf.reduce_mean(features, [1, 2])))
-            corner = tf.reshape(corner, [n, 3, 2]) * 0.5
-            boxes = tf.reshape(tf.concat([corner, corner + 0.4], -1), [-1, 4])
-            owner = tf.repeat(tf.range(n), 3)
-            crops = tf.image.crop_and_resize(features, boxes, owner, [2, 2])
-            scores = self.head(tf.reshape(crops, [-1, 2 * 2 * 3]))
-            return tf.reshape(scores, [n, 3, 2])
-
-        def loss_of(self, x, y):
-            scores = self(x)
-            flat, labels = tf.reshape(scores, [-1, 2]), tf.reshape(y, [-1])
-            # Balanced sampling: as many negatives as positives, the hardest.
-            losses = cross(labels, flat)
-            positive = labels == 1
-            count = tf.reduce_sum(tf.cast(positive, "int32"))
-            negatives = tf.where(positive, -1.0, losses)
-            _, hardest = tf.math.top_k(
-                negatives, tf.minimum(count, tf.size(losses) - count)
-            )
-            total = tf.reduce_sum(
-                tf.boolean_mask(losses, positive)
-            ) + tf.reduce_sum(tf.gather(losses, hardest))
-            return total / (2 * tf.cast(count, "float32") + 1)
-
-    model = Regions(
-        net=keras.layers.Conv2D(3, 2),
-        propose=keras.layers.Dense(6),
-        head=keras.layers.Dense(2),
-    )
-    return built(model, floats(2, 6, 6, 1)), floats(20, 6, 6, 1), ints(2, 20, 3)
-
-
-@case
-def examples_parsed_from_protocol_buffers():
-    class Parsed(Own):
-        def call(self, x):
-            spec = {
-                "v": tf.io.FixedLenFeature([4], "float32"),
-                "ids": tf.io.VarLenFeature("int64"),
-                "tags": tf.io.RaggedFeature("string"),
-            }
-            parsed = tf.io.parse_example(x, spec)
-            e = tf.nn.safe_embedding_lookup_sparse(
-                self.embed.value, parsed["ids"], combiner="sqrtn"
-            )
-            e.set_shape([None, 3])
-            tags = tf.strings.reduce_join(parsed["tags"], 1, separator="_")
-            length = tf.cast(tf.strings.length(tags), "float32")[:, None]
-            vowels = tf.cast(
-                tf.strings.regex_full_match(tags, ".*[ae].*"), "float32"
-            )[:, None]
-            return self.net(tf.concat([parsed["v"], e, length / 9, vowels], 1))
-
-        def create(self):
-            self.embed = self.add_weight(shape=(10, 3))
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean((self(x) - y) ** 2)
-
-    def example(i):
-        words = [b"a", b"xyz", b"e", b"qq"]
-        return tf.train.Example(
-            features=tf.train.Features(
-                feature={
-                    "v": tf.train.Feature(
-                        float_list=tf.train.FloatList(value=floats(4, seed=i))
-                    ),
-                    "ids": tf.train.Feature(
-                        int64_list=tf.train.Int64List(
-                            value=ints(10, i % 4, seed=i)
-                        )
-                    ),
-                    "tags": tf.train.Feature(
-                        bytes_list=tf.train.BytesList(value=words[: i % 5])
-                    ),
-                }
-            )
-        ).SerializeToString()
-
-    x = tf.constant([example(i) for i in range(20)])
-    model = Parsed(net=dense(6, 1))
-    return (
-        built(model, x[:4]),
-        tf.data.Dataset.from_tensor_slices((x, floats(20, 1))).batch(13),
-        None,
-    )
 
 
 @case
@@ -304,54 +158,6 @@ def pngs_decoded_in_the_model():
 
 
 @case
-def sentences_split_into_ragged_words():
-    class Words(Own):
-        def create(self):
-            self.lookup = keras.layers.StringLookup(
-                vocabulary=["a", "bb", "ccc", "dd"]
-            )
-            self.embed = self.add_weight(shape=(5, 4))
-
-        def call(self, x):
-            words = tf.strings.split(tf.strings.lower(x))
-            ids = tf.ragged.map_flat_values(self.lookup, words)
-            e = tf.ragged.map_flat_values(
-                lambda i: tf.gather(self.embed, i), ids
-            )
-            pairs = tf.concat([e[:, 1:], e[:, :-1]], 2)
-            pooled = (
-                tf.reduce_max(pairs.to_tensor(), 1)
-                if False
-                else tf.reduce_mean(e, 1)
-            )
-            longest = tf.reduce_max(
-                tf.ragged.map_flat_values(tf.strings.length, words), 1
-            )
-            both = tf.concat(
-                [
-                    pooled,
-                    tf.cast(longest, "float32")[:, None],
-                    tf.reduce_sum(pairs, 1)[:, :2],
-                ],
-                1,
-            )
-            return self.net(tf.ensure_shape(both, [None, 7]))
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean(cross(y, self(x)))
-
-    words = np.array(["a", "BB", "ccc", "dd", "zz"])
-    x = tf.constant(
-        [" ".join(words[ints(5, 2 + i % 3, seed=i)]) for i in range(20)]
-    )
-    return (
-        built(Words(net=dense(6, 3)), x[:2]),
-        tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(13),
-        None,
-    )
-
-
-@case
 def experts_by_dynamic_partition():
     class Partition(keras.layers.Layer):
         def __init__(self):
@@ -376,53 +182,6 @@ def experts_by_dynamic_partition():
             return joined * tf.reduce_max(p, 1, keepdims=True)
 
     return with_layer(Partition(), (5,))
-
-
-@case
-def layouts_of_the_batch():
-    """Time major, interleaved, folded, every second row, differences of rows."""
-
-    class Layouts(Own):
-        def loss_of(self, x, y):
-            n = tf.shape(x)[0]
-            h = self.net(x)  # b t d
-            major = tf.transpose(h, [1, 0, 2])
-            flat = tf.reshape(h, [-1, 4])
-            folded = tf.reshape(flat, [n * 2, -1, 4])
-            back = tf.reshape(tf.reduce_mean(folded, 1), [n, 2, 4])
-            twice = tf.repeat(h, 2, 0)
-            mixed = tf.stack([twice[::2], twice[1::2]], 1)
-            strided = tf.reduce_sum(h[::2] ** 2) - tf.reduce_sum(h[1::2] * 0.5)
-            steps = tf.reduce_mean(tf.abs(h[1:] - h[:-1]))
-            swapped = tf.reshape(
-                tf.transpose(tf.reshape(flat, [n, -1])), [-1, n]
-            )
-            running = tf.cumsum(h, 0, exclusive=True, reverse=True)
-            return (
-                tf.reduce_mean(
-                    (tf.reduce_mean(major, 0) - tf.reduce_mean(y)) ** 2
-                )
-                + tf.reduce_mean((back - y[:, None]) ** 2)
-                + tf.reduce_mean(
-                    tf.math.reduce_variance(mixed, 1)
-                    + tf.reduce_max(mixed, 1)[:, :1] * 0.01
-                )
-                + 0.01 * strided
-                + steps
-                + tf.reduce_mean(tf.reduce_max(swapped, 1))
-                + 1e-3 * tf.reduce_mean(running**2)
-                + tf.reduce_mean(
-                    tf.linalg.diag_part(
-                        tf.tensordot(h[:, 0], h[:, 1], [[1], [1]])
-                    )
-                )
-            )
-
-    return (
-        built(Layouts(net=dense(6, 4)), floats(2, 6, 3)),
-        floats(20, 6, 3),
-        floats(20, 4),
-    )
 
 
 @case
@@ -588,53 +347,6 @@ def quantisation_aware_with_moving_ranges():
 
 
 @case
-def written_for_mirrored_strategy():
-    """A step that sums over replicas itself: there is one."""
-
-    class Synced(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.net = keras.Sequential(
-                [
-                    keras.layers.Dense(6, use_bias=False),
-                    keras.layers.BatchNormalization(synchronized=True),
-                    keras.layers.ReLU(),
-                    keras.layers.Dense(3),
-                ]
-            )
-
-        def call(self, x, training=False):
-            return self.net(x, training=training)
-
-        def train_step(self, data):
-            x, y = data
-            context = tf.distribute.get_replica_context()
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            with tf.GradientTape() as tape:
-                per = cross(y, self(x, training=True))
-                loss = tf.nn.compute_average_loss(per)
-            weights = self.trainable_variables
-            gradients = context.all_reduce("sum", tape.gradient(loss, weights))
-            self.optimizer.apply(gradients, weights)
-            total = context.all_reduce("sum", tf.reduce_sum(per))
-            rows = context.all_gather(per, 0)
-            return {
-                "loss": total,
-                "replicas": replicas,
-                "id": context.replica_id_in_sync_group,
-                "max": tf.reduce_max(rows),
-            }
-
-        def test_step(self, data):
-            return {"loss": tf.reduce_mean(cross(data[1], self(data[0])))}
-
-    model = Synced()
-    model(floats(2, 4))
-    model.compile("adam")
-    return model, floats(20, 4), ints(3, 20)
-
-
-@case
 def logs_that_are_no_scalars():
     class Vectors(Own):
         def create(self):
@@ -704,7 +416,7 @@ class Unfreeze(keras.callbacks.Callback):
         weight.assign(weight * 0.5)
 
 
-@case
+@case(callbacks=(Unfreeze,))
 def callbacks_that_change_the_model():
     x = keras.Input((4,))
     h = keras.layers.Dense(5, "relu")(x)
@@ -712,12 +424,6 @@ def callbacks_that_change_the_model():
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     model.compile(optimizer, "mse", metrics=["mae"])
     return model, floats(20, 4), floats(20, 1)
-
-
-CASES["callbacks_that_change_the_model"] = (
-    callbacks_that_change_the_model,
-    {"callbacks": [Unfreeze]},
-)
 
 
 @case
@@ -747,7 +453,7 @@ def bucketed_lengths_trace_again():
     return model, data.apply(tf.data.experimental.assert_cardinality(5)), None
 
 
-@case
+@case(predict=False)
 def constants_of_another_length_in_each_batch():
     """Each batch brings a table that belongs to no example."""
 
@@ -767,9 +473,6 @@ def constants_of_another_length_in_each_batch():
     ).batch(13)
     table = tf.constant(floats(5, 3, seed=2))
     return model, data.map(lambda x, y: ((x, table), y)), None
-
-
-CASES["constants_of_another_length_in_each_batch"][1]["predict"] = False
 
 
 @case
@@ -799,45 +502,6 @@ def pixel_mixture_of_logistics():
     model.compile("adam", loss)
     image = np.tanh(floats(20, 4, 4, 1))
     return model, image, image
-
-
-@case
-def seeded_draws_of_tensorflow():
-    """Stateful operations with a seed; they draw the same on every run."""
-
-    class Seeded(Own):
-        def loss_of(self, x, y):
-            x = tf.nn.experimental.stateless_dropout(x, 0.2, seed=(1, 2))
-            x = tf.image.stateless_random_flip_left_right(x, seed=(3, 4))
-            x = tf.image.stateless_random_brightness(x, 0.2, seed=(3, 4))
-            order = tf.random.experimental.index_shuffle(
-                tf.range(tf.shape(x)[0]),
-                seed=(1, 2),
-                max_index=tf.shape(x)[0] - 1,
-            )
-            noise = tf.random.stateless_truncated_normal(
-                tf.shape(x), (5, 6)
-            ) + tf.random.stateless_gamma(tf.shape(x), (5, 6), 2.0)
-            z = self.net(x + 0.1 * noise)
-            picks = tf.random.stateless_categorical(
-                tf.stop_gradient(z), 4, (7, 8)
-            )
-            counts = tf.reduce_mean(tf.one_hot(picks, 3), 1)
-            bits = tf.random.stateless_binomial(
-                [tf.shape(x)[0], 3], (1, 1), 4.0, 0.3
-            )
-            return (
-                tf.reduce_mean(
-                    tf.nn.softmax_cross_entropy_with_logits(counts, z)
-                )
-                + tf.reduce_mean(
-                    tf.gather(z, order) * tf.cast(bits, "float32") * z
-                )
-                ** 2
-            )
-
-    net = keras.Sequential([keras.layers.Flatten(), dense(6, 3)])
-    return built(Seeded(net=net), floats(2, 3, 3, 1)), floats(20, 3, 3, 1), None
 
 
 @case
@@ -897,68 +561,6 @@ def volumes_padded_patched_and_pooled():
 
 
 @case
-def ensembles_by_vectorised_weights():
-    """Five networks in one variable, bootstrapped by Poisson weights per example."""
-
-    class Ensemble(Own):
-        def create(self):
-            self.a = self.add_weight(shape=(5, 4, 6))
-            self.b = self.add_weight(shape=(5, 6, 1))
-            self.seed = keras.random.SeedGenerator(5)
-
-        def call(self, x):
-            h = tf.tanh(
-                tf.einsum("bd,edh->ebh", x, tf.convert_to_tensor(self.a))
-            )
-            return tf.einsum("ebh,eho->beo", h, tf.convert_to_tensor(self.b))
-
-        def loss_of(self, x, y):
-            out = self(x)[..., 0]
-            weights = keras.random.binomial(
-                tf.shape(out), 3.0, 0.4, seed=self.seed
-            )
-            errors = tf.math.divide_no_nan(
-                tf.reduce_sum(weights * (out - y) ** 2, 0),
-                tf.reduce_sum(weights, 0),
-            )
-            spread = tf.math.reduce_variance(out, 1)
-            # SVGD: repulsion by the kernel of the members, on this batch.
-            k = tf.transpose(out) - tf.reduce_mean(out, 1)
-            rep = tf.reduce_mean(
-                tf.exp(-tf.reduce_sum((k[:, None] - k[None]) ** 2, -1))
-            )
-            return {
-                "loss": tf.reduce_sum(errors) + 0.1 * rep,
-                "spread": tf.reduce_max(spread),
-            }
-
-    return built(Ensemble(), floats(2, 4)), floats(20, 4), floats(20, 1)
-
-
-@case(batch=13, fit={"steps_per_epoch": 3})
-def endless_data_with_steps_per_epoch():
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(5, use_bias=False),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(1),
-        ]
-    )
-    model.compile("adam", "mse", steps_per_execution=2, metrics=["mae"])
-    data = (
-        tf.data.Dataset.from_tensor_slices((floats(20, 4), floats(20, 1)))
-        .batch(7)
-        .repeat()
-    )
-    return model, data, None
-
-
-CASES["endless_data_with_steps_per_epoch"][1].update(
-    evaluate=False, predict=False
-)
-
-
-@case
 def gradient_of_a_py_function():
     class Python(Own):
         def loss_of(self, x, y):
@@ -975,42 +577,4 @@ def gradient_of_a_py_function():
         built(Python(net=dense(6, 3)), floats(2, 4)),
         floats(20, 4),
         floats(20),
-    )
-
-
-@case
-def nothing_trained_in_some_steps():
-    """Gradients are None for one head, chosen by a counter of Python."""
-
-    class Alternate(Own):
-        def create(self):
-            self.net.build((None, 4))
-            self.second = keras.optimizers.Adam(1e-2)
-            self.second.build(self.net.trainable_variables)
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean((self.net(x) - y) ** 2)
-
-        def train_step(self, data):
-            x, y = data
-            w = self.net.trainable_variables
-            with tf.GradientTape() as tape:
-                loss = self.loss_of(x, y)
-            g = tape.gradient(loss, w)
-            odd = self.second.iterations % 2 == 1
-            done = tf.cond(
-                odd,
-                lambda: (
-                    self.second.apply([v * 2 for v in g], w) or tf.constant(1)
-                ),
-                lambda: (self.second.iterations.assign_add(1), tf.constant(0))[
-                    1
-                ],
-            )
-            return {"loss": loss, "done": done}
-
-    return (
-        built(Alternate(net=dense(6, 1)), floats(2, 4)),
-        floats(20, 4),
-        floats(20, 1),
     )

@@ -14,7 +14,8 @@ ROWS = tf.TensorSpec([None, 6])
 def traced(step, batch=ROWS, kind="fit"):
     strategy = kt.TowerStrategy(2)
     with strategy:
-        return trace(step, batch, kind, strategy._components.update)
+        update = strategy._components.update
+        return trace(step, batch, kind, update.make_ready)
 
 
 def types_in(graph):
