@@ -47,6 +47,7 @@ def partitioned(
     updates: Mapping[str, Updating] = NONE,
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
+    xla: bool = False,
 ) -> Program:
     """Lay out a graph over towers.
 
@@ -59,8 +60,9 @@ def partitioned(
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
+        xla: whether XLA compiles what towers compute.
     """
-    program, _ = laid_out(graph, layouts, wanted, updates, ranks, mirrored)
+    program, _ = laid_out(graph, layouts, wanted, updates, ranks, mirrored, xla)
     return program
 
 
@@ -71,6 +73,7 @@ def laid_out(
     updates: Mapping[str, Updating] = NONE,
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
+    xla: bool = False,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph as ``partitioned``; also return what it knows of tensors.
 
@@ -78,7 +81,7 @@ def laid_out(
         The program, and the values of the graph's tensors by their names.
     """
     lay_out = functools.partial(
-        _attempt, graph, layouts, wanted, updates, ranks, mirrored
+        _attempt, graph, layouts, wanted, updates, ranks, mirrored, xla
     )
     try:
         return lay_out(lists=True)
@@ -94,6 +97,7 @@ def _attempt(
     updates: Mapping[str, Updating],
     ranks: bool,
     mirrored: Sequence[bool] | None,
+    xla: bool,
     lists: bool,
 ) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
@@ -114,7 +118,7 @@ def _attempt(
     count = _examples_of_tower(builder, given, layouts, total)
     unit = Unit(_examples(graph, layouts), count, start, total)
     symbols = {name_of(EXAMPLES): total, **sizes}
-    partition = Partitioner(unit, is_first, symbols, builder, lists, ranks)
+    partition = Partitioner(unit, is_first, symbols, builder, lists, ranks, xla)
     copies = {
         index: dataclasses.replace(own, on_towers=True)
         for index, own in enumerate(given)

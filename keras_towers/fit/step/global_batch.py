@@ -196,6 +196,7 @@ class GlobalStep:
             traced.updating(),
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
+            xla=xla,
         )
         mine = of_own_rows(program) if self._is_of_several else None
         program = program if mine is None else mine.program
