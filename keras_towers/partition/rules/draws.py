@@ -78,7 +78,7 @@ def _drawn(
     group = min(_MOST, _BITS // dtype.size)
     counts = 1
     pairs = partition.xla and node.type == "StatelessRandomNormalV2"
-    if pairs and dtype != tf.float32:
+    if pairs and dtype not in (tf.float32, tf.bfloat16):
         return None
     if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
         counts = group * _RESERVED // _MOST
@@ -89,7 +89,7 @@ def _drawn(
         given += of_all[1:]
         if pairs:
             return build.op(
-                "StatelessRandomUniformV2", given, size, dtype=dtype
+                "StatelessRandomUniformV2", given, size, dtype=tf.float32
             )
         (numbers,) = build.copy(node.operation, given, [size])
         return numbers
@@ -122,6 +122,7 @@ def _drawn(
         flat = _normal(partition, numbers, sizes, layout)
         if flat is None:
             return None
+        flat = partition.cast(flat, dtype, is_repeated=False)
     else:
         begin = build.op("Mul", [start, each], ())
         length = build.op("Mul", [count, each], (), is_repeated=True)
