@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from keras_towers import agent, settings, subprocesses
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
-from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+from keras_towers.rendezvous.network import LOOPBACK, is_local
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import Running
