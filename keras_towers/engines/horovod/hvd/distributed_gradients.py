@@ -154,10 +154,10 @@ def load_model(
     Args:
         filepath: a ``.keras`` or ``.h5`` file of any Keras 3 model.
         custom_optimizers: optimizer classes that are not part of Keras.
-        custom_objects: objects by name, as for ``keras.distributed_models.load_model``.
+        custom_objects: objects by name, as for ``keras.models.load_model``.
         compression: as for ``DistributedOptimizer``.
         legacy_opts: ignored; it has no meaning in Keras 3.
-        **kwargs: as for ``keras.distributed_models.load_model``.
+        **kwargs: as for ``keras.models.load_model``.
 
     Returns:
         The model.
