@@ -149,8 +149,17 @@ class Host:
         )
         pid = str(self.first_process())
         self._lab.switch(
-            *("ip", "link", "add", self._port, "type", "veth"),
-            *("peer", "name", "eth0", "netns", pid),
+            "ip",
+            "link",
+            "add",
+            self._port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            pid,
         )
         self._lab.switch("ip", "link", "set", self._port, "up")
         self.heal()
