@@ -201,8 +201,6 @@ def reduce_in_graph(
     return reduce_each(grads, devices, dense)
 
 
-HINTS = ("ring", "nccl", "auto")
-
 # The dtypes that TensorFlow has kernels for.
 _DTYPES = (
     tf.bfloat16,
@@ -241,12 +239,13 @@ class CollectiveAllReduce:
 
     Args:
         devices: the names of K devices.
-        hint: ``"ring"``, ``"nccl"`` (physical GPUs only) or ``"auto"``
-            (TensorFlow chooses). None: ``"nccl"`` if it can run, else
-            ``"ring"``.
+
+    Attributes:
+        devices: likewise.
+        hint: TensorFlow's algorithm: ``"nccl"`` if it can run, else ``"ring"``.
 
     Raises:
-        TowerError: unknown hint, or a device that is named twice.
+        TowerError: a device is named twice.
 
     Example:
         >>> reduce = CollectiveAllReduce(["/device:CPU:0", "/device:CPU:1"])
@@ -257,14 +256,7 @@ class CollectiveAllReduce:
         array([2., 2.], dtype=float32)
     """
 
-    def __init__(self, devices: Sequence[str], hint: str | None = None):
-        if hint is None:
-            hint = "nccl" if nccl_available(devices)[0] else "ring"
-        if hint not in HINTS:
-            raise TowerError(
-                f"hint={hint!r} is unknown. Give one of "
-                f"{', '.join(map(repr, HINTS))}, or None."
-            )
+    def __init__(self, devices: Sequence[str]):
         for one, other in itertools.combinations(devices, 2):
             if same_device(one, other):
                 raise TowerError(
@@ -272,7 +264,7 @@ class CollectiveAllReduce:
                     f"{other} are the same. Name each device once."
                 )
         self.devices: tuple[str, ...] = tuple(devices)
-        self.hint = hint
+        self.hint: str = "nccl" if nccl_available(devices)[0] else "ring"
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
         self._keys = itertools.count(0, _SLOTS)
