@@ -247,6 +247,11 @@ class Group:
         """Let a replica that waits for a token go on without one."""
         self.calls(("end", replica), lambda: self._queue(replica).put(_END))
 
+    def end_all(self) -> None:
+        """Let all replicas go on without tokens."""
+        for replica in range(self.quorum.replicas):
+            self.end(replica)
+
     def initialise(self) -> None:
         """Begin at global step 0; one process does it, before all others."""
 

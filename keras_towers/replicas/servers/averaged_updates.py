@@ -179,8 +179,7 @@ class AveragedUpdates(WorkerUpdates):
         self._served.workers.fail(error)
         # If the servers are gone, every worker finds out by itself.
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            for replica in range(self._quorum.replicas):
-                self._coordinated.end(replica)
+            self._coordinated.end_all()
             self._coordinated.calls("release", self.notes.release)
 
     def due(self) -> tf.Tensor:
