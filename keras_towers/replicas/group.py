@@ -162,7 +162,7 @@ class Group:
             return local.read_value(), replica * most + count
 
     def arrive(self, replica: int) -> tf.Operation | None:
-        """Tell that a replica has pushed all gradients of a step."""
+        """Count that a replica has pushed all gradients of a step."""
         local, pushed = self._numbers_of(replica)
         with tf.device(self._device):
             step = local.read_value()

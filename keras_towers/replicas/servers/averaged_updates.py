@@ -57,7 +57,7 @@ class AveragedUpdates(WorkerUpdates):
         self._coordinator: Coordinator | None = None
         self._comes_back = False
         self._abandoned = False
-        # Where the chief tells what it has counted.
+        # Where the chief publishes what it has counted.
         self._count_key = f"{name}/counts"
 
     @property

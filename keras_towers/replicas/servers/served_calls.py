@@ -133,7 +133,7 @@ class ServedCalls(TowerCalls):
         return self._sessions[model]
 
     def run(self, asked: KerasCall) -> Any:
-        """Run one call; tell the other workers if it is a fit that fails."""
+        """Run one call; a fit that fails is known to the other workers."""
         if asked.kind != "fit":
             return super().run(asked)
         session = self.session_of(asked.model)

@@ -61,7 +61,7 @@ class WorkerUpdates:
     """How gradients become weights; methods in the order of a ``fit``.
 
     Attributes:
-        notes: tell this worker which weights are ready.
+        notes: by which this worker knows what weights are ready.
         reads_parts: whether a part of the weights can be read while another
             one is still updated.
         epochs_together: whether all workers end each epoch together.
