@@ -164,7 +164,7 @@ class AveragedUpdates(WorkerUpdates):
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
         with self._served.connection.naming_lost_servers():
-            return remote.run(function, poll=self._poll)
+            return remote.Running(function).wait(poll=self._poll)
 
     def _poll(self) -> None:
         if self._abandoned:

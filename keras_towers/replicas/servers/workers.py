@@ -118,7 +118,7 @@ class Workers:
         self._store.put(self._key("left"), True)
 
     def end(self, steps: int) -> None:
-        """Publish, as the chief, that the ``fit`` has ended after some steps."""
+        """Publish that the ``fit`` has ended; on the chief only."""
         self._store.put(self._ended, steps)
 
     def ended_after(self) -> int | None:
