@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.devices import host_of, same_device, same_devices
+from keras_towers.devices import host_of, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
@@ -244,9 +244,6 @@ class CollectiveAllReduce:
         devices: likewise.
         hint: TensorFlow's algorithm: ``"nccl"`` if it can run, else ``"ring"``.
 
-    Raises:
-        TowerError: a device is named twice.
-
     Example:
         >>> reduce = CollectiveAllReduce(["/device:CPU:0", "/device:CPU:1"])
         >>> @tf.function
@@ -257,12 +254,6 @@ class CollectiveAllReduce:
     """
 
     def __init__(self, devices: Sequence[str]):
-        for one, other in itertools.combinations(devices, 2):
-            if same_device(one, other):
-                raise TowerError(
-                    f"Collective ops need different devices, but {one} and "
-                    f"{other} are the same. Name each device once."
-                )
         self.devices: tuple[str, ...] = tuple(devices)
         self.hint: str = "nccl" if nccl_available(devices)[0] else "ring"
         self._host = host_of(devices[0])
