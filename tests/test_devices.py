@@ -135,9 +135,8 @@ def test_names_of_devices():
     two = ["/device:CPU:0", "/device:CPU:1"]
     task = "/task:0/device:CPU:1"
     full = f"/job:localhost/replica:0{task}"
-    assert devices_lib.same_device("CPU:1", full) and devices_lib.same_device(
-        full, "CPU:1"
-    )
+    assert devices_lib.same_device("CPU:1", full)
+    assert devices_lib.same_device(full, "CPU:1")
     unlike = ("", "CPU:2", "GPU:1", "/task:1/device:CPU:1")
     assert not any(devices_lib.same_device(task, other) for other in unlike)
     assert devices_lib.same_devices(["CPU:0", "CPU:1"], two)
