@@ -4,7 +4,7 @@ The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the transport between processes, and how a
   batch is distributed;
-* an ``UpdateOnce`` or a subclass: where trained weights and slot variables
+* an ``WeightUpdate`` or a subclass: where trained weights and slot variables
   live, and how reduced gradients are applied;
 * ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
 
@@ -35,7 +35,7 @@ from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.reduce import UpdateOnce
+    from keras_towers.fit.update.reduce import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
 
 Batches: TypeAlias = Literal["split", "each"]
@@ -270,7 +270,7 @@ class Components:
     """The components of a strategy."""
 
     config: TowerConfig
-    update: UpdateOnce
+    update: WeightUpdate
     calls: Calls
 
     @property

@@ -32,7 +32,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.rendezvous.check import Peers, permit_alone
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
@@ -111,7 +111,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(
-        self, update: UpdateOnce | None = None, calls: Calls | None = None
+        self, update: WeightUpdate | None = None, calls: Calls | None = None
     ) -> None:
         """Put the components together; by default gradients are all-reduced."""
         if update is None:

@@ -8,7 +8,7 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop import NoOpCalls
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -54,7 +54,7 @@ class NoOpStrategy(BaseStrategy):
             )
         self.logs: dict[str, float] = dict(logs or {})
         super().__init__(devices_lib.resolve(None)[:1])
-        update = UpdateOnce(self._config, self._mode.reduce)
+        update = WeightUpdate(self._config, self._mode.reduce)
         self._compose(update, NoOpCalls(update, self.logs))
 
     def _announce(self) -> None:

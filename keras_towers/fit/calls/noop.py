@@ -12,12 +12,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import building
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
 from keras_towers.fit.calls.synchronous import run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 
 
@@ -28,7 +28,7 @@ class NoOpCalls:
     # iterator and step function are replaced.
     alone: bool = False
 
-    def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
+    def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
         self._strategy = update.config.strategy
         # The block may be a trial of what is to be trained after it.
         self.adoption: Adoption = Adoption(update.config, update, keeps=False)
@@ -94,10 +94,10 @@ class _NoOpCall:
         if iterator is not None:
             iterator.refuse_none(kind, model)
         # Callbacks may read the weights; nothing else is used.
-        if building.needs_build(model, "predict"):
+        if call_lib.needs_build(model, "predict"):
             batch = data_batch if iterator is None else iterator.spec()
             if batch is not None:
-                building.build(model, batch, kind)
+                call_lib.build(model, batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self._logs)

@@ -16,14 +16,14 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 
 
 class TowerCalls:
     """Runs Keras's methods on towers."""
 
-    def __init__(self, update: UpdateOnce):
+    def __init__(self, update: WeightUpdate):
         self._config = update.config
         self._step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update)

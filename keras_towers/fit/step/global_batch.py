@@ -17,7 +17,7 @@ from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import RowCheck
+from keras_towers.fit.data.batches import RowCheck
 from keras_towers.fit.data.rank_data import SameBatches, joined
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
@@ -29,9 +29,9 @@ from keras_towers.fit.step.inputs import (
 )
 from keras_towers.fit.step.program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
@@ -52,7 +52,7 @@ class GlobalStep:
         on_trace: called with the graph of a step that has been traced.
     """
 
-    def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
+    def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
         self.config: TowerConfig = config or update.config
@@ -212,7 +212,7 @@ class GlobalStep:
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            model_binding.log_without_xla(model, kind in TRAINING, why)
+            adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
             self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(

@@ -8,8 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
-from keras_towers.fit.data.batches import TowerBatch, counts_of
+from keras_towers.fit.data.batches import (
+    TowerBatch,
+    counts_of,
+    first_rows_of,
+    is_divided,
+)
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import RowCheck
+from keras_towers.fit.data.batches import RowCheck
 from keras_towers.fit.step.global_batch import GlobalStep
 
 # So many steps of a call run with a copy of what they change. What a step

@@ -32,8 +32,12 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
-from keras_towers.fit.weights.relocated import RelocatedVariables
-from keras_towers.fit.weights.tower_variables import Copies, TowerOf, component
+from keras_towers.fit.weights.tower_variables import (
+    Copies,
+    RelocatedVariables,
+    TowerOf,
+    component,
+)
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import Shares
 
 
-class UpdateOnce:
+class WeightUpdate:
     """Tower 0 updates the weights and copies them to the other towers.
 
     The base class of all updates: where trained weights and slot variables
@@ -83,7 +87,7 @@ class UpdateOnce:
         self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
-        if self.name == UpdateOnce.name and self.copies.mirrors:
+        if self.name == WeightUpdate.name and self.copies.mirrors:
             self.description += " and copied to the others"
 
     @staticmethod
@@ -245,7 +249,7 @@ class UpdateOnce:
         return self._reduction(rows, self.config.devices)
 
 
-class UpdateEach(UpdateOnce):
+class UpdateEach(WeightUpdate):
     """Every tower applies the same sums to its own copy of the weights."""
 
     # Without shared memory this can be cheaper than copying the weights.
@@ -266,7 +270,7 @@ class UpdateEach(UpdateOnce):
                 self._update_tower(call, sums, index)
 
 
-class UpdateAtVariable(UpdateOnce):
+class UpdateAtVariable(WeightUpdate):
     """Every trained weight exists once; gradients are summed on its device.
 
     ``place`` returns the device to hold a given weight.

@@ -16,7 +16,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     HogwildUpdate,
@@ -154,7 +154,7 @@ class _AsyncCall(ReplicaCall):
         model = self.model
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"
-            model_binding.log_without_xla(model, True, why)
+            adoption_lib.log_without_xla(model, True, why)
         if steps_of(model) is None:
             schedule = self._calls.schedule()
             steps = TowerSteps(self.config, schedule, model)

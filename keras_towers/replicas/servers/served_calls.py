@@ -20,7 +20,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
+from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.reduction import Gradients
@@ -65,7 +65,7 @@ class _ToServers:
         session.updates.take(dataclasses.replace(call, grads=sums))
 
 
-class CopiesOnTowers(_ToServers, UpdateOnce):
+class CopiesOnTowers(_ToServers, WeightUpdate):
     """Every tower has a copy of each weight; servers update theirs."""
 
     name = "servers"

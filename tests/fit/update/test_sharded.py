@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights import relocated
+from keras_towers.fit.update import sharded
 from tests.exactness import models as m
 from tests.exactness.contract import assert_contract
 from tests.fit.one_device import two_layers
@@ -170,13 +170,13 @@ def test_one_tower_has_nobody_to_share_with(caplog):
 
 def test_slots_are_created_where_they_stay(monkeypatch):
     places = []
-    place = relocated.RelocatedVariables.place
+    place = sharded.RelocatedVariables.place
 
     def noted(self, slot, device, home):
         places.append(slot._value.device == device)
         place(self, slot, device, home)
 
-    monkeypatch.setattr(relocated.RelocatedVariables, "place", noted)
+    monkeypatch.setattr(sharded.RelocatedVariables, "place", noted)
     inner = keras.optimizers.Adam(0.01)
     model = two_layers(lambda: keras.optimizers.LossScaleOptimizer(inner))
     with kt.TowerStrategy(2, updates="sharded"):
@@ -197,7 +197,7 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]
-        monkeypatch.setattr(relocated.variables_lib, "relocated", no_room)
+        monkeypatch.setattr(sharded.variables_lib, "relocated", no_room)
     monkeypatch.undo()
     assert "scale_loss" not in vars(model.optimizer)
     assert "fit" not in vars(model)
