@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import device_of, run, traced
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
 
@@ -153,7 +153,7 @@ def goodbyes(cluster: Cluster) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Tell a parameter server what this process is, and compare."""
     me = f"{cluster.role} {cluster.index}"
-    facts = check.facts()
+    facts = versions.process_facts()
     mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
     own = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
@@ -161,7 +161,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     # The server is the first to come: whoever is like it is like all others.
     its = wait(store, _introduction(_SERVER))
     other = its["name"]
-    check.compare(me, facts, other, its["facts"])
+    versions.compare_facts(me, facts, other, its["facts"])
     if its["jobs"] != mine["jobs"]:
         raise TowerError(
             f'{me} was told another "cluster" by TF_CONFIG than {other}: '

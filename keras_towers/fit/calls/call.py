@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -36,30 +36,15 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
-class SeenCall(Protocol):
-    """The part of a call that Keras's loop uses."""
-
-    def iterator(self, **kwargs: Any) -> Any:
-        """Create the iterator over an epoch's batches."""
-        ...
-
-    def is_step(self, fn: Any) -> bool:
-        """Whether a function given to ``run`` is a step of Keras."""
-        ...
-
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run one step."""
-        ...
-
-
 class SeenByKeras:
     """A strategy proxy that Keras uses while a call runs."""
 
     # Keras requests an iterator from it and runs its steps through it, so each
     # step is known to belong to this call and to need its batch split. All
-    # other access is forwarded to the strategy.
+    # other access is forwarded to the strategy. ``call`` has the methods
+    # ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
 
-    def __init__(self, strategy: Strategy, call: SeenCall):
+    def __init__(self, strategy: Strategy, call: Any):
         self.strategy = strategy
         self.call = call
 

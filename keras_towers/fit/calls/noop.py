@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -83,9 +83,6 @@ class _NoOpCall:
 
     def is_step(self, fn: Any) -> bool:
         return False
-
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        raise AssertionError("NoOpStrategy runs no step")
 
     def _begin(
         self, iterator: Steps | None = None, data_batch: Any = None

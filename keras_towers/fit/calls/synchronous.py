@@ -87,9 +87,7 @@ class TowerCalls:
                 with causes_noted(call):
                     return self._run(call)
         except tf.errors.OpError as error:
-            refused, self._step.rows.refused = self._step.rows.refused, None
-            if refused is None and self._step.same is not None:
-                refused = self._step.same.difference()
+            refused = error_notes.error_for_user(error)
             if refused is not None:
                 raise refused from None
             if not self._step.order.failed(error):

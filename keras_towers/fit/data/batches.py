@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 from keras_towers.fit.contract import TowerConfig
 
 _PREFETCHED_BATCHES = 2
@@ -104,7 +104,6 @@ def split(
     replicas: int,
     first: int = 0,
     towers: int | None = None,
-    check: RowCheck | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -114,7 +113,6 @@ def split(
         replicas: the number of towers of all processes.
         first: the first of them to return.
         towers: number of pieces to return; None for all.
-        check: checks numbers of rows that are known only when the step runs.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
@@ -123,7 +121,7 @@ def split(
     rows = first_rows_of(batch)
     size = batch_size_of(batch)
     if rows is None:
-        size = (check or RowCheck()).checked(batch, tf.cast(size, tf.int64))
+        size = _checked_size(batch, tf.cast(size, tf.int64))
     starts = _starts(size, replicas)[first : mine.stop + 1]
     divided = [is_divided(leaf, rows) for leaf in tf.nest.flatten(batch)]
     return TowerBatch(_cut(batch, starts, divided), size, starts[0])
@@ -330,19 +328,15 @@ def is_whole(batch: Any) -> bool:
     )
 
 
-def as_tower_batch(
-    config: TowerConfig, batch: Any, check: RowCheck
-) -> TowerBatch:
+def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
     if isinstance(batch, TowerBatch):
         return batch
     towers = config.num_towers
     if is_whole(batch):
         if config.batches == "split":
-            return split(
-                batch, config.num_replicas, config.first_tower, towers, check
-            )
-        return split(batch, towers, check=check)._replace(total=(), start=())
+            return split(batch, config.num_replicas, config.first_tower, towers)
+        return split(batch, towers)._replace(total=(), start=())
     return TowerBatch(
         tuple(compat.select_replica(index, batch) for index in range(towers))
     )
@@ -352,7 +346,7 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch, RowCheck()).pieces
+    pieces = as_tower_batch(config, batch).pieces
     if len(pieces) == 1:
         return pieces[0]
     return tf.nest.map_structure(
@@ -363,50 +357,30 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     )
 
 
-class RowCheck:
-    """Checks numbers of rows that are known only when a step runs."""
-
-    def __init__(self) -> None:
-        self.refused: TowerError | None = None
-
-    def checked(self, batch: Any, size: tf.Tensor) -> tf.Tensor:
-        """Return the number of examples, once all parts have as many rows."""
-        first = first_rows_of(batch)
-        leaves = [
-            leaf for leaf in tf.nest.flatten(batch) if is_divided(leaf, first)
-        ]
-        if len(leaves) < 2:
-            return size
-        counts = tf.stack([tf.cast(rows_of(leaf), tf.int64) for leaf in leaves])
-        names = [
-            name
-            for name, leaf in zip(
-                names_of(batch), _with_rows(batch), strict=True
-            )
-            if is_divided(leaf, first)
-        ]
-
-        def refuse(found: Any) -> int:
-            listed = ", ".join(
-                f"{name} has {count}"
-                for name, count in zip(names, found.numpy(), strict=True)
-            )
-            self.refused = TowerError(
-                f"the parts of a batch have different numbers of rows: "
-                f"{listed}. Where each is known before the batch is read, as "
-                "with drop_remainder=True or tf.ensure_shape, towers divide "
-                "what has a row for each example, and all get the rest. A "
-                "dataset of single examples needs .batch(n)."
-            )
-            raise self.refused
-
-        return tf.cond(
-            tf.reduce_all(counts == counts[0]),
-            lambda: counts[0],
-            lambda: tf.ensure_shape(
-                tf.py_function(refuse, [counts], tf.int64), ()
-            ),
-        )
+def _checked_size(batch: Any, size: tf.Tensor) -> tf.Tensor:
+    """Return the number of examples, once all parts have as many rows."""
+    first = first_rows_of(batch)
+    leaves = zip(names_of(batch), _with_rows(batch), strict=True)
+    counts = {
+        name: tf.cast(rows_of(leaf), tf.int64)
+        for name, leaf in leaves
+        if is_divided(leaf, first)
+    }
+    if len(counts) < 2:
+        return size
+    listed = ", ".join(f"{name} has {{}}" for name in counts)
+    numbers = list(counts.values())
+    check = error_notes.assert_for_user(
+        tf.reduce_all(tf.stack(numbers) == numbers[0]),
+        f"the parts of a batch have different numbers of rows: {listed}. "
+        "Where each is known before the batch is read, as with "
+        "drop_remainder=True or tf.ensure_shape, towers divide what has a row "
+        "for each example, and all get the rest. A dataset of single examples "
+        "needs .batch(n).",
+        numbers,
+    )
+    with tf.control_dependencies(check):
+        return tf.identity(numbers[0])
 
 
 def first_rows_of(batch: Any) -> int | None:

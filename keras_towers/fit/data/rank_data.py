@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batches import first_rows_of, is_divided
@@ -121,7 +122,9 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(f"numbers of batches differ ({check.each(counts)})")
+        raise _different(
+            f"numbers of batches differ ({check.describe_ranks(counts)})"
+        )
     if any(plan[2] for plan in plans):
         raise _different("every rank shuffles it without a seed")
     if all(plan[1] for plan in plans):
@@ -196,7 +199,6 @@ class SameBatches:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
-        self._odd = compat.hidden_variable("CPU:0", 0, tf.int64)
 
     def begin(self) -> None:
         """Check the next batch."""
@@ -210,21 +212,15 @@ class SameBatches:
             odd = _first_other(
                 self._transport.all_gather(mine, next_key("data"))
             )
-            with tf.control_dependencies(
-                [self._due.assign(False), self._odd.assign(odd)]
-            ):
-                same = tf.debugging.Assert(odd == 0, ["other data on a rank"])
-            with tf.control_dependencies(same and [same]):
+            why = "rank {} has other examples in a batch than rank 0"
+            with tf.control_dependencies([self._due.assign(False)]):
+                same = error_notes.assert_for_user(
+                    odd == 0, str(_different(why)), [odd]
+                )
+            with tf.control_dependencies(same):
                 return tf.identity(odd)
 
         return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
-
-    def difference(self) -> TowerError | None:
-        """The error of a step that has failed here, once."""
-        odd = int(self._odd)
-        self._odd.assign(0)
-        why = f"rank {odd} has other examples in a batch than rank 0"
-        return _different(why) if odd else None
 
 
 def joined(batch: Any, transport: Transport) -> Any:

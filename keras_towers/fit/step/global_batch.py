@@ -17,7 +17,6 @@ from keras_towers.fit.context import marks
 from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batches import RowCheck
 from keras_towers.fit.data.rank_data import SameBatches, joined
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
@@ -54,7 +53,6 @@ class GlobalStep:
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
-        self.rows: RowCheck = RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.micro_batches
@@ -90,7 +88,7 @@ class GlobalStep:
         """
         whole = data_lib.is_whole(batch)
         given, transport = batch, self._transport_of(kind)
-        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
+        batch = data_lib.as_tower_batch(self.config, batch)
         if tf.executing_eagerly():
             if self.same is not None and whole:
                 self.same.check(given)

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batches import RowCheck
 from keras_towers.fit.step.global_batch import GlobalStep
 
 # So many steps of a call run with a copy of what they change. What a step
@@ -126,7 +125,7 @@ class FittingFunction:
         if data_lib.is_whole(batch) and config.batches == "split":
             rows = data_lib.batch_size_of(batch)
             return -(-int(rows) // config.num_replicas)
-        pieces = data_lib.as_tower_batch(config, batch, RowCheck())
+        pieces = data_lib.as_tower_batch(config, batch)
         return max(int(count) for count in data_lib.counts_of(pieces))
 
 
