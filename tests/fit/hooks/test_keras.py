@@ -180,20 +180,6 @@ def test_how_a_model_was_compiled_is_restored(name, value, inside):
     assert model.jit_compile is inside
 
 
-def test_xla_is_chosen_as_without_a_strategy(monkeypatch):
-    strategy, outside = kt.TowerStrategy(2), linear()
-    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [gpu])
-    with strategy:
-        strategy.adopt(outside)
-        for model in (linear(), outside, keras.Sequential([keras.Input([1])])):
-            if model.compiled:
-                model.compile("sgd", "mse")
-            assert model.jit_compile
-    assert "_resolve_auto_jit_compile" not in vars(outside)
-    assert "_resolve_auto_jit_compile" not in vars(model)
-
-
 def test_own_optimizer_defined_inside():
     """A notebook's cell may define it after the strategy is entered."""
     defined = []
