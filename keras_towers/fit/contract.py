@@ -1,4 +1,4 @@
-"""The protocols that a strategy is composed of.
+"""The components that a strategy is composed of.
 
 The constructor of a strategy combines:
 
@@ -6,7 +6,7 @@ The constructor of a strategy combines:
   batch is distributed;
 * an ``WeightUpdate`` or a subclass: where trained weights and slot variables
   live, and how reduced gradients are applied;
-* ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
+* ``TowerCalls`` or a subclass: how a call of ``fit``, ``evaluate``, ... runs.
 
 ``fit/`` depends only on these, never on the type of the strategy.
 """
@@ -22,7 +22,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeAlias,
 )
 
@@ -35,6 +34,7 @@ from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
+    from keras_towers.fit.calls.synchronous import TowerCalls
     from keras_towers.fit.update.reduce import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
 
@@ -247,31 +247,13 @@ class KerasCall:
         return self.original(self.model, **self.given)
 
 
-class Calls(Protocol):
-    """Runs calls of the Keras methods in ``METHODS``."""
-
-    @property
-    def adoption(self) -> Adoption:
-        """The models placed on the towers."""
-        ...
-
-    @property
-    def alone(self) -> bool:
-        """Whether all calls run as plain Keras does."""
-        ...
-
-    def run(self, asked: KerasCall) -> Any:
-        """Run a call of a method of Keras."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Components:
     """The components of a strategy."""
 
     config: TowerConfig
     update: WeightUpdate
-    calls: Calls
+    calls: TowerCalls
 
     @property
     def adoption(self) -> Adoption:

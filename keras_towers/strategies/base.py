@@ -23,7 +23,6 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, traced
 from keras_towers.fit.contract import (
     Batches,
-    Calls,
     Components,
     KerasStrategy,
     StepOptions,
@@ -112,7 +111,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(
-        self, update: WeightUpdate | None = None, calls: Calls | None = None
+        self,
+        update: WeightUpdate | None = None,
+        calls: TowerCalls | None = None,
     ) -> None:
         """Put the components together; by default gradients are all-reduced."""
         if update is None:

@@ -14,25 +14,26 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
-from keras_towers.fit.calls.synchronous import run_alone
+from keras_towers.fit.calls.synchronous import TowerCalls, run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.update.reduce import WeightUpdate
-from keras_towers.fit.weights.adoption import Adoption
 
 
-class NoOpCalls:
+class NoOpCalls(TowerCalls):
     """Runs Keras's methods, with empty steps for training and validation."""
 
     # Keras's own method runs epochs, counts steps and calls callbacks; only its
     # iterator and step function are replaced.
-    alone: bool = False
 
     def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
-        self._strategy = update.config.strategy
         # The block may be a trial of what is to be trained after it.
-        self.adoption: Adoption = Adoption(update.config, update, keeps=False)
+        super().__init__(update, keeps=False)
         self._logs = logs
+
+    @property
+    def alone(self) -> bool:
+        return False
 
     def run(self, asked: KerasCall) -> Any:
         model, trains = asked.model, asked.trains
@@ -47,7 +48,7 @@ class NoOpCalls:
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
                 return run_alone(asked)
-        call = _NoOpCall(self._strategy, asked, self._logs)
+        call = _NoOpCall(self._config.strategy, asked, self._logs)
         optimizer = getattr(model, "optimizer", None) if trains else None
         ends = {"finalize_variable_values": lambda variables: None}
         with (

@@ -23,10 +23,10 @@ from keras_towers.fit.weights.adoption import Adoption
 class TowerCalls:
     """Runs Keras's methods on towers."""
 
-    def __init__(self, update: WeightUpdate):
+    def __init__(self, update: WeightUpdate, keeps: bool = True):
         self._config = update.config
         self._step: GlobalStep = GlobalStep(update)
-        self.adoption: Adoption = Adoption(self._config, update)
+        self.adoption: Adoption = Adoption(self._config, update, keeps)
 
     def run(self, asked: KerasCall) -> Any:
         if call_lib.current() is not None:

@@ -37,8 +37,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import blocks, patches, traced
-from keras_towers.fit.step import batch_norm as batch_norm_lib
 from keras_towers.fit.update import optimizers as optimizers_lib
+from keras_towers.partition.own_mean import own_mean
 
 logger = logging.getLogger("keras_towers")
 
@@ -81,7 +81,7 @@ def _install() -> None:
         patches.replace(compat.loss_module, name, _scaled_loss)
     # Its statistics may be those of each tower.
     layer = keras.layers.BatchNormalization
-    patches.replace(layer, "call", batch_norm_lib.call)
+    patches.replace(layer, "call", _batch_norm)
 
 
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
@@ -248,3 +248,51 @@ def _made_variable(
     with compat.single_device_mode() if once else contextlib.nullcontext():
         original(variable, value)
     adoption.made_variable(variable, once)
+
+
+def _batch_norm(
+    original: Callable[..., Any],
+    layer: keras.layers.BatchNormalization,
+    inputs: Any,
+    training: Any = None,
+    mask: Any = None,
+) -> Any:
+    """Normalize with the statistics of each tower's rows.
+
+    For ``batch_norm="tower"``: it takes no exchange, and changes results. A
+    layer normalizes each example with the statistics of the rows of its tower;
+    its moving statistics take the means of these over all examples.
+    """
+    step = traced.current()
+    alone = step is None or not step.training or not step.own_statistics
+    first = inputs.shape.rank is not None and layer.axis % inputs.shape.rank
+    if alone or not (training and layer.trainable) or mask is not None:
+        return original(layer, inputs, training=training, mask=mask)
+    if not first or layer.renorm:
+        return original(layer, inputs, training=training, mask=mask)
+    dtype = keras.backend.result_type(inputs.dtype, "float32")
+    x = tf.cast(inputs, dtype)
+    axes = [axis for axis in layer._reduction_axes if axis != 0]
+
+    def moment(values: tf.Tensor) -> tf.Tensor:
+        if axes:
+            values = tf.reduce_mean(values, axes, keepdims=True)
+        return own_mean(values)
+
+    mean = moment(x)
+    variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))
+    for moving, now in (
+        (layer.moving_mean, mean),
+        (layer.moving_variance, variance),
+    ):
+        whole = tf.reshape(tf.reduce_mean(now, 0), [-1])
+        before = tf.cast(moving, dtype)
+        moving.assign(before * layer.momentum + whole * (1.0 - layer.momentum))
+    shape = [1] * x.shape.rank
+    shape[layer.axis] = -1
+    normal = (x - mean) * tf.math.rsqrt(variance + layer.epsilon)
+    if layer.scale:
+        normal *= tf.reshape(tf.cast(layer.gamma, dtype), shape)
+    if layer.center:
+        normal += tf.reshape(tf.cast(layer.beta, dtype), shape)
+    return tf.cast(normal, layer.compute_dtype)
