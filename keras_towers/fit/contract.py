@@ -219,7 +219,7 @@ class KerasCall:
     original: Callable[..., Any]
     model: keras.Model
     # These may be replaced, as callbacks are.
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
     @classmethod
     def of(
@@ -232,8 +232,8 @@ class KerasCall:
     ) -> KerasCall:
         """Bind the user's arguments to their names."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
-        _, *given = bound.arguments.items()
-        named = dict(given)
+        _, *arguments = bound.arguments.items()
+        named = dict(arguments)
         named.update(named.pop("kwargs", {}))
         return cls(kind, original, model, named)
 
@@ -244,7 +244,7 @@ class KerasCall:
 
     def run(self) -> Any:
         """Run Keras's own method."""
-        return self.original(self.model, **self.given)
+        return self.original(self.model, **self.arguments)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -99,15 +99,15 @@ class TowerCall:
         self,
         step: GlobalStep,
         adoption: Adoption,
-        asked: KerasCall,
+        keras_call: KerasCall,
         prepared: bool = False,
         start: Start | None = None,
     ):
         self.config: TowerConfig = step.config
         self.adoption = adoption
-        self.asked = asked
-        self.model = asked.model
-        self.kind = asked.kind
+        self.keras_call = keras_call
+        self.model = keras_call.model
+        self.kind = keras_call.kind
         self.start = start
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
@@ -121,7 +121,7 @@ class TowerCall:
     @property
     def trains(self) -> bool:
         """Whether the steps of the call train."""
-        return self.asked.trains
+        return self.keras_call.trains
 
     @property
     def predicts(self) -> bool:
@@ -172,9 +172,11 @@ class TowerCall:
         if kind == "predict" and self.epoch_iterator is not None:
             self.prepare(batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
-        mine = self.adoption.made_function(self.model, name)
-        anew = force or (getattr(self.model, name) is not None and not mine)
-        self._make_own(name, anew)
+        is_ours = self.adoption.made_function(self.model, name)
+        force_anew = force or (
+            getattr(self.model, name) is not None and not is_ours
+        )
+        self._make_own(name, force_anew)
         if self.config.micro_batches == "auto" and not self.model.run_eagerly:
             self._fit_into_memory(name)
         self.adoption.remember_function(self.model, name)

@@ -35,41 +35,46 @@ class NoOpCalls(TowerCalls):
     def alone(self) -> bool:
         return False
 
-    def run(self, asked: KerasCall) -> Any:
-        model, trains = asked.model, asked.trains
+    def run(self, keras_call: KerasCall) -> Any:
+        model, trains = keras_call.model, keras_call.trains
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
         # Keras passes this argument where fit itself calls evaluate.
-        if not trains and not asked.given.get("_use_cached_eval_dataset"):
+        if not trains and not keras_call.arguments.get(
+            "_use_cached_eval_dataset"
+        ):
             # A callback may call it during fit: undo the shadows of that.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
-                return run_alone(asked)
-        call = _NoOpCall(self._config.strategy, asked, self._logs)
+                return run_alone(keras_call)
+        call = _NoOpCall(self._config.strategy, keras_call, self._logs)
         optimizer = getattr(model, "optimizer", None) if trains else None
         ends = {"finalize_variable_values": lambda variables: None}
         with (
             patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends if optimizer else {}),
         ):
-            return run_alone(asked)
+            return run_alone(keras_call)
 
 
 class _NoOpCall:
     """Replaces Keras's steps during one call."""
 
     def __init__(
-        self, strategy: Strategy, asked: KerasCall, logs: Mapping[str, float]
+        self,
+        strategy: Strategy,
+        keras_call: KerasCall,
+        logs: Mapping[str, float],
     ):
         self._strategy = strategy
-        self._asked = asked
+        self._keras_call = keras_call
         self._logs = logs
 
     def shadows(self) -> dict[str, Any]:
-        trains = self._asked.trains
+        trains = self._keras_call.trains
         name = "train_function" if trains else "test_function"
         return {
             "_distribute_strategy": SeenByKeras(self._strategy, self),
@@ -88,7 +93,7 @@ class _NoOpCall:
     def _begin(
         self, iterator: Steps | None = None, data_batch: Any = None
     ) -> None:
-        kind, model = self._asked.kind, self._asked.model
+        kind, model = self._keras_call.kind, self._keras_call.model
         if iterator is not None:
             iterator.refuse_none(kind, model)
         # Callbacks may read the weights; nothing else is used.
@@ -102,7 +107,7 @@ class _NoOpCall:
 
     def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
         steps = itertools.islice(
-            iterator, self._asked.model.steps_per_execution
+            iterator, self._keras_call.model.steps_per_execution
         )
         if not sum(1 for _ in steps):
             raise StopIteration

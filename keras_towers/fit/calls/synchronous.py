@@ -28,22 +28,22 @@ class TowerCalls:
         self._step: GlobalStep = GlobalStep(update)
         self.adoption: Adoption = Adoption(self._config, update, keeps)
 
-    def run(self, asked: KerasCall) -> Any:
+    def run(self, keras_call: KerasCall) -> Any:
         if call_lib.current() is not None:
-            return self._resume(asked)
+            return self._resume(keras_call)
         with error_notes.explained(self._config):
-            return self._resume(asked)
+            return self._resume(keras_call)
 
-    def _resume(self, asked: KerasCall) -> Any:
-        resuming = callbacks.resuming(asked)
+    def _resume(self, keras_call: KerasCall) -> Any:
+        resuming = callbacks.resuming(keras_call)
         if resuming is None:
-            return self._start(asked, None)
+            return self._start(keras_call, None)
         with resuming.around():
             start = resuming.begin(self._config.peers)
-            asked.given["initial_epoch"] = start.epoch
+            keras_call.arguments["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
-                callbacks.warn_of_counters(asked.given)
-            return self._start(asked, start)
+                callbacks.warn_of_counters(keras_call.arguments)
+            return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
         """Return the towers that run a method."""
@@ -54,15 +54,15 @@ class TowerCalls:
         """Whether all calls run as plain Keras does."""
         return not self._config.divides
 
-    def _start(self, asked: KerasCall, start: Start | None) -> Any:
-        kind, model = asked.kind, asked.model
+    def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
+        kind, model = keras_call.kind, keras_call.model
         if self.alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-            return run_alone(asked)
+            return run_alone(keras_call)
         outer = call_lib.current()
         if outer is not None:
-            outer.settle(asked.trains)
+            outer.settle(keras_call.trains)
             outer.agree()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -75,15 +75,15 @@ class TowerCalls:
             if outer is None and not prepared and config.peers.size > 1:
                 from keras_towers.fit.calls import rank_agreement
 
-                rank_agreement.check(config, asked)
+                rank_agreement.check(config, keras_call)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
                 if kind == "evaluate" and outer is None:
                     self.adoption.gather_slots()
-                elif not asked.trains:
+                elif not keras_call.trains:
                     self.adoption.end_rounds()
-                call = self.open(asked, prepared, start)
+                call = self.open(keras_call, prepared, start)
                 with causes_noted(call):
                     return self._run(call)
         except tf.errors.OpError as error:
@@ -98,13 +98,13 @@ class TowerCalls:
                 self._config.transport.mark("")
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
-        return TowerCall(self._step, self.adoption, asked, prepared, start)
+        return TowerCall(self._step, self.adoption, keras_call, prepared, start)
 
     def _run(self, call: TowerCall) -> Any:
-        asked = call.asked
+        keras_call = call.keras_call
         order: Any = contextlib.nullcontext()
         if call.kind == "fit" and (call.start or self._config.peers.size > 1):
             from keras_towers.fit.data.rank_data import ShuffleOrder
@@ -114,7 +114,7 @@ class TowerCalls:
         nested = call_lib.current() is not None
         with call.opened():
             if call.kind == "predict_on_batch":
-                call.prepare((asked.given["x"],))
+                call.prepare((keras_call.arguments["x"],))
             adapted: Any = contextlib.nullcontext()
             if self._config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
@@ -125,20 +125,20 @@ class TowerCalls:
             with (
                 order,
                 adapted,
-                callbacks.on_one_device(asked.given),
-                callbacks.observed(asked, self._config),
+                callbacks.on_one_device(keras_call.arguments),
+                callbacks.observed(keras_call, self._config),
             ):
-                return asked.run()
+                return keras_call.run()
 
 
-def run_alone(asked: KerasCall) -> Any:
+def run_alone(keras_call: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        traced.training_alone.filled(asked.trains),
-        callbacks.observed(asked),
+        traced.training_alone.filled(keras_call.trains),
+        callbacks.observed(keras_call),
     ):
-        return asked.run()
+        return keras_call.run()
 
 
 @contextlib.contextmanager

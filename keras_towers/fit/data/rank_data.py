@@ -49,16 +49,16 @@ class ShuffleOrder:
 
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
-        mine = (
+        draws_here = (
             compat.global_seed(),
             state,
             random.SystemRandom().getrandbits(31),
         )
-        states = check.gather(peers, mine, "begins to shuffle")
-        self._seed = states[0][2] if start is None else start.seed
-        seeds = {state[0] for state in states}
+        draws_of_ranks = check.gather(peers, draws_here, "begins to shuffle")
+        self._seed = draws_of_ranks[0][2] if start is None else start.seed
+        seeds = {state[0] for state in draws_of_ranks}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
-        self._python_agrees = len({state[1] for state in states}) == 1
+        self._python_agrees = len({state[1] for state in draws_of_ranks}) == 1
         # The first iterator increments it.
         self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
@@ -115,8 +115,8 @@ def agree(
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
-    mine = adapter.num_batches, sketch_rows(adapter), unseeded
-    plans = check.gather(peers, mine, where)
+    plan = adapter.num_batches, sketch_rows(adapter), unseeded
+    plans = check.gather(peers, plan, where)
     numbers = [plan[0] for plan in plans]
     if same is None:
         return numbers
@@ -179,8 +179,8 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
     weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
     sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
     sums = tf.unstack(sums, len(_FACTORS))
-    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
-    return tf.cast(tf.stack(found), tf.float32)
+    numbers = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
+    return tf.cast(tf.stack(numbers), tf.float32)
 
 
 def _first_other(sketches: tf.Tensor) -> tf.Tensor:

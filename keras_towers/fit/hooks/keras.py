@@ -109,8 +109,8 @@ def _method(
             _warn_of_thread(kind, model)
         with alone.filled(trains):
             return original(model, *args, **kwargs)
-    asked = contract.KerasCall.of(kind, original, model, args, kwargs)
-    return strategy._components.calls.run(asked)
+    keras_call = contract.KerasCall.of(kind, original, model, args, kwargs)
+    return strategy._components.calls.run(keras_call)
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:

@@ -446,6 +446,6 @@ def log_without_xla(
     kind = "training" if training else "evaluation"
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if first_time(line):
-        asked = not trainer._resolve_auto_jit_compile()
-        level = logging.WARNING if asked and not for_now else logging.INFO
+        by_user = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if by_user and not for_now else logging.INFO
         logger.log(level, "%s", line)

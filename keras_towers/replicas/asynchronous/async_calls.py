@@ -57,11 +57,11 @@ class AsyncCalls(TowerCalls):
         return UpdateSchedule(self._update)
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if not asked.trains:
-            return super().open(asked, prepared, start)
-        given = (self._step, self.adoption, asked, prepared, start)
+        if not keras_call.trains:
+            return super().open(keras_call, prepared, start)
+        given = (self._step, self.adoption, keras_call, prepared, start)
         return _AsyncCall(self, *given)
 
 
@@ -100,20 +100,24 @@ class ReplicaCalls(AsyncCalls):
         self._last = coordinator
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        model = asked.model
-        if asked.trains:
+        model = keras_call.model
+        if keras_call.trains:
             refuse_eager(self._config, model)
         steps = steps_of(model)
-        if asked.kind == "fit" and steps is not None and steps.schedule.runs:
+        if (
+            keras_call.kind == "fit"
+            and steps is not None
+            and steps.schedule.runs
+        ):
             raise TowerError(
                 f"fit of model {model.name!r} is called inside its own fit, "
                 f"whose replicas are busy: {self._config.name} can run "
                 "train_on_batch there, or fit of another model."
             )
-        call = super().open(asked, prepared, start)
-        if asked.kind == "fit" and isinstance(call, _AsyncCall):
+        call = super().open(keras_call, prepared, start)
+        if keras_call.kind == "fit" and isinstance(call, _AsyncCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call
 
@@ -143,7 +147,7 @@ class _AsyncCall(ReplicaCall):
     def told(self) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             with_writer(
-                self.asked.given,
+                self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
         return super().told()
