@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -224,7 +225,7 @@ class _TowerCalls:
                 self._check(index, len(created))
         shares = []
         for _, result in sorted(self.results.items()):
-            pairs = list(_pairs(result))
+            pairs = _pairs(result)
             names = tuple(name_of(variable) for _, variable in pairs)
             shares.append(NamedGradients(names, [grad for grad, _ in pairs]))
         check_equal_gradients(shares)
@@ -266,19 +267,11 @@ def _listed(result: Any) -> Any:
     return result
 
 
-def _pairs(result: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(result: Any) -> list[tuple[Any, Any]]:
     """The ``(gradient, variable)`` pairs in a tower's result."""
-    if isinstance(result, Mapping):
-        result = list(result.values())
-    if not isinstance(result, (list, tuple)):
-        return
     kinds = (tf.Variable, keras.Variable)
-    if (
-        len(result) == 2
-        and isinstance(result[1], kinds)
-        and not isinstance(result[0], kinds)
-    ):
-        yield result[0], result[1]
-        return
-    for item in result:
-        yield from _pairs(item)
+    return [
+        (gradient, variable)
+        for gradient, variable in itertools.pairwise(tf.nest.flatten(result))
+        if isinstance(variable, kinds) and not isinstance(gradient, kinds)
+    ]
