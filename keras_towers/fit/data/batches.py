@@ -178,15 +178,8 @@ def _cut(
 
 
 def _keeps(leaf: Any) -> bool:
-    return leaf is None or isinstance(
-        leaf,
-        (
-            tf.Tensor,
-            tf.RaggedTensor,
-            tf.SparseTensor,
-            tf.experimental.Optional,
-        ),
-    )
+    is_optional = isinstance(leaf, tf.experimental.Optional)
+    return leaf is None or is_optional or tf.is_tensor(leaf)
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:

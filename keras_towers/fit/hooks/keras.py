@@ -54,7 +54,7 @@ def _install() -> None:
     trainer = compat.TensorFlowTrainer
     # Every one of these places the model on the towers first.
     for name in contract.METHODS:
-        patches.replace(trainer, name, functools.partial(_method, name))
+        patches.replace(trainer, name, functools.partial(_run_method, name))
     # Catches references to Keras's methods taken before the patch.
     patches.replace(trainer, "distribute_strategy", _seen_by_keras)
     # Keras's loops create their iterator by this name.
@@ -92,25 +92,29 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     return original(value)
 
 
-def _method(
+def _run_method(
     kind: str,
     original: Callable[..., Any],
     model: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """Run a method of Keras on the towers of its strategy, if it has one."""
     strategy = contract.in_force() or contract.owner_of(model)
-    in_tower = tf.distribute.get_replica_context() is not None
-    if strategy is None or (in_tower and tf.distribute.has_strategy()):
-        alone = traced.training_alone
-        outer = alone.get()
-        trains = None if outer is None else kind in contract.TRAINING
-        if strategy is None and kind in contract.TRAINING:
-            _warn_of_thread(kind, model)
-        with alone.filled(trains):
-            return original(model, *args, **kwargs)
-    keras_call = contract.KerasCall.of(kind, original, model, args, kwargs)
-    return strategy._components.calls.run(keras_call)
+    has_strategy = tf.distribute.has_strategy()
+    in_replica = (
+        has_strategy and tf.distribute.get_replica_context() is not None
+    )
+    if strategy is not None and not in_replica:
+        call = contract.KerasCall.of(kind, original, model, args, kwargs)
+        return strategy._components.calls.run(call)
+    trains = kind in contract.TRAINING
+    if strategy is None and trains:
+        _warn_of_thread(kind, model)
+    # Inside another call that runs alone, such as evaluate in a callback.
+    alone = traced.training_alone
+    with alone.filled(None if alone.get() is None else trains):
+        return original(model, *args, **kwargs)
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
