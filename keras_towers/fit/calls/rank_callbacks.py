@@ -186,13 +186,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._transport,
             self._variables(self.model),
             self._written,
-            self._adoption.may_differ_between_ranks
-            if self._adoption
-            else lambda v: False,
+            self._adoption is not None and self._adoption.ranks_train_apart,
         )
         self._written.clear()
         if roots and self._adoption is not None:
-            self._adoption.prepare_for_values_of_others()
+            self._adoption.update.gather_slots()
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)

@@ -82,7 +82,7 @@ class TowerCalls:
                 if kind == "evaluate" and outer is None:
                     self.adoption.gather_slots()
                 elif not keras_call.trains:
-                    self.adoption.end_rounds()
+                    self.adoption.update.end_rounds()
                 call = self.open(keras_call, prepared, start)
                 with causes_noted(call):
                     return self._run(call)

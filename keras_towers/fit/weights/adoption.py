@@ -81,7 +81,7 @@ class Adoption:
     ):
         self._config = config
         self._keeps = keeps
-        self._update = update
+        self.update = update
         # Models that the user has dropped are freed, also inside the block.
         self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -130,22 +130,22 @@ class Adoption:
     def made_variable(self, variable: keras.Variable, once: bool) -> None:
         """Register a variable that was created in the scope, maybe ``once``."""
         if once and variable.trainable:
-            self._update.copies.place(variable)
+            self.update.copies.place(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
-        self._update.take_optimizer(optimizer)
+        self.update.take_optimizer(optimizer)
         # Of those of a subclass, none is there yet.
         for variable in optimizer._variables:
-            self._update.copies.hold_once(variable)
+            self.update.copies.hold_once(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
-            self._update.place_optimizer(optimizer)
+            self.update.place_optimizer(optimizer)
         for trainer in state_lib.trainers(model):
             # Each by itself, since a nested model may outlive the outer one.
             self._notes_of(trainer)
@@ -198,11 +198,11 @@ class Adoption:
         state = state_lib.collect(model)
         once = [*state.seeds, *state.metrics]
         moved = [
-            *(self._update.copies.hold_once(v) for v in once),
-            *(self._update.place(v) for v in state.weights),
+            *(self.update.copies.hold_once(v) for v in once),
+            *(self.update.place(v) for v in state.weights),
         ]
         for optimizer in state.optimizers:
-            self._update.place_optimizer(optimizer)
+            self.update.place_optimizer(optimizer)
         if any(moved):
             for trainer in state_lib.trainers(model):
                 renew_functions(trainer)
@@ -212,50 +212,39 @@ class Adoption:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
             rank_state.check_same(peers, held_in_common(model))
-        if self._config.transport.size > 1:
-            self._broadcast(model)
-
-    def _broadcast(self, model: keras.Model) -> None:
-        self.gather_slots()
-        rank_state.broadcast(
-            self._config.transport, [v._value for v in held_in_common(model)]
-        )
+        self.broadcast(model)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Steps that run as on one device update all weights.
         if not model.run_eagerly:
-            self._update.drop_slots_of_others()
+            self.update.drop_slots_of_others()
 
-    def may_differ_between_ranks(self, variable: keras.Variable) -> bool:
+    @property
+    def ranks_train_apart(self) -> bool:
         """Whether ranks may have values of their own until their next mean."""
-        return self._update.rounds is not None
-
-    def prepare_for_values_of_others(self) -> None:
-        """Prepare for values of other ranks, also of slots."""
-        self._update.gather_slots()
+        return self.update.rounds is not None
 
     def gather_slots(self) -> None:
         """Give every rank all of the optimizer's state, and equal weights."""
-        self._update.end_rounds()
-        self._update.gather_slots()
+        self.update.end_rounds()
+        self.update.gather_slots()
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum what ranks have counted that train apart. Collective."""
-        if self._update.rounds is not None:
+        if self.ranks_train_apart:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             sums = rank_state.sum_values(self._config.transport, metrics)
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
-    def end_rounds(self) -> None:
-        """Make the weights of all ranks equal."""
-        self._update.end_rounds()
-
     def broadcast(self, model: keras.Model) -> None:
-        """Give all ranks the values of rank 0."""
-        if self._config.transport.size > 1:
-            self._broadcast(model)
+        """Give all ranks the weights, optimizer state and seeds of rank 0."""
+        transport = self._config.transport
+        if transport.size > 1:
+            self.gather_slots()
+            values = [variable._value for variable in held_in_common(model)]
+            rank_state.broadcast(transport, values)
 
     def release(self) -> None:
         """Make all models ordinary ones again."""
@@ -268,10 +257,10 @@ class Adoption:
                 stack.callback(set_home, model, self._config)
             for made in self._made_variables:
                 if (variable := made()) is not None:
-                    stack.callback(self._release_variable, variable)
+                    stack.callback(self.update.restore, variable)
             for model in reversed(models):
                 stack.callback(self.release_model, model)
-            stack.callback(self._update.release)
+            stack.callback(self.update.release)
 
     def _forget(self) -> None:
         self._models.clear()
@@ -289,12 +278,9 @@ class Adoption:
             for trainer in state_lib.trainers(model):
                 stack.callback(unbind_trainer, trainer)
             for optimizer in state.optimizers:
-                stack.callback(self._update.release_optimizer, optimizer)
+                stack.callback(self.update.release_optimizer, optimizer)
             for variable in state.everything():
-                stack.callback(self._release_variable, variable)
-
-    def _release_variable(self, variable: keras.Variable) -> None:
-        self._update.restore(variable)
+                stack.callback(self.update.restore, variable)
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:

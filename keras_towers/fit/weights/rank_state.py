@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -75,7 +75,7 @@ def find_written(
     transport: Transport,
     variables: Sequence[keras.Variable],
     names: Mapping[keras.Variable, str],
-    may_differ: Callable[[keras.Variable], bool],
+    may_differ: bool,
 ) -> tuple[dict[int, list[keras.Variable]], str]:
     """Find out whose values of variables all ranks have to take over.
 
@@ -107,7 +107,7 @@ def find_written(
         }
         differ = len({digest for digest, _ in by_rank.values()}) > 1
         variable = variables[int(place)]
-        if len(by_rank) == len(ranks) and (may_differ(variable) or not differ):
+        if len(by_rank) == len(ranks) and (may_differ or not differ):
             continue
         roots.setdefault(min(by_rank), []).append(variable)
         if differ:
