@@ -78,14 +78,6 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         setattr(owner, name, replacement)
 
 
-def add(owner: type, name: str, method: Callable) -> None:
-    """Give a class a method that it lacks, until ``replace`` is undone."""
-    with _lock:
-        if name not in vars(owner):
-            _undo[_installing].append(lambda: delattr(owner, name))
-            setattr(owner, name, method)
-
-
 def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
     """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
 
