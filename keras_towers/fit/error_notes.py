@@ -52,11 +52,11 @@ def _devices(graph: Any) -> set[str]:
     """The devices that a function and those that it calls name."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
-    found = {op.device for op in operations if op.name not in inputs}
+    devices = {op.device for op in operations if op.name not in inputs}
     for function in graph._functions.values():
         definition = function.cached_definition
-        found |= {node.device for node in definition.node_def}
-    return found
+        devices |= {node.device for node in definition.node_def}
+    return devices
 
 
 def assert_for_user(

@@ -117,12 +117,12 @@ def split(
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
-    mine = range(first, first + (replicas if towers is None else towers))
+    towers_here = range(first, first + (replicas if towers is None else towers))
     rows = first_rows_of(batch)
     size = batch_size_of(batch)
     if rows is None:
         size = _checked_size(batch, tf.cast(size, tf.int64))
-    starts = _starts(size, replicas)[first : mine.stop + 1]
+    starts = _starts(size, replicas)[first : towers_here.stop + 1]
     divided = [is_divided(leaf, rows) for leaf in tf.nest.flatten(batch)]
     return TowerBatch(_cut(batch, starts, divided), size, starts[0])
 
@@ -235,13 +235,13 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
             place = tf.where(k < size, tf.constant(k, tf.int64), 0)
             return batches.skip(place).take(1).get_single_element()
 
-        def own(k):
+        def piece_if_any(k):
             some = k < size
             return tf.nest.map_structure(
                 lambda leaf: rows_if(leaf, some), piece(k)
             )
 
-        return TowerBatch(tuple(own(k) for k in range(towers)))
+        return TowerBatch(tuple(piece_if_any(k) for k in range(towers)))
 
     return dataset.window(towers).map(pieces_of)
 

@@ -77,17 +77,17 @@ class TowerProgram:
 
     def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
         program = self._program
-        own: list[Operation] = []
+        of_towers: list[Operation] = []
         common: list[Operation] = []
         for operation in program.operations:
             if operation.level == level and not operation.is_repeated:
-                (own if operation.on_towers else common).append(operation)
+                (of_towers if operation.on_towers else common).append(operation)
         made = [t for o in common for t in o.outputs if t in used]
-        outputs = [t for o in own for t in o.outputs if t in used]
-        inputs = _needed_from_outside(own)
+        outputs = [t for o in of_towers for t in o.outputs if t in used]
+        inputs = _needed_from_outside(of_towers)
         function = None
-        if own:
-            body = Function(inputs, outputs, own)
+        if of_towers:
+            body = Function(inputs, outputs, of_towers)
             function = self._function(body, way)
         return _Level(common, made, function, inputs, outputs)
 
@@ -128,13 +128,13 @@ class TowerProgram:
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
-        towers = [_Tower([dict(own) for own in given]) for given in parts]
+        towers = [_Tower([dict(part) for part in tower]) for tower in parts]
         checks: list[Any] = []
         for number, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
-                found = emit(
+                values = emit(
                     common_here,
                     known,
                     made,
@@ -142,7 +142,7 @@ class TowerProgram:
                     order.gate,
                     checks,
                 )
-            known.update(zip(made, found, strict=True))
+            known.update(zip(made, values, strict=True))
             if level.function is not None:
                 for device, tower in zip(devices, towers, strict=True):
                     with tf.device(device):
@@ -150,16 +150,18 @@ class TowerProgram:
             self._exchange(number, known, towers, devices, transport, order)
             for change in program.updates:
                 if change.level == number:
-                    given = []
+                    gradients = []
                     for device, tower in zip(devices, towers, strict=True):
                         with tf.device(device):
-                            given.append(_given(change, known, tower))
+                            gradients.append(
+                                _gradients_of(change, known, tower)
+                            )
                     wholes = [
                         None if t.on_towers else _value(t, known, {})
                         for t in change.given
                     ]
                     with tf.control_dependencies(checks):
-                        update(change, given, wholes)
+                        update(change, gradients, wholes)
         with tf.device(devices[0]):
             return [_value(t, known, {}) for t in program.results]
 
@@ -168,21 +170,21 @@ class TowerProgram:
     ) -> None:
         """Call the function of a level for the parts that a tower has."""
         made: list[Any] = []
-        for own in tower.parts:
-            given = [_value(t, known, own) for t in level.inputs]
+        for part in tower.parts:
+            inputs = [_value(t, known, part) for t in level.inputs]
             if made:
                 # What one part takes is free before the next one takes it.
                 with tf.control_dependencies(made):
-                    given = [_behind(tensor) for tensor in given]
-                    found = level.function(given)
+                    inputs = [_behind(tensor) for tensor in inputs]
+                    outputs = level.function(inputs)
             else:
-                found = level.function(given)
+                outputs = level.function(inputs)
             made = []
-            for tensor, value in zip(level.outputs, found, strict=True):
+            for tensor, value in zip(level.outputs, outputs, strict=True):
                 if tensor in self._summed:
                     made.append(tower.add(tensor, value))
                 if tensor in self._kept:
-                    own[tensor] = value
+                    part[tensor] = value
                     made.append(value)
 
     def described(self) -> list[str]:
@@ -201,25 +203,28 @@ class TowerProgram:
         transport: Transport,
         order: StepOrder,
     ) -> None:
-        found = [e for e in self._program.exchanges if e.given.level == level]
-        if not found:
+        exchanges = [
+            e for e in self._program.exchanges if e.given.level == level
+        ]
+        if not exchanges:
             return
         with tf.device(devices[0]):
             is_root = transport.rank == 0
-            every = [
-                _all_give(e, known, towers)
+            values_of_towers = [
+                _values_of(e, known, towers)
                 if is_root or not _is_at_root(e.given)
                 else []
-                for e in found
+                for e in exchanges
             ]
             results = order.exchange(
-                every, lambda given: exchanged(found, given, transport)
+                values_of_towers,
+                lambda values: exchanged(exchanges, values, transport),
             )
-        for exchange, result in zip(found, results, strict=True):
+        for exchange, result in zip(exchanges, results, strict=True):
             if exchange.result.on_towers:
-                every_part = [own for tower in towers for own in tower.parts]
-                for own, mine in zip(every_part, result, strict=True):
-                    own[exchange.result] = mine
+                parts = [part for tower in towers for part in tower.parts]
+                for part, value in zip(parts, result, strict=True):
+                    part[exchange.result] = value
             else:
                 known[exchange.result] = result
 
@@ -245,41 +250,41 @@ class _Tower:
     def sum(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
         """Return the sum over all parts."""
         if tensor not in self.sums:
-            for own in self.parts:
-                self.add(tensor, _value(tensor, known, own))
+            for part in self.parts:
+                self.add(tensor, _value(tensor, known, part))
         return self.sums[tensor]
 
     def joined(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
         """Return the rows of all parts."""
-        every = [_value(tensor, known, own) for own in self.parts]
-        return every[0] if len(every) == 1 else tf.concat(every, 0)
+        rows = [_value(tensor, known, part) for part in self.parts]
+        return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
 
-def _given(
+def _gradients_of(
     update: Update, known: Mapping[Tensor, Any], tower: _Tower
 ) -> list[Any]:
     """What a tower gives to an update; None for what all have."""
-    given: list[Any] = []
+    gradients: list[Any] = []
     for tensor in update.given:
         if not tensor.on_towers:
-            given.append(None)
+            gradients.append(None)
         elif tensor in update.rows:
-            given.append(tower.joined(tensor, known))
+            gradients.append(tower.joined(tensor, known))
         else:
-            given.append(tower.sum(tensor, known))
-    return given
+            gradients.append(tower.sum(tensor, known))
+    return gradients
 
 
-def _all_give(
+def _values_of(
     exchange: Exchange, known: Mapping[Tensor, Any], towers: Sequence[_Tower]
 ) -> list[Any]:
     """What towers, or all their parts, give to an exchange."""
     if exchange.kind == "sum":
         return [tower.sum(exchange.given, known) for tower in towers]
     return [
-        _value(exchange.given, known, own)
+        _value(exchange.given, known, part)
         for tower in towers
-        for own in tower.parts
+        for part in tower.parts
     ]
 
 
@@ -319,10 +324,10 @@ def _value(
 
 def _summed(program: Program) -> set[Tensor]:
     """The tensors of towers that enter sums over all of them."""
-    every = [e.given for e in program.exchanges if e.kind == "sum"]
+    tensors = [e.given for e in program.exchanges if e.kind == "sum"]
     for update in program.updates:
-        every += [t for t in update.given if t not in update.rows]
-    return {tensor for tensor in every if tensor.on_towers}
+        tensors += [t for t in update.given if t not in update.rows]
+    return {tensor for tensor in tensors if tensor.on_towers}
 
 
 def _kept(program: Program) -> set[Tensor]:
@@ -368,7 +373,7 @@ def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
 
 def exchanged(
     exchanges: Sequence[Exchange],
-    every: Sequence[Sequence[Any]],
+    values_of_towers: Sequence[Sequence[Any]],
     transport: Transport,
 ) -> list[Any]:
     """Exchange what towers have.
@@ -383,15 +388,17 @@ def exchanged(
         For each of them its result; of ``before`` a list of one for each tower.
     """
     results: list[Any] = [
-        _HERE[exchange.kind](own, exchange.axis) if own else None
-        for exchange, own in zip(exchanges, every, strict=True)
+        _HERE[exchange.kind](values, exchange.axis) if values else None
+        for exchange, values in zip(exchanges, values_of_towers, strict=True)
     ]
     if transport.size == 1:
         return results
     # Those of one dtype go as one message.
     summed = {
-        k: results[k] if exchange.kind == "sum" else _placed(own, transport)
-        for k, (exchange, own) in enumerate(zip(exchanges, every, strict=True))
+        k: results[k] if exchange.kind == "sum" else _placed(values, transport)
+        for k, (exchange, values) in enumerate(
+            zip(exchanges, values_of_towers, strict=True)
+        )
         if exchange.kind in ("sum", "before")
     }
     totals = sum_over_ranks(transport, list(summed.values())) if summed else []
@@ -400,7 +407,7 @@ def exchanged(
             results[k] = total
         else:
             earlier = tf.reduce_sum(total[: transport.rank], 0)
-            results[k] = [own + earlier for own in results[k]]
+            results[k] = [before + earlier for before in results[k]]
     for k, exchange in enumerate(exchanges):
         if exchange.kind == "gather":
             results[k] = _gathered(results[k], exchange.axis, transport)
@@ -409,22 +416,22 @@ def exchanged(
     return results
 
 
-def _sum(every: Sequence[Any], axis: int) -> Any:
-    return every[0] if len(every) == 1 else tf.add_n(list(every))
+def _sum(values: Sequence[Any], axis: int) -> Any:
+    return values[0] if len(values) == 1 else tf.add_n(list(values))
 
 
-def _gather(every: Sequence[Any], axis: int) -> Any:
-    return every[0] if len(every) == 1 else tf.concat(list(every), axis)
+def _gather(values: Sequence[Any], axis: int) -> Any:
+    return values[0] if len(values) == 1 else tf.concat(list(values), axis)
 
 
-def _first(every: Sequence[Any], axis: int) -> Any:
-    return every[0]
+def _first(values: Sequence[Any], axis: int) -> Any:
+    return values[0]
 
 
-def _before(every: Sequence[Any], axis: int) -> list[Any]:
+def _before(values: Sequence[Any], axis: int) -> list[Any]:
     """For each tower the sum of those before it."""
-    before = [tf.zeros_like(every[0])]
-    for value in every[:-1]:
+    before = [tf.zeros_like(values[0])]
+    for value in values[:-1]:
         before.append(before[-1] + value)
     return before
 
@@ -438,12 +445,12 @@ _HERE = {
 }
 
 
-def _placed(every: Sequence[Any], transport: Transport) -> Any:
+def _placed(values: Sequence[Any], transport: Transport) -> Any:
     """A row for each rank: the sum of this one's towers in its own."""
-    own = _sum(every, 0)
-    zeros = tf.zeros_like(own)
+    total = _sum(values, 0)
+    zeros = tf.zeros_like(total)
     return tf.stack(
-        [own if r == transport.rank else zeros for r in range(transport.size)]
+        [total if r == transport.rank else zeros for r in range(transport.size)]
     )
 
 
@@ -466,9 +473,9 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     one = _one().read_value()
     if shape.is_fully_defined() and dtype != tf.string:
         count = tf.reshape(one * shape.num_elements(), [1])
-        mine = value if is_here else tf.zeros(count, dtype)
-        mine = tf.reshape(mine, shape)
-        (result,) = transport.broadcast([mine], next_key("root"))
+        sent = value if is_here else tf.zeros(count, dtype)
+        sent = tf.reshape(sent, shape)
+        (result,) = transport.broadcast([sent], next_key("root"))
         return result
     # Others may not know its shape, and have no rows of it.
     nothing = tf.reshape(one - 1, [1])

@@ -218,10 +218,10 @@ class WeightUpdate:
         self, call: UpdateCall, sums: list[Any], index: TowerOf
     ) -> None:
         """Update the weights on one tower, as on one device."""
-        mine = [component(v, index) for v in call.variables]
-        given = call.optimizer, call.variables, index, self._only
-        with as_one_device(*given):
-            call.original(sums, mine)
+        variables = [component(v, index) for v in call.variables]
+        arguments = call.optimizer, call.variables, index, self._only
+        with as_one_device(*arguments):
+            call.original(sums, variables)
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
         """K lists of N sums; None for a missing gradient."""
@@ -334,8 +334,8 @@ def _written(call: UpdateCall) -> list[Any]:
         for part in optimizers_in(call.optimizer)
         if part.use_ema and part.ema_overwrite_frequency
     )
-    every = itertools.chain(call.variables, *averaged)
-    return list({id(v): v for v in every}.values())
+    variables = itertools.chain(call.variables, *averaged)
+    return list({id(v): v for v in variables}.values())
 
 
 def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:

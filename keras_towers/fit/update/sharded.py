@@ -213,8 +213,8 @@ class Shares:
         for v in sorted(new, key=_bytes, reverse=True):
             place = self._placement(v.path, v.shape, v.dtype)
             self._owners[v._value] = self._places.index(place)
-            mine = component(v._value, self.tower_of)
-            self._owners[mine] = self._owners[v._value]
+            updated = component(v._value, self.tower_of)
+            self._owners[updated] = self._owners[v._value]
 
     def _is_placed(self, value: Any) -> bool:
         """Whether a weight has its copies on the towers already."""
@@ -272,10 +272,10 @@ class Shares:
         weights: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        mine = [self._is_mine(weight) for weight in weights]
+        is_mine = [self._is_mine(weight) for weight in weights]
         original(
-            [g for g, here in zip(gradients, mine, strict=True) if here],
-            [w for w, here in zip(weights, mine, strict=True) if here],
+            [g for g, here in zip(gradients, is_mine, strict=True) if here],
+            [w for w, here in zip(weights, is_mine, strict=True) if here],
             learning_rate,
         )
         # Every rank has to take part in the sums that others use.

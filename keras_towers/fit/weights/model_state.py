@@ -82,14 +82,14 @@ def _unique(
     variables: Iterable[Any], but: Iterable[keras.Variable] = ()
 ) -> list[keras.Variable]:
     seen = {id(variable) for variable in but}
-    found = []
+    unique = []
     for variable in variables:
         if not isinstance(variable, keras.Variable) or id(variable) in seen:
             continue
         seen.add(id(variable))
         if variable._value is not None:
-            found.append(variable)
-    return found
+            unique.append(variable)
+    return unique
 
 
 def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
@@ -107,13 +107,13 @@ def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
 
 
 def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
-    found: list[keras.optimizers.Optimizer] = []
+    optimizers: list[keras.optimizers.Optimizer] = []
 
     def visit(value: Any) -> None:
         if isinstance(value, compat.BaseOptimizer):
             for part in optimizers_in(value):
-                if not any(part is known for known in found):
-                    found.append(part)
+                if not any(part is other for other in optimizers):
+                    optimizers.append(part)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 visit(item)
@@ -125,7 +125,7 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
         for name, value in list(vars(layer).items()):
             if name not in _NOT_USER_STATE:
                 visit(value)
-    return found
+    return optimizers
 
 
 def slots_of(

@@ -69,7 +69,7 @@ def test_what_a_program_is_given(first):
     )
     program = partitioned(graph, divided.layouts, graph.outputs)
     inputs = program.inputs
-    common, towers = divided.given(inputs, first)
+    common, towers = divided.values_of(inputs, first)
     x, y, z = inputs.of_graph
     assert common[z] is batch[2] and x not in common
     assert int(common[inputs.total]) == 5

@@ -29,7 +29,7 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
     def run(x):
         batch = batches.split(x, towers)
         divided = DividedBatch(batch, SPEC, layouts, batch)
-        common, own = divided.given(laid_out.inputs, True)
+        common, own = divided.values_of(laid_out.inputs, True)
         ready = TowerProgram(laid_out, way, devices[0])
         alone = SingleProcess()
         return ready.run(
