@@ -159,7 +159,8 @@ class WeightUpdate:
 
     def update_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        self._update_tower(call, call.grads, self.updater)
+        # Each rank by itself: there are slots of all weights between steps.
+        self._update_tower(call, call.grads, self.updater, only=None)
         written = optimizers.known_to(call.optimizer, call.variables)
         variables_lib.copy_to_towers(written, self.updater)
 
@@ -211,16 +212,19 @@ class WeightUpdate:
         sums = self._sums(call, rows)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._update_tower(call, sums, self.updater)
+            self._update_tower(call, sums, self.updater, self._only)
             variables_lib.copy_to_towers(_written(call), self.updater)
 
     def _update_tower(
-        self, call: UpdateCall, sums: list[Any], index: TowerOf
+        self,
+        call: UpdateCall,
+        sums: list[Any],
+        index: TowerOf,
+        only: Shares | None,
     ) -> None:
         """Update the weights on one tower, as on one device."""
         variables = [component(v, index) for v in call.variables]
-        arguments = call.optimizer, call.variables, index, self._only
-        with as_one_device(*arguments):
+        with as_one_device(call.optimizer, call.variables, index, only):
             call.original(sums, variables)
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
@@ -267,7 +271,7 @@ class UpdateEach(WeightUpdate):
         for index, sums in enumerate(self._sums(call, rows)):
             marks.reached(index, "reduced", sums)
             with marks.until(index, "updated"):
-                self._update_tower(call, sums, index)
+                self._update_tower(call, sums, index, self._only)
 
 
 class UpdateAtVariable(WeightUpdate):

@@ -145,23 +145,6 @@ def test_in_turns_with_other_blocks_and_one_device():
     same_model(found, wanted)
 
 
-def test_frozen_and_unfrozen_layers():
-    """A model that is compiled anew trains, and shares, other weights."""
-
-    def act(model):
-        first, second = model.layers[0], model.layers[-1]
-        histories = []
-        for frozen in (first, second):
-            first.trainable = second.trainable = True
-            frozen.trainable = False
-            model.compile(adam(), model.loss, run_eagerly=model.run_eagerly)
-            histories.append(fit(model))
-        return histories
-
-    strategy = kt.TowerStrategy(2, updates="sharded")
-    assert_exact(two_layers, act, strategy)
-
-
 def test_one_tower_has_nobody_to_share_with(caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         strategy = kt.TowerStrategy(1, updates="sharded")
