@@ -2,9 +2,9 @@
 
 The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``tf.random.shuffle`` and the
-``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
-creates its data on several ranks with different seeds
+current one. The methods of a model stay wrapped (``methods.py``).
+``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
+are patched while ``fit`` creates its data on several ranks with different seeds
 (``fit/data/rank_data.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
@@ -22,9 +22,6 @@ attributes during a call (``TowerCall.shadows``, ``without_xla``,
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -36,13 +33,9 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import SeenByKeras
-from keras_towers.fit.context import blocks, patches, traced
+from keras_towers.fit.context import patches, traced
 from keras_towers.fit.update import optimizers as optimizers_lib
 from keras_towers.partition.own_mean import own_mean
-
-logger = logging.getLogger("keras_towers")
-
-_warned_of_threads: set[tuple[str, str]] = set()
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -52,9 +45,6 @@ def installed() -> contextlib.AbstractContextManager[None]:
 
 def _install() -> None:
     trainer = compat.TensorFlowTrainer
-    # Every one of these places the model on the towers first.
-    for name in contract.METHODS:
-        patches.replace(trainer, name, functools.partial(_run_method, name))
     # Catches references to Keras's methods taken before the patch.
     patches.replace(trainer, "distribute_strategy", _seen_by_keras)
     # Keras's loops create their iterator by this name.
@@ -90,48 +80,6 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     if across and contract.in_force() is not None:
         return value
     return original(value)
-
-
-def _run_method(
-    kind: str,
-    original: Callable[..., Any],
-    model: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Run a method of Keras on the towers of its strategy, if it has one."""
-    strategy = contract.in_force() or contract.owner_of(model)
-    has_strategy = tf.distribute.has_strategy()
-    in_replica = (
-        has_strategy and tf.distribute.get_replica_context() is not None
-    )
-    if strategy is not None and not in_replica:
-        call = contract.KerasCall.of(kind, original, model, args, kwargs)
-        return strategy._components.calls.run(call)
-    trains = kind in contract.TRAINING
-    if strategy is None and trains:
-        _warn_of_thread(kind, model)
-    # Inside another call that runs alone, such as evaluate in a callback.
-    alone = traced.training_alone
-    with alone.filled(None if alone.get() is None else trains):
-        return original(model, *args, **kwargs)
-
-
-def _warn_of_thread(kind: str, model: Any) -> None:
-    block = blocks.elsewhere()
-    if block is None or block in _warned_of_threads:
-        return
-    _warned_of_threads.add(block)
-    logger.warning(
-        "%s of model %r runs on one device: the block of %s was entered in "
-        "thread %r and holds only there, but this is thread %r. Enter it in "
-        "the thread that calls %s.",
-        kind,
-        model.name,
-        *block,
-        threading.current_thread().name,
-        kind,
-    )
 
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit.context import patches
 from keras_towers.strategies import keras_distribution
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact, same_history, same_model
@@ -34,10 +35,11 @@ def _everything() -> dict:
 
 
 def _in_decorator(item):
-    """What a decorator keeps in its place, but not inside what we wrapped."""
-    outer = "__keras_towers_outer__" in getattr(item, "__dict__", {})
+    """What a decorator of Keras's keeps in its place."""
+    code = getattr(item, "__code__", None)
+    is_ours = code is not None and code.co_filename == patches.__file__
     inner = getattr(item, "__wrapped__", None)
-    is_decorated = not outer and any(
+    is_decorated = not is_ours and any(
         cell.cell_contents is inner
         for cell in getattr(item, "__closure__", None) or ()
     )
