@@ -29,16 +29,15 @@ class TowerCalls:
         self.adoption: Adoption = Adoption(self._config, update, keeps)
 
     def run(self, keras_call: KerasCall) -> Any:
-        if call_lib.current() is not None:
-            return self._resume(keras_call)
-        with error_notes.explained(self._config):
-            return self._resume(keras_call)
-
-    def _resume(self, keras_call: KerasCall) -> Any:
+        """Run a call of a method of Keras."""
+        is_outermost = call_lib.current() is None
         resuming = callbacks.resuming(keras_call)
-        if resuming is None:
-            return self._start(keras_call, None)
-        with resuming.around():
+        with contextlib.ExitStack() as stack:
+            if is_outermost:
+                stack.enter_context(error_notes.explained(self._config))
+            if resuming is None:
+                return self._start(keras_call, None)
+            stack.enter_context(resuming.around())
             start = resuming.begin(self._config.peers)
             keras_call.arguments["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
@@ -105,30 +104,26 @@ class TowerCalls:
 
     def _run(self, call: TowerCall) -> Any:
         keras_call = call.keras_call
-        order: Any = contextlib.nullcontext()
-        if call.kind == "fit" and (call.start or self._config.peers.size > 1):
-            from keras_towers.fit.data.rank_data import ShuffleOrder
-
-            call.order = ShuffleOrder(self._config.peers, call.start)
-            order = call.order.of_sequences()
+        arguments, config = keras_call.arguments, self._config
         nested = call_lib.current() is not None
-        with call.opened():
+        with contextlib.ExitStack() as stack:
+            if call.kind == "fit" and (call.start or config.peers.size > 1):
+                from keras_towers.fit.data.rank_data import ShuffleOrder
+
+                call.order = ShuffleOrder(config.peers, call.start)
+                stack.enter_context(call.order.of_sequences())
+            stack.enter_context(call.opened())
             if call.kind == "predict_on_batch":
-                call.prepare((keras_call.arguments["x"],))
-            adapted: Any = contextlib.nullcontext()
-            if self._config.peers.size > 1:
+                call.prepare((arguments["x"],))
+            if config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                adapted = rank_callbacks.adapted(
-                    self._config, self.adoption, call, nested
+                stack.enter_context(
+                    rank_callbacks.adapted(config, self.adoption, call, nested)
                 )
-            with (
-                order,
-                adapted,
-                callbacks.on_one_device(keras_call.arguments),
-                callbacks.observed(keras_call, self._config),
-            ):
-                return keras_call.run()
+            stack.enter_context(callbacks.on_one_device(arguments))
+            stack.enter_context(callbacks.observed(keras_call, config))
+            return keras_call.run()
 
 
 def run_alone(keras_call: KerasCall) -> Any:
