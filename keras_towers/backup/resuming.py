@@ -137,13 +137,13 @@ class ResumingCallback(ResumesFit):
         adoption = _adoption()
         if adoption is not None:
             adoption.gather_slots()
-        own = [v.numpy() for v in self._metrics()]
+        local = [v.numpy() for v in self._metrics()]
         if adoption is None or not self._train_apart():
-            return own
+            return local
         adoption.broadcast(self.model)
         adoption.sum_metrics(self.model)
         total = [v.numpy() for v in self._metrics()]
-        for variable, value in zip(self._metrics(), own, strict=True):
+        for variable, value in zip(self._metrics(), local, strict=True):
             variable.assign(value)
         return total
 

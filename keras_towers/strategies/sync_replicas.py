@@ -135,15 +135,19 @@ class SyncReplicasStrategy(BaseStrategy):
             check(name, value, allowed)
         cluster = cluster or tf_config.from_environment()
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
-        given = Options(
+        options = Options(
             batches=(batches or "split") if served else "each",
             scale_gradient=False,
             stall_shutdown_s=stall_shutdown_s,
         )
         self._servers: Servers | None = None
         if served:
-            own = 1 if towers is None else towers
-            self._servers = Servers(type(self).__name__, own, given, cluster)
+            self._servers = Servers(
+                type(self).__name__,
+                1 if towers is None else towers,
+                options,
+                cluster,
+            )
             devices = self._servers.devices
             replicas = self._servers.connection.size
         else:
@@ -174,7 +178,7 @@ class SyncReplicasStrategy(BaseStrategy):
         )
         super().__init__(
             devices,
-            given,
+            options,
             others=self._servers.peers if self._servers else None,
             replica_noun="replica",
         )
@@ -218,8 +222,9 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            there = self._calls.last.served.variables
-            trained = there.of(variable) if variable in there else trained
+            served = self._calls.last.served.variables
+            if variable in served:
+                trained = served.copy_of(variable)
         average = None
         if self._averages is not None:
             average = self._averages.average(trained)
@@ -246,13 +251,13 @@ class SyncReplicasStrategy(BaseStrategy):
         return f"{super().__repr__()}{says if several else ''}"
 
     def _described(self) -> list[str]:
-        wanted, there = self.replicas_to_aggregate, self.total_num_replicas
-        spare = there - wanted
+        wanted, total = self.replicas_to_aggregate, self.total_num_replicas
+        spare = total - wanted
         extra = "each computes one"
         if spare > 0:
             extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
-            extra = f"{there} compute {wanted}"
+            extra = f"{total} compute {wanted}"
         data = ["every replica takes the next whole batch"]
         if self._servers is not None:
             data = self._servers.described()

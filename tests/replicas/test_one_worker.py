@@ -43,7 +43,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     def compare(epoch, logs):
         held = mine._components.calls.last.served.variables
         for local in model.weights:
-            np.testing.assert_array_equal(local, held.of(local))
+            np.testing.assert_array_equal(local, held.copy_of(local))
         # After a step they are not what they were.
         assert not np.allclose(model.weights[-1], 1)
 
@@ -187,7 +187,7 @@ def test_where_a_backup_begins_is_left_as_it_was(strategy, tmp_path):
             fit(model, epochs=4, callbacks=[backup, Break()])
         with strategy:
             history = model.fit(
-                *(X, Y, 16, 4), shuffle=False, verbose=0, callbacks=[backup]
+                X, Y, 16, 4, shuffle=False, verbose=0, callbacks=[backup]
             )
         assert history.epoch == [2, 3]
         return model._initial_epoch
@@ -199,5 +199,5 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.served.workers._of_all("failed")[0]
+    told = mine._components.calls.last.served.workers._by_rank("failed")[0]
     assert told.startswith("ValueError: Data cardinality")

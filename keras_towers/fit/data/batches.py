@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit import error_notes
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.data.batch_rows import (
+    RowCheck,
+    has_rows,
+    rows_of,
+)
 
 _PREFETCHED_BATCHES = 2
-_PARTS = ("x", "y", "sample_weight")
-NO_ROWS: Final = -1
-"""In place of a number of rows: no part has any."""
 
 
 class TowerBatch(NamedTuple):
@@ -104,6 +104,7 @@ def split(
     replicas: int,
     first: int = 0,
     towers: int | None = None,
+    rows: RowCheck | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -113,18 +114,20 @@ def split(
         replicas: the number of towers of all processes.
         first: the first of them to return.
         towers: number of pieces to return; None for all.
+        rows: tells which of its leaves are divided.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     towers_here = range(first, first + (replicas if towers is None else towers))
-    rows = first_rows_of(batch)
+    rows = rows or RowCheck()
     size = batch_size_of(batch)
-    if rows is None:
-        size = _checked_size(batch, tf.cast(size, tf.int64))
+    if not isinstance(size, int):
+        with tf.control_dependencies(rows.check(batch)):
+            size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : towers_here.stop + 1]
-    divided = [is_divided(leaf, rows) for leaf in tf.nest.flatten(batch)]
-    return TowerBatch(_cut(batch, starts, divided), size, starts[0])
+    pieces = _cut(batch, starts, rows.divided(batch))
+    return TowerBatch(pieces, size, starts[0])
 
 
 def micro_batches_of(
@@ -321,25 +324,34 @@ def is_whole(batch: Any) -> bool:
     )
 
 
-def as_tower_batch(config: TowerConfig, batch: Any) -> TowerBatch:
+def as_tower_batch(
+    config: TowerConfig, batch: Any, rows: RowCheck
+) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
-    if isinstance(batch, TowerBatch):
-        return batch
     towers = config.num_towers
     if is_whole(batch):
         if config.batches == "split":
-            return split(batch, config.num_replicas, config.first_tower, towers)
-        return split(batch, towers)._replace(total=(), start=())
-    return TowerBatch(
-        tuple(compat.select_replica(index, batch) for index in range(towers))
-    )
+            return split(
+                batch, config.num_replicas, config.first_tower, towers, rows
+            )
+        return split(batch, towers, rows=rows)._replace(total=(), start=())
+    if not isinstance(batch, TowerBatch):
+        batch = TowerBatch(
+            tuple(compat.select_replica(k, batch) for k in range(towers))
+        )
+    with tf.control_dependencies(rows.check_each(batch.pieces)):
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+            batch,
+            expand_composites=True,
+        )
 
 
 def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     """Return the batch that one device would get."""
     if is_whole(batch):
         return batch
-    pieces = as_tower_batch(config, batch).pieces
+    pieces = as_tower_batch(config, batch, RowCheck()).pieces
     if len(pieces) == 1:
         return pieces[0]
     return tf.nest.map_structure(
@@ -348,84 +360,3 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
         ),
         *pieces,
     )
-
-
-def _checked_size(batch: Any, size: tf.Tensor) -> tf.Tensor:
-    """Return the number of examples, once all parts have as many rows."""
-    first = first_rows_of(batch)
-    leaves = zip(names_of(batch), _with_rows(batch), strict=True)
-    counts = {
-        name: tf.cast(rows_of(leaf), tf.int64)
-        for name, leaf in leaves
-        if is_divided(leaf, first)
-    }
-    if len(counts) < 2:
-        return size
-    listed = ", ".join(f"{name} has {{}}" for name in counts)
-    numbers = list(counts.values())
-    check = error_notes.assert_for_user(
-        tf.reduce_all(tf.stack(numbers) == numbers[0]),
-        f"the parts of a batch have different numbers of rows: {listed}. "
-        "Where each is known before the batch is read, as with "
-        "drop_remainder=True or tf.ensure_shape, towers divide what has a row "
-        "for each example, and all get the rest. A dataset of single examples "
-        "needs .batch(n).",
-        numbers,
-    )
-    with tf.control_dependencies(check):
-        return tf.identity(numbers[0])
-
-
-def first_rows_of(batch: Any) -> int | None:
-    """Return the static number of rows of the first part that has rows."""
-    for leaf in _with_rows(batch):
-        return tf.TensorShape(leaf.shape)[0]
-    return NO_ROWS
-
-
-def is_divided(leaf: Any, rows: int | None) -> bool:
-    """Whether a part of a batch, or its spec, has a row for each example.
-
-    Args:
-        leaf: it.
-        rows: what ``first_rows_of`` says of the batch.
-    """
-    return (
-        has_rows(leaf)
-        and tf.TensorShape(leaf.shape)[0] == rows
-        and getattr(leaf, "ragged_rank", 1) == 1
-    )
-
-
-def rows_of(leaf: Any) -> tf.Tensor:
-    """Return the number of rows of a tensor of any kind."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.nrows(out_type=tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
-
-
-def _with_rows(batch: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-
-
-def names_of(batch: Any) -> list[str]:
-    """Name the parts of a batch that have rows, as in ``fit(x, y)``."""
-    names = []
-    for path, leaf in keras.tree.flatten_with_path(batch):
-        if not has_rows(leaf):
-            continue
-        first, *rest = path or (0,)
-        if isinstance(batch, tuple) and len(batch) <= len(_PARTS):
-            name = _PARTS[first]
-        else:
-            rest, name = [first, *rest] if path else [], "x"
-        names.append(name + "".join(f"[{step!r}]" for step in rest))
-    return names
-
-
-def has_rows(leaf: Any) -> bool:
-    """Whether a part of a batch, or its spec, has rows."""
-    shape = getattr(leaf, "shape", None)
-    return shape is not None and tf.TensorShape(shape).rank not in (0, None)

@@ -17,7 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batches import first_rows_of, is_divided
+from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport, next_key
@@ -221,6 +221,35 @@ class SameBatches:
                 return tf.identity(odd)
 
         return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
+
+
+class EagerDraws:
+    """Draws of steps that run eagerly, alike on all ranks.
+
+    Each rank computes the step of the whole batch. Where the ranks have no
+    common seed of TensorFlow's, they take rank 0's, or one that it draws.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._agreed = False
+        self._seed: int | None = None
+        self._steps = 0
+
+    def begin_step(self) -> None:
+        """Draw in the next step what all other ranks draw."""
+        if not self._agreed:
+            mine = compat.global_seed(), random.SystemRandom().getrandbits(31)
+            where = "begins a step that runs eagerly"
+            states = check.gather(self._transport, mine, where)
+            seeds = [seed for seed, _ in states]
+            if None in seeds or len(set(seeds)) > 1:
+                self._seed = seeds[0] or states[0][1]
+            self._agreed = True
+        if self._seed is not None:
+            # Between steps one rank may draw more than others.
+            tf.random.set_seed(self._seed + self._steps)
+            self._steps += 1
 
 
 def joined(batch: Any, transport: Transport) -> Any:

@@ -61,8 +61,9 @@ class AsyncCalls(TowerCalls):
     ) -> TowerCall:
         if not keras_call.trains:
             return super().open(keras_call, prepared, start)
-        given = (self._step, self.adoption, keras_call, prepared, start)
-        return _AsyncCall(self, *given)
+        return _AsyncCall(
+            self, self._step, self.adoption, keras_call, prepared, start
+        )
 
 
 class ReplicaCalls(AsyncCalls):
@@ -141,16 +142,16 @@ class _AsyncCall(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with patches.held(share_state), self.told(), super().opened():
+        with patches.held(share_state), self.reported(), super().opened():
             yield
 
-    def told(self) -> contextlib.AbstractContextManager[None]:
+    def reported(self) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             with_writer(
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        return super().told()
+        return super().reported()
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":
@@ -190,7 +191,7 @@ class _AsyncCall(ReplicaCall):
         if not taken:
             raise StopIteration
         if self._threads is not None:
-            self._look(self._threads)
+            self._refresh_logs(self._threads)
         return self._shown
 
     def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
@@ -198,8 +199,7 @@ class _AsyncCall(ReplicaCall):
         self._steps_here += 1
         return steps.run_here(self._fits, index, batch)
 
-    def _look(self, threads: TowerThreads) -> None:
-        """Refresh the logs."""
+    def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._own("_get_metrics_result_or_logs")

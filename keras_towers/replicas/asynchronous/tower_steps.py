@@ -7,6 +7,7 @@ of ``fit``; the towers' threads call the traced functions only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,7 +44,9 @@ class UpdateSchedule:
 
     def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
         """Return what takes the calls of a tower's optimizers."""
-        return (self._update if fits else self._update.unscaled()).apply
+        # Outside of fit a step runs on one tower, and no other takes part.
+        scale = self._update.scale if fits else 1.0
+        return functools.partial(self._update.apply_in_step, scale)
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
         """Return a block in which the step of a tower is traced."""
@@ -134,7 +137,7 @@ class ReplicaSchedule(UpdateSchedule):
         )
         self._begins(self._coordinator)
         for replica in range(self._quorum.replicas):
-            self._group.tell(Event.ENTERED, replica)
+            self._group.send(Event.ENTERED, replica)
         self._coordinator.start()
 
     def _error(self, error: BaseException) -> None:

@@ -18,10 +18,8 @@ from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
-    WorkerUpdates,
-)
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import WorkerUpdates
 
 
 class AveragedUpdates(WorkerUpdates):
@@ -47,7 +45,7 @@ class AveragedUpdates(WorkerUpdates):
             name, served.server, quorum, served.run_in_step, quorum.each_once
         )
         # The coordinator waits in a thread of its own.
-        self._coordinated = self._group.by(self._coordinate)
+        self._coordinated = self._group.run_by(self._coordinate)
         self.notes = Notes(f"{name}/notes", served.server, served.rank, size, 1)
         self._traces = 0
         self._averages: Averages
@@ -67,10 +65,10 @@ class AveragedUpdates(WorkerUpdates):
         """The gradients that the last ``fit`` used and dropped."""
         if self._coordinator is not None:
             return self._coordinator.counts
-        told = self._served.connection.store.get(self._count_key)
-        if told is None:
+        counts = self._served.connection.store.get(self._count_key)
+        if counts is None:
             return ReplicaCounts.none(self._quorum.replicas)
-        updates, used, dropped = told
+        updates, used, dropped = counts
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
 
     def begin(self, fit: int) -> None:
@@ -91,7 +89,7 @@ class AveragedUpdates(WorkerUpdates):
         self._abandoned = False
         comes_back, self._comes_back = self._comes_back, False
         if not comes_back:
-            self._group.tell(Event.STARTED, self._served.rank)
+            self._group.send(Event.STARTED, self._served.rank)
             self._served.calls("first", self._read_first)
         elif self._group.early:
             self._group.calls("known", lambda: self.notes.reset(self.due() - 1))
@@ -110,7 +108,7 @@ class AveragedUpdates(WorkerUpdates):
         self._averages = Averages(
             name,
             self._group,
-            lambda variable: self._served.variables.of(variable).device,
+            lambda variable: self._served.variables.copy_of(variable).device,
             self._apply,
             self._publish_parts,
         )
@@ -154,11 +152,11 @@ class AveragedUpdates(WorkerUpdates):
             function,
             self._failed,
             self._until_left,
-            self._group.tell,
+            self._group.send,
             self._served.peers.stall_shutdown_s,
         )
-        self._look_for_lost = self._served.workers.losing(
-            lambda rank: self._coordinated.tell(Event.LOST, rank)
+        self._poll_lost = self._served.workers.loss_poller(
+            lambda rank: self._coordinated.send(Event.LOST, rank)
         )
         coordinator.start()
         return coordinator
@@ -166,14 +164,14 @@ class AveragedUpdates(WorkerUpdates):
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
         with self._served.connection.naming_lost_servers():
-            return remote.run(function, look=self._look)
+            return remote.run(function, poll=self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._abandoned:
             raise TowerError("the fit has failed")
         if self._coordinator is not None:
             self._coordinator.check()
-            self._look_for_lost()
+            self._poll_lost()
 
     def _failed(self, error: BaseException) -> None:
         if self._abandoned:
@@ -192,7 +190,7 @@ class AveragedUpdates(WorkerUpdates):
         return self._group.wait(self._served.rank)
 
     def leave(self) -> None:
-        self._group.tell(Event.LEFT, self._served.rank)
+        self._group.send(Event.LEFT, self._served.rank)
 
     def is_over(self) -> bool:
         return self._coordinator is not None and self._coordinator.is_over

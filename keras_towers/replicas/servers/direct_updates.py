@@ -15,10 +15,8 @@ from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import refuse_without_update
 from keras_towers.replicas.resources import Functions, after_writes
 from keras_towers.replicas.servers.barrier import LEFT, Barrier
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
-    WorkerUpdates,
-)
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import WorkerUpdates
 
 logger = logging.getLogger("keras_towers")
 
@@ -94,7 +92,7 @@ class DirectUpdates(WorkerUpdates):
         variables = self._served.variables
         values = variables.read(variables.trained)
         self.have_read(values)
-        variables.take(variables.trained, values)
+        variables.write_here(variables.trained, values)
 
     @contextlib.contextmanager
     def trace_step(self) -> Iterator[None]:

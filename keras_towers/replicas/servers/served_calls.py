@@ -35,12 +35,12 @@ from keras_towers.replicas.replica_call import (
     TrainFunction,
     refuse_eager,
 )
-from keras_towers.replicas.servers import session as session_lib
 from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.session import Session
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import (
+    Session,
     WorkerUpdates,
+    current_session,
 )
 from keras_towers.replicas.servers.workers import Workers
 
@@ -52,7 +52,7 @@ class _ToServers:
     _sums: Callable[..., list[list[Any]]]
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        session = session_lib.current.get()
+        session = current_session.get()
         if session is None:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
@@ -150,7 +150,7 @@ class ServedCalls(TowerCalls):
             with (
                 # Callbacks read what the servers hold, too.
                 self._peers.connection.naming_lost_servers(),
-                self._peers.looking(workers.watching(needs_all=True)),
+                self._peers.polling(workers.poller(needs_all=True)),
             ):
                 return super().run(keras_call)
         except BaseException as error:
@@ -174,8 +174,10 @@ class ServedCalls(TowerCalls):
                 self._by_itself, self.adoption, keras_call, prepared, start
             )
         refuse_eager(self._config, keras_call.model)
-        given = self._step, self.adoption, keras_call, prepared, start
-        call = ServedFit(self.session_of(keras_call.model), *given)
+        session = self.session_of(keras_call.model)
+        call = ServedFit(
+            session, self._step, self.adoption, keras_call, prepared, start
+        )
         if self._quorum is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
                 self._quorum, lambda: self._counts_of(call.session)
@@ -201,20 +203,26 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        given = self.keras_call.arguments
+        arguments = self.keras_call.arguments
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), joins
+        arguments["callbacks"] = callbacks_lib.with_added(
+            arguments.get("callbacks"), joins
         )
-        add_atomically()
+        # The session ends before the optimizer gives the weights their final
+        # values.
+        optimizer = self.model.optimizer
+        methods: dict[str, Any] = {}
+        if optimizer is not None:
+            methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_draw_apart),
-            self.told(),
+            patches.held(_share_variables),
+            self.reported(),
             self._ended(),
-            self._joined(),
+            current_session.filled(self.session),
+            patches.shadowed(optimizer, patches.bound(optimizer, methods)),
             super().opened(),
         ):
             yield
@@ -302,24 +310,6 @@ class ServedFit(ReplicaCall):
         stops = bool(self.model.stop_training)
         self.model.stop_training = self.session.end_epoch(epoch, stops)
 
-    @contextlib.contextmanager
-    def _joined(self) -> Iterator[None]:
-        """Train with the other workers inside a block.
-
-        The session ends before the optimizer gives the weights their final
-        values. What the chief's callbacks assign reaches the servers, too.
-        """
-        optimizer = self.model.optimizer
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(session_lib.current.filled(self.session))
-            if optimizer is not None:
-                methods = {"finalize_variable_values": self._finalize}
-                bound = patches.bound(optimizer, methods)
-                stack.enter_context(patches.shadowed(optimizer, bound))
-            if self.session.served.rank == 0:
-                patches.replace(compat.KerasVariable, "assign", _assign)
-            yield
-
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
     ) -> None:
@@ -348,16 +338,20 @@ class ServedFit(ReplicaCall):
                 self.session.end(error)
 
 
+def _share_variables() -> None:
+    """Replace how workers draw, and write variables that they share."""
+    add_atomically()
+    patches.replace(compat.KerasVariable, "assign", _assign)
+    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Assign; what a callback of the chief assigns reaches the servers."""
     result = original(variable, value)
-    session = session_lib.current.get()
+    session = current_session.get()
     if session is not None and tf.executing_eagerly():
         session.put_assigned(variable)
     return result
-
-
-def _draw_apart() -> None:
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _next_seed(
@@ -365,7 +359,7 @@ def _next_seed(
 ) -> Any:
     """Let workers that read data of their own draw numbers of their own."""
     seed = original(generator, *args, **kwargs)
-    session = session_lib.current.get()
+    session = current_session.get()
     if session is None or session.served.splits_batches:
         return seed
     return seed_of_replica(seed, session.served.rank)

@@ -41,21 +41,94 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
+from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_store import value_of
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
-from keras_towers.replicas.servers.worker_updates import (
-    ServedModel,
-    WorkerUpdates,
-)
+from keras_towers.replicas.servers.barrier import Notes
+from keras_towers.replicas.servers.served_model import ServedModel
 from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
 
 # The session whose fit runs in this thread.
-current: Slot[Session] = Slot()
+current_session: Slot[Session] = Slot()
+
+
+class WorkerUpdates:
+    """How gradients become weights; methods in the order of a ``fit``.
+
+    Attributes:
+        notes: tell this worker which weights are ready.
+        reads_parts: whether a part of the weights can be read while another
+            one is still updated.
+        epochs_together: whether all workers end each epoch together.
+        spare: how many lost workers a step can do without.
+    """
+
+    notes: Notes
+    reads_parts: bool = True
+    epochs_together: bool
+    spare: int
+
+    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        """Refuse optimizers with which the workers cannot train."""
+
+    def begin(self, fit: int) -> None:
+        """Create what the workers of a ``fit`` share; on the chief only."""
+        raise NotImplementedError
+
+    def come_back(self) -> int | None:
+        """How many batches a worker that died has trained on.
+
+        None: the others have ended the ``fit``, or do so without it.
+        """
+        raise NotImplementedError
+
+    def enter(self) -> bool:
+        """Begin the first step; return whether to wait for its weights."""
+        raise NotImplementedError
+
+    def retrace(self) -> None:
+        """The model's step is about to be traced anew."""
+
+    def trace_step(self) -> contextlib.AbstractContextManager[None]:
+        """Trace a step in a block; it ends by telling that it was made."""
+        raise NotImplementedError
+
+    def take(self, call: UpdateCall) -> None:
+        """Take this worker's sums of gradients, as part of a traced step."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """The worker has made a step."""
+
+    def due(self) -> tf.Tensor:
+        """The number that notes have when the next weights are ready."""
+        raise NotImplementedError
+
+    def wait(self, number: tf.Tensor) -> tf.Tensor:
+        """Wait for all of the next weights; negative if there are none."""
+        raise NotImplementedError
+
+    def have_read(self, values: Sequence[tf.Tensor]) -> None:
+        """Let others update the weights once these values have been read."""
+
+    def leave(self) -> None:
+        """Let the others go on without this worker."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether nobody waits for those who have not left; on the chief."""
+        return False
+
+    def finish(self) -> None:
+        """End the training, when all have left; on the chief only."""
+
+    def end(self) -> None:
+        """End what still runs: the ``fit`` has ended, or failed."""
 
 
 class NextWeights:
@@ -104,9 +177,9 @@ class NextWeights:
         if self._asked is None:
             turn, stopped = self._served.calls("next", self._read)
         else:
-            asked, self._asked = self._asked, None
+            running, self._asked = self._asked, None
             self._gate.put(0)
-            turn, stopped = self._served.workers.wait(asked, in_step=True)
+            turn, stopped = self._served.workers.wait(running, in_step=True)
         return int(turn) >= 0, value_of(stopped) or 0
 
     def _read(
@@ -131,7 +204,7 @@ class NextWeights:
                 values = variables.read(trained)
         updates.have_read([stopped, *values])
         with tf.control_dependencies([turn, *gate()]):
-            variables.take(trained, values)
+            variables.write_here(trained, values)
         return turn, stopped
 
 
@@ -287,7 +360,7 @@ class Session:
 
     def put_assigned(self, variable: keras.Variable) -> None:
         """Give the servers the value that the chief has assigned."""
-        if self._fits:
+        if self._is_chief and self._fits:
             self.served.variables.put([variable])
 
     def put_others(self) -> None:
@@ -299,8 +372,8 @@ class Session:
 def _free_dropped(peers: ServerPeers, where: str) -> None:
     """Free what no worker needs any more; the chief does it for all."""
     dropped = peers.connection.dropped
-    news = check.gather(peers, dropped.news(), where)
-    for name in dropped.heard(news):
+    by_rank = check.gather(peers, dropped.take_dropped(), where)
+    for name in dropped.merge(by_rank):
         if peers.rank > 0:
             resources.forget(name)
             continue
