@@ -386,15 +386,15 @@ def _warn_of_others(name: str) -> None:
     member: ClusterEnvironment | tf_config.Cluster | None = detect()
     others, advice = "HorovodStrategy", HOW_TO_BE_ALONE
     # One of an unknown number may be meant to train by itself.
-    apart = member is not None and member.size not in (None, 1)
+    in_job = member is not None and member.size not in (None, 1)
     if member is None:
         # One process needs no cluster, and none that is described well.
         with contextlib.suppress(TowerError):
             member = tf_config.from_environment()
         if member is not None:
-            apart = member.members > 1 and member.role != "evaluator"
+            in_job = member.members > 1 and member.role != "evaluator"
             others, advice = member.connected_by, tf_config.HOW_TO_BE_ALONE
-    if not apart:
+    if not in_job:
         return
     logger.warning(
         "%s trains within one process, and this is %s: each of them trains a "

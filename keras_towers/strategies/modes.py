@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
@@ -179,45 +177,6 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if not held:
         return [line]
     return [line, f"optimizer state: {', '.join(held)}"]
-
-
-def check_rank_options(options: Options) -> None:
-    """Refuse options between ranks that contradict each other."""
-    steps = options.sync_every
-    outer = options.outer_momentum, options.outer_learning_rate
-    if steps is None:
-        if outer != (0, 1):
-            raise TowerError(
-                "outer_momentum and outer_learning_rate are those of the step "
-                "that ends a round: give its length, such as sync_every=16."
-            )
-        return
-    if steps < 1:
-        raise TowerError(
-            f"sync_every={steps!r} is not allowed: give the number of steps in "
-            "a round, 1 or more, or None."
-        )
-    if not 0 <= outer[0] < 1 or not 0 < outer[1] < math.inf:
-        raise TowerError(
-            f"outer_momentum={outer[0]!r} with outer_learning_rate={outer[1]!r}"
-            " is not allowed: give a momentum of 0 or more and less than 1, "
-            "and a learning rate of more than 0."
-        )
-    for other, why in (
-        (
-            options.updates == "sharded" and 'updates="sharded"',
-            "lets each rank update a share of the weights only",
-        ),
-        (
-            not options.average and "average=False",
-            "sums gradients, of which a rank would have its part only",
-        ),
-    ):
-        if other:
-            raise TowerError(
-                f"sync_every={steps} contradicts {other}, which {why}: leave "
-                "one of them out."
-            )
 
 
 def describe_rank_options(options: Options) -> list[str]:

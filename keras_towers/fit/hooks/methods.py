@@ -33,13 +33,20 @@ _warned_of_threads: set[tuple[str, str]] = set()
 
 
 def connect(
-    entered: Callable[[str, Any], contextlib.AbstractContextManager[None]],
-    chosen: Callable[[Callable[[], None], Any], None],
+    around_call: Callable[[str, Any], contextlib.AbstractContextManager[None]],
+    set_distribution: Callable[[Callable[[], None], Any], None],
     backend: Mapping[str, Callable[..., Any]],
 ) -> contextlib.ExitStack:
-    """Connect ``keras.distribution`` to towers, until the stack is closed."""
+    """Connect ``keras.distribution`` to towers, until the stack is closed.
 
-    # ``entered`` makes the block around each call of a model's method.
+    Args:
+        around_call: makes the block around each call of a model's method.
+        set_distribution: gets the function that stores a distribution, and the
+            distribution, or None.
+        backend: functions that get the one of Keras that they replace, or None,
+            and the arguments of a call.
+    """
+
     def method(
         name: str,
         inner: Callable[..., Any],
@@ -47,14 +54,12 @@ def connect(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        with entered(name, model):
+        with around_call(name, model):
             return run_method(name, inner, model, *args, **kwargs)
 
-    # ``chosen`` gets the function that stores a distribution, and the
-    # distribution, or None.
     def store(inner: Callable[..., Any], name: str, value: Any) -> None:
         if name == "distribution":
-            chosen(lambda: inner(name, value), value)
+            set_distribution(lambda: inner(name, value), value)
         else:
             inner(name, value)
 
@@ -68,8 +73,6 @@ def connect(
         # Tracebacks show the user's lines, and Keras's are always wrapped here.
         shown = compat.traceback_utils
         undo.callback(patches.wrap(shown, "include_frame", _is_shown))
-        # Each function of ``backend`` gets the one of Keras that it replaces,
-        # or None, and the arguments of the call.
         filled_in = {
             name: functools.partial(
                 ours, getattr(compat.distribution_lib, name, None)
