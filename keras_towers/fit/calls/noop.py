@@ -9,11 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls, run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
+from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.update.reduce import WeightUpdate
 
 
@@ -38,22 +41,21 @@ class NoOpCalls(TowerCalls):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-        alone = {"_distribute_strategy": None}
         # Keras passes this argument where fit itself calls evaluate.
         in_fit = arguments.get("_use_cached_eval_dataset")
         if not keras_call.trains and not in_fit:
             # A callback may call it during fit: undo the shadows of that.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
-            with patches.shadowed(model, {**alone, **own}):
+            with patches.shadowed(model, {"_distribute_strategy": None, **own}):
                 return run_alone(keras_call)
-        call = _NoOpCall(keras_call, self._logs)
+        call = _NoOpCall(self._config.strategy, keras_call, self._logs)
         optimizer = getattr(model, "optimizer", None)
         ends = {"finalize_variable_values": lambda variables: None}
         if optimizer is None or not keras_call.trains:
             ends = {}
         with (
-            patches.shadowed(model, {**alone, **call.shadows()}),
+            patches.shadowed(model, call.shadows()),
             patches.shadowed(optimizer, ends),
         ):
             return run_alone(keras_call)
@@ -62,7 +64,13 @@ class NoOpCalls(TowerCalls):
 class _NoOpCall:
     """Replaces Keras's steps during one call."""
 
-    def __init__(self, keras_call: KerasCall, logs: Mapping[str, float]):
+    def __init__(
+        self,
+        strategy: Strategy,
+        keras_call: KerasCall,
+        logs: Mapping[str, float],
+    ):
+        self._strategy = strategy
         self._keras_call = keras_call
         self._logs = logs
         arguments = keras_call.arguments
@@ -91,11 +99,16 @@ class _NoOpCall:
         """Return the model attributes to shadow, by name."""
         name = "train_function" if self._keras_call.trains else "test_function"
         return {
+            # By it, fit's own call of evaluate comes back here.
+            "_distribute_strategy": call_lib.SeenByKeras(self._strategy, self),
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
             f"make_{name}": lambda *args, **kwargs: None,
         }
+
+    def iterator(self, **kwargs: Any) -> Any:
+        return compat.TFEpochIterator(Undistributed, **kwargs)
 
     def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
         kind, model = self._keras_call.kind, self._keras_call.model
