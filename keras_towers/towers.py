@@ -245,10 +245,11 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
                 initial = tf.convert_to_tensor(initial, dtype)
             shape = initial.shape if shape is None else shape
             dtype = initial.dtype if dtype is None else dtype
-    shape = tf.TensorShape(shape)
+    dims: Any = shape
+    known = tf.TensorShape(dims)
     return _RequestedVariable(
         kwargs.get("name") or "Variable",
-        tuple(shape) if shape.is_fully_defined() else None,
+        tuple(known) if known.is_fully_defined() else None,
         None if dtype is None else tf.as_dtype(dtype).name,
     )
 
