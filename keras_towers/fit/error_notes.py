@@ -77,8 +77,12 @@ def assert_for_user(
 def error_for_user(error: Exception) -> TowerError | None:
     """Return the error of an ``assert_for_user`` that has failed, if any."""
     _, begins, rest = str(error).partition(_BEGIN)
-    text, ends, _ = rest.partition(_END)
-    return TowerError(text) if begins and ends else None
+    escaped, ends, _ = rest.partition(_END)
+    if not (begins and ends):
+        return None
+    # TensorFlow shows what a string has as in C, byte by byte.
+    text = escaped.encode().decode("unicode_escape").encode("latin-1").decode()
+    return TowerError(text)
 
 
 @contextlib.contextmanager

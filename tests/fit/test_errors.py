@@ -268,6 +268,23 @@ def test_a_root_that_tensorflow_has_lost_is_said_so():
     )
 
 
+def test_a_text_for_the_user_is_as_it_was_written():
+    text = "pièce \"x['a']\" has {} rows"
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
+    def step(rows):
+        check = error_notes.assert_for_user(rows == 1, text, [rows])
+        with tf.control_dependencies(check):
+            return tf.identity(rows)
+
+    assert step(tf.constant(1, tf.int64)) == 1
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        step(tf.constant(2, tf.int64))
+    found = error_notes.error_for_user(caught.value)
+    assert str(found) == text.format(2)
+    assert error_notes.error_for_user(ValueError("of theirs")) is None
+
+
 def test_calls_that_share_a_rendezvous_keep_their_tensors():
     """Calls of one function overlap, and the second sends first."""
 
