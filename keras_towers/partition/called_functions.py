@@ -28,8 +28,8 @@ from keras_towers.partition.layouts import (
     Value,
 )
 from keras_towers.partition.list_elements import in_common, own_list
-from keras_towers.partition.node import Node
 from keras_towers.partition.program import Function, Operation, Tensor
+from keras_towers.partition.registry import Node
 
 if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
@@ -49,7 +49,7 @@ def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
         ahead: how many inputs of the operation are not those of the function.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
-    if graph is None or len(graph.inputs) != node.num_inputs - ahead:
+    if graph is None or len(graph.inputs) != len(node.operation.inputs) - ahead:
         return None
     return graph
 
@@ -258,8 +258,8 @@ def called(
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
-    least = partition.order.after(node, inputs, True) if reads else 0
-    found = partition.builder.add(
+    least = partition.order.use(node, inputs, True) if reads else 0
+    return partition.builder.add(
         node.type,
         inputs,
         {
@@ -272,9 +272,6 @@ def called(
         functions=functions,
         source=node.operation,
     )
-    if reads:
-        partition.order.note_use(node, inputs, True, least)
-    return found
 
 
 def dtypes_of(tensors: Iterable[Any]) -> Any:

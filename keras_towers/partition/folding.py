@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.node import Node
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
@@ -39,7 +39,7 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         return None
     if not all(
         node.dtype(k).is_integer or node.dtype(k).is_bool
-        for k in range(node.num_inputs)
+        for k in range(len(inputs))
     ):
         return None
     try:
@@ -116,7 +116,7 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _same(node: Node, array: Any) -> Any:
-    dtype = node.output_dtype(0)
+    dtype = node.output_dtype()
     if node.type == "Cast" and dtype.is_integer:
         fits = [
             isinstance(entry, Size)
@@ -150,7 +150,7 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     }[node.type]
     if not array.size:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
-        shape: Any = node.static_shape() or ()
+        shape: Any = tuple(node.shapes[0])
         return np.full(shape, empty[node.type], object)
     over = tuple(int(a) for a in np.ravel(axes))
     keep = node.attr("keep_dims")

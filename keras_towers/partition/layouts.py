@@ -121,6 +121,13 @@ class Sharded:
         whole = isinstance(size, int) and not size % self.unit.size
         return size // self.unit.size if whole else None
 
+    def blocks_in(self, size: Any) -> int | None:
+        """Return how many blocks of such rows an axis has, if it has such."""
+        count = self.units_in(size)
+        return (
+            None if count is None or count % self.rows else count // self.rows
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
@@ -248,6 +255,11 @@ class Value:
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
     numbers: Places | Below | Splits | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of its axes, if that is known."""
+        return len(self.shape or ())
 
     @property
     def places(self) -> Places | None:

@@ -146,7 +146,7 @@ def named(name: str, sizes: Iterable[int | None]) -> list[Any]:
     ]
 
 
-def own(name: str) -> Size:
+def own_symbol(name: str) -> Size:
     """Return a size that follows from what a tower's examples hold.
 
     That of one device is the sum of those of the towers.

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.partition.node import Node
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, compared
 
 # Ends that mean "to the end", as functions of Keras write them.
@@ -31,6 +31,11 @@ class Span:
     size: Any = None
     stride: int = 1
     dropped: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it takes all of an axis."""
+        return self.axis is not None and self.size is None
 
 
 def _entries(node: Node, count: int) -> list[str | None]:
@@ -66,13 +71,8 @@ def spans(
     begin: Any,
     end: Any,
     strides: Any,
-) -> list[Span] | None:
-    """Return what a slice of a tensor takes, axis by axis.
-
-    It is None if the ends are not known.
-    """
-    if begin is None or end is None or strides is None:
-        return None
+) -> list[Span]:
+    """Return what a slice of a tensor takes, axis by axis."""
     meanings = _entries(node, len(strides))
     named = sum(m not in ("ellipsis", "new_axis") for m in meanings)
     found: list[Span] = []

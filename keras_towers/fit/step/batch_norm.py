@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers.fit.context import traced
-from keras_towers.partition.own_mean import own_mean
+from keras_towers.partition.rules.means import own_mean
 
 
 def call(

@@ -1,21 +1,18 @@
 """What operations make of rows and of parts of sums, by families."""
 
 from keras_towers.partition.rules import (  # noqa: F401
-    addresses,
+    batches,
     control_flow,
     draws,
     elementwise,
-    images,
+    indexing,
     lists,
     loops,
+    means,
     moves,
-    picks,
     places,
-    products,
     ragged,
     reductions,
-    segments,
     shapes,
     slices,
-    sparse,
 )

@@ -20,15 +20,14 @@ from keras_towers.partition.called_functions import (
     laid_out,
     with_parts_or_sums,
 )
-from keras_towers.partition.conversions import SIZE, local_shape
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
-from keras_towers.partition.node import Node
-from keras_towers.partition.own_mean import is_own_mean
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import rule
+from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.rules.means import laid_out_own_mean
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", always=True)
+@rule("PartitionedCall", "StatefulPartitionedCall")
 def _called(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
@@ -37,31 +36,14 @@ def _called(
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
     if graph is None:
         return None
-    if is_own_mean(graph):
-        found = _own_mean(partition, *inputs)
-        if found is not None:
-            return [found]
+    means = laid_out_own_mean(partition, graph, inputs)
+    if means is not None:
+        return [means]
     # Gradients may have added outputs to the graph since it was called.
     return partition.call(graph, inputs)[: node.num_outputs]
 
 
-def _own_mean(partition: Partitioner, x: Value) -> Value | None:
-    """The mean of a tower's rows for each; None: it has not some of all."""
-    layout, rows = x.sharded, x.local
-    if layout is None or rows is None or layout.axis or layout.blocks > 1:
-        return None
-    build, rank = partition.builder, rows.shape.rank
-    size = rows.shape if rank is None else (1, *rows.shape[1:])
-    mean = build.op(
-        "Mean", [rows, build.constant([0], SIZE)], size, keep_dims=True
-    )
-    shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
-    # Where there are no rows, none of them has the mean of nothing.
-    own = build.op("BroadcastTo", [mean, shape], rows.shape)
-    return Value(layout, own, shape=x.shape)
-
-
-@rule("If", "StatelessIf", "Case", "StatelessCase", always=True)
+@rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
 ) -> list[Value] | None:

@@ -32,10 +32,9 @@ from keras_towers.partition.list_elements import (
     one_more,
     own_sizes,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import AXES, rule
+from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.sizes import UNKNOWN
 
 # What operations take and return: a list, an element of one, several along a
@@ -64,55 +63,52 @@ _ROLES = {
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-@rule(*_ROLES, always=True, of_lists=True)
+def _roles(node: Node, inputs: Sequence[Value]) -> tuple[Any, Any] | None:
+    """The roles of inputs and outputs; None: an optional of several tensors."""
+    takes, gives = (roles.split() for roles in _ROLES[node.type])
+    is_right = (len(takes), len(gives)) == (len(inputs), node.num_outputs)
+    return (takes, gives) if is_right else None
+
+
+@rule(*_ROLES)
 def _list(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    takes, gives = (roles.split() for roles in _ROLES[node.type])
-    if len(takes) != len(inputs) or len(gives) != node.num_outputs:
-        # An optional value of several tensors.
+    roles = _roles(node, inputs)
+    if roles is None or not partition.lists:
         return None
-    if all(value.is_replicated for value in inputs):
-        found = partition.computed_once(node, inputs)
-    else:
-        try:
-            found = _divided(partition, node, takes, gives, inputs)
-        except NeedsExchange:
-            return None
-    _note(node, inputs, found)
-    return found
+    return _divided(partition, node, *roles, inputs)
 
 
-@rule("AddN", "ZerosLike", always=True)
+@rule("AddN", "ZerosLike")
 def _added(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
-    if node.output_dtype(0) != tf.variant:
-        factors = AXES[node.type](node, *values)
-        if factors is None:
-            return None
-        return partition.divided(node, values, factors)
-    if all(value.is_replicated for value in values):
-        found = partition.computed_once(node, values)
-    else:
-        takes = ["list"] * len(values)
-        try:
-            found = _divided(partition, node, takes, ["list"], values)
-        except NeedsExchange:
-            return None
-    every = [value.element for value in values]
-    elements = functools.reduce(joined_elements, every)
-    if elements is not None:
-        item = elements.item
-        # What is set in one of them is set in their sum.
-        elements = dataclasses.replace(
-            elements,
-            item=item and dataclasses.replace(item, known=None),
-            is_full=any(own is not None and own.is_full for own in every),
-            are_places=item is None,
-        )
-    found[0].element = elements
-    return found
+    if node.output_dtype() != tf.variant:
+        return None
+    takes = ["list"] * len(values)
+    return _divided(partition, node, takes, ["list"], values)
+
+
+@notes("AddN", "ZerosLike")
+def _note_added(
+    partition: Partitioner,
+    node: Node,
+    values: Sequence[Value],
+    outputs: Sequence[Value],
+) -> None:
+    lists = [value.element for value in values]
+    elements = functools.reduce(joined_elements, lists)
+    if elements is None:
+        return
+    item = elements.item
+    # What is set in one of them is set in their sum.
+    outputs[0].element = dataclasses.replace(
+        elements,
+        item=item and dataclasses.replace(item, known=None),
+        is_full=any(own is not None and own.is_full for own in lists),
+        are_places=item is None,
+    )
 
 
 # ---- on towers ---------------------------------------------------------------
@@ -124,8 +120,8 @@ def _divided(
     takes: Sequence[str],
     gives: Sequence[str],
     inputs: Sequence[Value],
-) -> list[Value]:
-    """Have each tower do an operation.
+) -> list[Value] | None:
+    """Have each tower do an operation; None: towers cannot.
 
     Args:
         partition: makes the operations.
@@ -133,10 +129,22 @@ def _divided(
         takes: the roles of its inputs.
         gives: the roles of its outputs.
         inputs: its inputs.
-
-    Raises:
-        NeedsExchange: if towers cannot.
     """
+    if all(value.is_replicated for value in inputs):
+        return None
+    try:
+        return _on_towers(partition, node, takes, gives, inputs)
+    except NeedsExchange:
+        return None
+
+
+def _on_towers(
+    partition: Partitioner,
+    node: Node,
+    takes: Sequence[str],
+    gives: Sequence[str],
+    inputs: Sequence[Value],
+) -> list[Value]:
     element = _element(takes, inputs)
     elements = inputs[0].element
     if node.type == "TensorListElementShape":
@@ -161,23 +169,16 @@ def _divided(
             own = laid_out(partition, value, _layout(role, element))
         given.append(own)
     layouts = [_layout(role, element) for role in gives]
-    shapes = [
-        local_shape(shape, layout)
-        for shape, layout in zip(node.shapes, layouts, strict=True)
-    ]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
         attributes["num_elements"] = attribute(-1)
     if node.type == "OptionalGetValue":
-        protos = [shape.as_proto() for shape in shapes]
+        pairs = zip(node.shapes, layouts, strict=True)
+        protos = [local_shape(shape, own).as_proto() for shape, own in pairs]
         attributes["output_shapes"] = AttrValue(
             list=AttrValue.ListValue(shape=protos)
         )
-    found = partition.builder.copy(node.operation, given, shapes, attributes)
-    return [
-        Value(layout, local)
-        for layout, local in zip(layouts, found, strict=True)
-    ]
+    return partition.on_towers(node, given, *layouts, attributes=attributes)
 
 
 def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
@@ -272,14 +273,22 @@ def _told(
         raise NeedsExchange
     if not np.ndim(elements.told):
         whole = partition.entry(whole, 0)
-    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype(0)))
+    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype()))
 
 
 # ---- what is known -----------------------------------------------------------
 
 
-def _note(node: Node, inputs: Sequence[Value], outputs: list[Value]) -> None:
+@notes(*_ROLES)
+def _note(
+    partition: Partitioner,
+    node: Node,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+) -> None:
     """Note what is known of lists, and of what is taken out of them."""
+    if _roles(node, inputs) is None:
+        return
     kind = node.type.removeprefix("TensorList")
     first = outputs[0]
     if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):

@@ -22,10 +22,9 @@ from keras_towers.partition.called_functions import (
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
 from keras_towers.partition.list_elements import alike
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import rule
+from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.loops_over_rows import over_rows
 
 # More rounds of the pass change nothing, or a loop cannot be followed.
@@ -34,7 +33,7 @@ _PASSES = 8
 _Pass: TypeAlias = "tuple[Partitioner, list[Tensor], list[Value]]"
 
 
-@rule("While", "StatelessWhile", always=True)
+@rule("While", "StatelessWhile")
 def _looped(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:

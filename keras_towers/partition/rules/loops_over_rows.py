@@ -32,9 +32,9 @@ from keras_towers.partition.list_elements import (
     one_more,
     own_list,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, symbol
 
 _ADDS = ("Add", "AddV2", "AddN")

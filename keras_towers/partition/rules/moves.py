@@ -5,139 +5,105 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_towers.partition.conversions import local_shape, static
-from keras_towers.partition.factors import ONE, Factors
+from keras_towers.partition.factors import ONE, Factors, along
 from keras_towers.partition.layouts import Value
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import axes, rule
+from keras_towers.partition.registry import Node, axes, rule
 from keras_towers.partition.rules.reductions import axes_of, numbers
-
-_LINEAR = (frozenset({0}),)
 
 
 @axes("Transpose", "ConjugateTranspose")
 def _transposed(node: Node, value: Value, order: Value) -> Factors | None:
-    places, rank = numbers(order), node.rank(0)
-    if places is None or rank is None:
+    places = numbers(order)
+    if places is None:
         return None
-    return Factors([range(rank), None], [places], linear=_LINEAR)
+    return Factors([range(value.rank), None], [places], [[0]])
+
+
+def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
+    """The labels of a value's axes, and of a new one among them."""
+    labels: list[Any] = list(range(value.rank))
+    labels.insert(at % (value.rank + 1), label)
+    return labels
 
 
 @axes("ExpandDims")
 def _expanded(node: Node, value: Value, at: Value) -> Factors | None:
-    places, rank = numbers(at), node.rank(0)
-    if places is None or rank is None:
+    places = numbers(at)
+    if places is None:
         return None
-    place = places[0] % (rank + 1)
-    labels: list[Any] = list(range(rank))
-    labels.insert(place, ONE)
-    return Factors([range(rank), None], [labels], linear=_LINEAR)
+    labels = _with_axis(value, places[0], ONE)
+    return Factors([range(value.rank), None], [labels], [[0]])
+
+
+@axes("Pack")
+def _packed(node: Node, *values: Value) -> Factors:
+    labels, count = range(values[0].rank), len(values)
+    output = _with_axis(values[0], node.attr("axis"), None)
+    return Factors([labels] * count, [output], [range(count)])
+
+
+@axes("OneHot")
+def _one_hot(node: Node, places: Value, *options: Value) -> Factors:
+    output = _with_axis(places, node.attr("axis"), None)
+    return Factors([range(places.rank), *[None] * len(options)], [output])
 
 
 @axes("Squeeze")
 def _squeezed(node: Node, value: Value) -> Factors | None:
-    rank, gone = node.rank(0), node.attr("squeeze_dims")
+    gone = {axis % value.rank for axis in node.attr("squeeze_dims")}
     # Without axes, those of size 1 go, which may be the one of a single row.
-    if rank is None or not gone:
-        return None
-    gone = {axis % rank for axis in gone}
-    labels = [None if axis in gone else axis for axis in range(rank)]
-    left = [axis for axis in range(rank) if axis not in gone]
-    return Factors([labels], [left], linear=_LINEAR)
-
-
-@axes("ReverseV2", "Roll")
-def _reversed(node: Node, value: Value, *options: Value) -> Factors | None:
-    found, rank = axes_of(node, options[-1]), node.rank(0)
-    if found is None or rank is None:
-        return None
-    labels = [None if axis in found else axis for axis in range(rank)]
-    others = [None] * len(options)
-    return Factors([labels, *others], [labels], linear=_LINEAR)
-
-
-@axes("ReverseSequence")
-def _reversed_each(node: Node, value: Value, lengths: Value) -> Factors | None:
-    rank, along = node.rank(0), node.attr("seq_dim")
-    if rank is None:
-        return None
-    labels = [None if axis == along else axis for axis in range(rank)]
-    return Factors(
-        [labels, (node.attr("batch_dim"),)], [labels], linear=_LINEAR
-    )
-
-
-@axes("Pack")
-def _packed(node: Node, *values: Value) -> Factors | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
-    labels: list[Any] = list(range(rank))
-    labels.insert(node.attr("axis") % (rank + 1), None)
-    linear = (frozenset(range(len(values))),)
-    return Factors([range(rank)] * len(values), [labels], linear=linear)
+    return along(gone, [value], 1, [[0]], keeps=False) if gone else None
 
 
 @axes("Unpack")
-def _unpacked(node: Node, value: Value) -> Factors | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
-    gone = node.attr("axis") % rank
-    labels = [None if axis == gone else axis for axis in range(rank)]
-    left = [axis for axis in range(rank) if axis != gone]
-    return Factors([labels], [left] * node.num_outputs, linear=_LINEAR)
+def _unpacked(node: Node, value: Value) -> Factors:
+    gone = [node.attr("axis") % value.rank]
+    return along(gone, [value], node.num_outputs, [[0]], keeps=False)
+
+
+@axes("ReverseV2", "Roll")
+def _reversed(node: Node, *inputs: Value) -> Factors | None:
+    gone = axes_of(inputs[-1], inputs[0].rank)
+    return None if gone is None else along(gone, inputs, 1, [[0]])
+
+
+@axes("ReverseSequence")
+def _reversed_sequence(node: Node, value: Value, lengths: Value) -> Factors:
+    seq_dim, batch_dim = node.attr("seq_dim"), node.attr("batch_dim")
+    labels = [None if a == seq_dim else a for a in range(value.rank)]
+    return Factors([labels, [batch_dim]], [labels], [[0]])
 
 
 @axes("ConcatV2")
 def _joined_axes(node: Node, *values: Value) -> Factors | None:
-    found, rank = numbers(values[-1]), node.rank(0)
-    if found is None or not rank:
+    gone, count = axes_of(values[-1], values[0].rank), len(values) - 1
+    if not gone:
         return None
-    at = found[0] % rank
-    labels = [None if axis == at else axis for axis in range(rank)]
-    count = len(values) - 1
-    linear = (frozenset(range(count)),)
-    return Factors([*[labels] * count, None], [labels], linear=linear)
+    labels = [None if a in gone else a for a in range(values[0].rank)]
+    return Factors([*[labels] * count, None], [labels], [range(count)])
 
 
 @rule("ConcatV2")
 def _joined(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
-    factors, (*parts, along) = _joined_axes(node, *values), values
-    if factors is None:
-        return None
-    at = (numbers(along) or [0])[0] % (node.rank(0) or 1)
+    """Rows of several tensors, one after the other, are blocks of rows."""
+    *parts, over = values
     layouts = [part.sharded for part in parts]
-    first = layouts[0]
-    # Rows of several tensors, one after the other, are blocks of rows.
-    if first is not None and all(
-        own is not None
-        and own.axis == at
-        and (own.unit, own.rows) == (first.unit, first.rows)
-        for own in layouts
-    ):
-        blocks = sum(own.blocks for own in layouts if own is not None)
-        layout = dataclasses.replace(first, blocks=blocks)
-        sizes = list(parts[0].shape or ())
-        sizes[at] = layout.size
-        given = [part.local for part in parts if part.local is not None]
-        (local,) = partition.builder.copy(
-            node.operation,
-            [*given, partition.local(along)],
-            [local_shape(static(sizes), layout)],
-        )
-        return [Value(layout, local, shape=tuple(sizes))]
-    return partition.divided(node, values, factors)
-
-
-@axes("OneHot")
-def _one_hot(node: Node, places: Value, *rest: Value) -> Factors | None:
-    rank = node.rank(0)
-    if rank is None:
+    given = [part.local for part in parts if part.local is not None]
+    first, shape = layouts[0], list(parts[0].shape or ())
+    if first is None or axes_of(over, len(shape)) != [first.axis]:
         return None
-    labels: list[Any] = list(range(rank))
-    labels.insert(node.attr("axis") % (rank + 1), None)
-    return Factors([range(rank), *[None] * len(rest)], [labels])
+    blocks = 0
+    for layout in layouts:
+        if (
+            layout is None
+            or dataclasses.replace(layout, blocks=first.blocks) != first
+        ):
+            return None
+        blocks += layout.blocks
+    joined = dataclasses.replace(first, blocks=blocks)
+    shape[joined.axis] = joined.size
+    given.append(partition.local(over))
+    return partition.on_towers(node, given, joined, shapes=[shape])

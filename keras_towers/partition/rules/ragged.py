@@ -10,47 +10,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.conversions import SIZE
 from keras_towers.partition.layouts import (
-    REPLICATED,
-    RowSplits,
     Sharded,
     Splits,
     Value,
     Values,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import by_places, numbers_of
-from keras_towers.partition.rules.places import first_size, source
+from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.rules.places import source
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.sizes import ONE_MORE, Size, name_of
 from keras_towers.partition.slice_spans import index_of
 
 
-def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
-    """Return the splits of ragged rows that a program is given."""
-    build, dtype = partition.builder, own.dtype
-    last = build.op("Max", [own, build.constant([0], "int32")], ())
-    unit = partition.found_unit(layout.unit, partition.cast(last, SIZE))
-    begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
-    ends = build.op("Slice", [own, begin, all_], (None,))
-    start = partition.cast(unit.start, dtype)
-    ends = build.op("AddV2", [ends, start], (None,))
-    every = build.exchange("gather", ends, 0, partition.unit.size)
-    zero, along = build.constant([0], dtype), build.constant(0, "int32")
-    whole = build.op("ConcatV2", [zero, every, along], (None,))
-    one = build.constant(1, SIZE)
-    partition.sizes[name_of(ONE_MORE)] = build.op(
-        "AddV2", [partition.unit.total, one], ()
-    )
-    examples, numbers = partition.unit.size, Splits(own, unit)
-    size = ONE_MORE if isinstance(examples, Size) else examples + 1
-    return Value(REPLICATED, whole=whole, shape=(size,), numbers=numbers)
-
-
-@numbers_of("StridedSlice")
+@notes("StridedSlice")
 def _part(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
@@ -71,7 +45,7 @@ def _part(
     outputs[0].shape = (partition.unit.size,)
 
 
-@by_places("Sub")
+@rule("Sub")
 def _lengths(
     partition: Partitioner, node: Node, ends: Value, begins: Value
 ) -> list[Value] | None:
@@ -81,13 +55,13 @@ def _lengths(
     if (one.part, two.part) != ("end", "begin") or one.unit is not two.unit:
         return None
     layout = Sharded(0, partition.unit)
-    found = partition.computed_by_towers(node, [one.own, two.own], layout)
+    found = partition.on_towers(node, [one.own, two.own], layout)
     # All rows together have as many entries as there are.
     partition.note_unit(("repeated", found[0].local), one.unit)
     return found
 
 
-@by_places("RaggedTensorToTensor")
+@rule("RaggedTensorToTensor")
 def _filled_up(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
@@ -104,7 +78,7 @@ def _filled_up(
         return None
     all_have = [partition.local(value) for value in (target, default)]
     given = [all_have[0], own, all_have[1], found.own]
-    return partition.computed_by_towers(node, given, Sharded(0, partition.unit))
+    return partition.on_towers(node, given, Sharded(0, partition.unit))
 
 
 # ---- tf.repeat ---------------------------------------------------------------
@@ -121,7 +95,7 @@ _PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
 _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 
-def repeated(partition: Partitioner, node: Node) -> Value | None:
+def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
     """Return what each tower repeats of its own entries, if this does."""
     found = _parts(node)
     if found is None:
@@ -140,7 +114,7 @@ def repeated(partition: Partitioner, node: Node) -> Value | None:
         return None
     at = _entry_of_each(partition, lengths.local)
     key = "repeated", source(lengths.local)
-    unit = partition.found_unit(key, first_size(partition, at))
+    unit = partition.found_unit(key, partition.length(at))
     build, output = partition.builder, Sharded(0, unit)
     along = build.constant(0, tf.int32)
     local = build.op("GatherV2", [rows, at, along], (None,))
@@ -168,7 +142,7 @@ def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
 def _parts(node: Node) -> dict[str, Any] | None:
     """The tensors of which it is made, by their names; None: it is not."""
     found: dict[str, Any] = {}
-    if node.output_rank() != 1:
+    if node.shapes[0].rank != 1:
         return None
     if not _matches(node.operation, _REPEAT, found):
         return None

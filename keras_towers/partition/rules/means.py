@@ -1,4 +1,4 @@
-"""Means and the variances behind them, in one exchange.
+"""Means over rows: of all rows, or of each tower's own; and their variances.
 
 What a step takes from a mean for its variance, ``Mean((x - Mean(x))^2)``, would
 wait for the mean of all. Each tower has its own mean and the mean of the
@@ -8,22 +8,53 @@ and LeVeque, 1983) as exactly as on one device: nothing large is subtracted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from keras_towers import compat
 from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.layouts import REPLICATED, Sharded, Value
+from keras_towers.partition.conversions import SIZE
+from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded, Value
+from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.rules.reductions import axes_of
 
 _SAME = ("Identity", "StopGradient", "Snapshot")
 
 
-def variance_behind(mean: Any) -> Any:
+@rule("Mean")
+def _mean(
+    partition: Partitioner, node: Node, value: Value, over: Value
+) -> list[Value] | None:
+    """A mean of rows; no rows have none."""
+    gone, layout, rows = axes_of(over, value.rank), value.sharded, value.local
+    if gone is None or layout is None or rows is None:
+        return None
+    if layout.axis not in gone or not node.dtype(0).is_floating:
+        return None
+    found = partition.variances.pop(node.operation.name, None)
+    if found is not None:
+        return [found]
+    build = partition.builder
+    along = build.constant(gone, node.dtype(1))
+    behind = _variance_behind(node.operation) if build.meets else None
+    if behind is not None:
+        mean, partition.variances[behind.name] = _moments(
+            partition, node.operation, behind, value, layout, along
+        )
+        return [mean]
+    # A sum might be too large for its dtype.
+    (own,) = build.copy(node.operation, [rows, along])
+    share = partition.share(layout.unit, rows.dtype)
+    part = build.op("MulNoNan", [own, share], node.shapes[0])
+    return [Value(PARTIAL, part)]
+
+
+def _variance_behind(mean: Any) -> Any:
     """Return the operation that computes the variance of a mean, or None."""
     if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
         return None
@@ -72,7 +103,7 @@ def _same_axes(one: Any, other: Any) -> bool:
     return sorted(values[0].ravel()) == sorted(values[1].ravel())
 
 
-def moments(
+def _moments(
     partition: Partitioner,
     mean: Any,
     variance: Any,
@@ -102,7 +133,10 @@ def moments(
         build.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    shares = partition.shares(layout, own.dtype, own.shape.rank or 0)
+    share, ones = partition.share(layout.unit, own.dtype), [1] * len(own.shape)
+    shape = build.constant(ones, tf.int32)
+    share = build.op("Reshape", [share, shape], ones)
+    shares = build.exchange("gather", share, layout.axis)
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
@@ -116,8 +150,51 @@ def moments(
 
     whole = combined(means, mean)
     apart = build.op("SquaredDifference", [means, whole], means.shape)
-    every = build.op("AddV2", [variances, apart], means.shape)
+    variances = build.op("AddV2", [variances, apart], means.shape)
     return (
         Value(REPLICATED, whole=whole),
-        Value(REPLICATED, whole=combined(every, variance)),
+        Value(REPLICATED, whole=combined(variances, variance)),
     )
+
+
+# ---- of each tower's own rows ------------------------------------------------
+
+# The graphs of the functions that are called here: nobody else calls them.
+_MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@tf.custom_gradient
+def own_mean(x: tf.Tensor) -> Any:
+    """Return for each row the mean of all that the same tower has.
+
+    On one device it is the mean of all rows. It is its own gradient, as the
+    operator is linear and self-adjoint.
+
+    Args:
+        x: the rows, along the first axis.
+    """
+    return _mean_of_rows(x), own_mean
+
+
+@tf.function(autograph=False)
+def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
+    _MEANS.add(compat.get_default_graph())
+    return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
+
+
+def laid_out_own_mean(
+    partition: Partitioner, graph: Any, inputs: Sequence[Value]
+) -> Value | None:
+    """Lay out a call of ``own_mean``; None: it is none, or not of rows."""
+    if graph not in _MEANS:
+        return None
+    (x,) = inputs
+    layout, rows = x.sharded, x.local
+    if layout is None or rows is None or layout.axis or layout.blocks > 1:
+        return None
+    build, along = partition.builder, partition.builder.constant([0], SIZE)
+    mean = build.op("Mean", [rows, along], keep_dims=True)
+    shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
+    # Where there are no rows, none of them has the mean of nothing.
+    own = build.op("BroadcastTo", [mean, shape], rows.shape)
+    return Value(layout, own, shape=x.shape)
