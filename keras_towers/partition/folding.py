@@ -17,7 +17,7 @@ from keras_towers.partition.sizes import (
     broadcast,
     compared,
 )
-from keras_towers.partition.slice_spans import index_of
+from keras_towers.partition.slice_spans import spans
 
 # Of more entries it is not worth it.
 LARGEST = 512
@@ -139,6 +139,21 @@ def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
     return array[tuple(spans)]
 
 
+def _strided(node: Node, array: Any, *ends: Any) -> Any:
+    index: list[Any] = []
+    for span in spans(node, array.shape, *ends):
+        if span.dropped:
+            index.append(int(span.begin))
+        elif span.axis is None or span.is_whole:
+            index.append(None if span.axis is None else slice(None))
+        else:
+            last = span.begin + span.size * span.stride
+            index.append(
+                slice(span.begin, last if last >= 0 else None, span.stride)
+            )
+    return array[tuple(index)]
+
+
 def _reduced(node: Node, array: Any, axes: Any) -> Any:
     combine = {
         "Prod": lambda a, b: a * b,
@@ -253,7 +268,7 @@ _FOLDS: dict[str, Fold] = {
         np.moveaxis(array, node.attr("axis"), 0)
     ),
     "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
-    "StridedSlice": lambda node, array, *ends: array[index_of(node, *ends)],
+    "StridedSlice": _strided,
     "Slice": _slice,
     "Split": lambda node, axis, array: np.split(
         array, node.num_outputs, int(axis)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,17 +43,22 @@ from keras_towers.partition.sizes import (
     symbol,
 )
 
-NONE: Mapping[str, Updating] = {}
+
+def partitioned(*given: Any, **options: Any) -> Program:
+    """Lay out a graph over towers; as ``laid_out``, return the program."""
+    program, _ = laid_out(*given, **options)
+    return program
 
 
-def partitioned(
+def laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, Updating] = NONE,
+    updates: Mapping[str, Updating] = MappingProxyType({}),
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
-) -> Program:
+    lists: bool = True,
+) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
 
     Args:
@@ -65,43 +70,11 @@ def partitioned(
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
-    """
-    program, _ = laid_out(graph, layouts, wanted, updates, ranks, mirrored)
-    return program
-
-
-def laid_out(
-    graph: Any,
-    layouts: Sequence[InputLayout],
-    wanted: Sequence[Any],
-    updates: Mapping[str, Updating] = NONE,
-    ranks: bool = False,
-    mirrored: Sequence[bool] | None = None,
-) -> tuple[Program, dict[str, Value]]:
-    """Lay out a graph as ``partitioned``; also return what it knows of tensors.
+        lists: whether lists of rows may be divided.
 
     Returns:
-        The program, and the values of the graph's tensors by their names.
+        The program, and what is known of the graph's tensors by their names.
     """
-    attempt = functools.partial(
-        _attempt, graph, layouts, wanted, updates, ranks, mirrored
-    )
-    try:
-        return attempt(lists=True)
-    except CannotGather:
-        # A list of rows meets what has no rule: then lists are not divided.
-        return attempt(lists=False)
-
-
-def _attempt(
-    graph: Any,
-    layouts: Sequence[InputLayout],
-    wanted: Sequence[Any],
-    updates: Mapping[str, Updating],
-    ranks: bool,
-    mirrored: Sequence[bool] | None,
-    lists: bool,
-) -> tuple[Program, dict[str, Value]]:
     builder = Builder()
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
@@ -136,8 +109,14 @@ def _attempt(
     for index, own in copies.items():
         values[index].local = own
     partition.sizes.update(sizes)
-    by_name = partition.run(graph, values)
-    results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    try:
+        by_name = partition.run(graph, values)
+        results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    except CannotGather:
+        # A list of rows meets what has no rule.
+        return laid_out(
+            graph, layouts, wanted, updates, ranks, mirrored, lists=False
+        )
     ends = [*results, *(t for u in partition.updates for t in u.given)]
     operations, exchanges = needed(builder.operations, builder.exchanges, ends)
     delayed(operations, exchanges, partition.updates, results)

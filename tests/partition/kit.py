@@ -334,7 +334,7 @@ def evaluated(claimed, count):
     if isinstance(claimed, Size):
         if any(symbol != "n" for symbol, _ in claimed.powers):
             return None
-        return claimed.number * count ** claimed.power("n")
+        return claimed.number * count ** dict(claimed.powers).get("n", 0)
     return None if claimed is UNKNOWN else claimed
 
 

@@ -21,7 +21,6 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.rules.places import source
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.slice_spans import index_of
 
 
 @notes("StridedSlice")
@@ -30,17 +29,17 @@ def _part(
 ) -> None:
     """All but the first, or all but the last."""
     given, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
-    if not isinstance(given, Splits) or None in ends or given.part != "both":
+    if not isinstance(given, Splits) or given.part != "both":
         return
-    index = index_of(node, *ends)
-    if index == (slice(1, None, 1),):
+    masks = node.attr("begin_mask"), node.attr("end_mask")
+    if masks == (0, 1) and (ends[0], ends[2]) == ([1], [1]):
         part = "end"
-    elif index == (slice(None, -1, 1),):
+    elif masks == (1, 0) and ends[1:] == [[-1], [1]]:
         part = "begin"
     else:
         return
-    locals_ = [partition.local(value) for value in inputs[1:]]
-    (own,) = partition.builder.copy(node.operation, [given.own, *locals_])
+    local_ends = [partition.local(value) for value in inputs[1:]]
+    (own,) = partition.builder.copy(node.operation, [given.own, *local_ends])
     outputs[0].numbers = Splits(own, given.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
