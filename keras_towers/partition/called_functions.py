@@ -27,7 +27,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.list_elements import in_common, own_list
+from keras_towers.partition.list_elements import in_common, list_on_tower
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import Node
 
@@ -93,7 +93,7 @@ def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
         if value.is_replicated or value.layout == layout:
             found = partition.rows(value, layout)
     elif isinstance(layout, ListOf):
-        found = own_list(partition, value, layout)
+        found = list_on_tower(partition, value, layout)
     elif value.is_replicated:
         split = isinstance(layout, Partial)
         found = partition.partial(value) if split else partition.local(value)

@@ -184,7 +184,7 @@ class Places:
     of rows of the towers before it.
 
     Attributes:
-        own: of each tower: the same integers, counted from its own first row.
+        local: of each tower: the same integers, counted from its own first row.
             They are at least 0 and less than the number of its rows.
         layout: how these are laid out.
         unit: of what the rows are.
@@ -194,7 +194,7 @@ class Places:
             and the others are those of one device.
     """
 
-    own: Tensor
+    local: Tensor
     layout: Sharded
     unit: Unit | FoundUnit
     rows: int = 1
@@ -219,12 +219,12 @@ class Splits:
     """Integers that say where ragged rows begin, where they end, or both.
 
     Attributes:
-        own: of each tower: the same, counted from its own first entry.
+        local: of each tower: the same, counted from its own first entry.
         unit: of what the entries are.
         part: ``begin``, ``end``, or both, which is one more.
     """
 
-    own: Tensor
+    local: Tensor
     unit: FoundUnit
     part: str = "both"
 

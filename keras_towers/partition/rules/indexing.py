@@ -111,7 +111,7 @@ def _own(
     """What each tower is given, or None."""
     target = places.target
     if role in ("numbers", "indices"):
-        return places.own
+        return places.local
     if role == "same" or (role == "entries" and value.shape == ()):
         return partition.local(value)
     if role == "entries":
@@ -178,18 +178,18 @@ def _stitched(
     given = [row for row in rows if row is not None]
     if len(given) < half:
         return None
-    numbers = [own.own for own in places]
+    numbers = [part.local for part in places]
     return partition.on_towers(node, [*numbers, *given], places[0].target)
 
 
 def _are_all(places: Sequence[Places]) -> bool:
     """Whether they are the parts of all rows, each of which is there once."""
-    parting = places[0].own.operation
+    parting = places[0].local.operation
     if parting is None or parting.type != "DynamicPartition":
         return False
     parted = source(parting.inputs[0]).operation
     is_range = parted is not None and parted.type == "Range"
-    is_complete = [own.own for own in places] == parting.outputs
+    is_complete = [part.local for part in places] == parting.outputs
     return is_range and is_complete and places[0].grain == 1
 
 
@@ -231,15 +231,16 @@ def _picked(
     repeated = repeated_rows(partition, node)
     if repeated is not None:
         return [repeated]
-    found, own = _axis_and_batch(node, values, places, at), places.places
-    if found is None or own is None or own.is_first_column:
+    numbered = places.places
+    found = _axis_and_batch(node, values, places, at)
+    if found is None or numbered is None or numbered.is_first_column:
         return None
     axis, batch = found
     rows = values.local
-    if batch or rows is None or values.sharded != own.target.along(axis):
+    if batch or rows is None or values.sharded != numbered.target.along(axis):
         return None
-    given = [rows, own.own, partition.local(at)]
-    layout = own.layout.along(axis + own.layout.axis)
+    given = [rows, numbered.local, partition.local(at)]
+    layout = numbered.layout.along(axis + numbered.layout.axis)
     return partition.on_towers(node, given, layout)
 
 

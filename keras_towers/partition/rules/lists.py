@@ -30,7 +30,7 @@ from keras_towers.partition.list_elements import (
     fits,
     joined_elements,
     one_more,
-    own_sizes,
+    shape_on_tower,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -148,7 +148,7 @@ def _on_towers(
     element = _element(takes, inputs)
     elements = inputs[0].element
     if node.type == "TensorListElementShape":
-        return [_told(partition, node, elements)]
+        return [_element_shape(partition, node, elements)]
     if node.type == "TensorListLength" and are_rows(element):
         size = partition.size(elements and elements.length)
         if size is None:
@@ -164,7 +164,7 @@ def _on_towers(
     given = []
     for role, value in zip(takes, inputs, strict=True):
         if role == "shape":
-            own = _own_shape(partition, node, value, element, elements)
+            own = _shape_given(partition, node, value, element, elements)
         else:
             own = laid_out(partition, value, _layout(role, element))
         given.append(own)
@@ -207,7 +207,7 @@ def _layout(role: str, element: Any) -> Any:
     return element if role == "item" else REPLICATED
 
 
-def _own_shape(
+def _shape_given(
     partition: Partitioner,
     node: Node,
     shape: Value,
@@ -230,9 +230,9 @@ def _own_shape(
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
         known = None if elements is None else elements.shape
-        found = own_sizes(partition, known)
+        found = shape_on_tower(partition, known)
         if found is None and sizes is not None and -1 not in sizes:
-            found = own_sizes(partition, sizes)
+            found = shape_on_tower(partition, sizes)
         if found is not None:
             return found
         raise NeedsExchange
@@ -262,16 +262,16 @@ def _entries(shape: Value) -> list[Any] | None:
     return [UNKNOWN] * sizes[0]
 
 
-def _told(
+def _element_shape(
     partition: Partitioner, node: Node, elements: Elements | None
 ) -> Value:
-    """The shape that the list of one device was told elements have."""
-    if elements is None or elements.told is None:
+    """The shape that the list of one device was declared to hold."""
+    if elements is None or elements.declared is None:
         raise NeedsExchange
-    whole = own_sizes(partition, list(np.ravel(elements.told)))
+    whole = shape_on_tower(partition, list(np.ravel(elements.declared)))
     if whole is None:
         raise NeedsExchange
-    if not np.ndim(elements.told):
+    if not np.ndim(elements.declared):
         whole = partition.entry(whole, 0)
     return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype()))
 
@@ -329,8 +329,8 @@ def _note(
         first.shape = (None, *elements.shape[1:])
     elif kind == "Length" and length is not None:
         first.known = np.asarray(length, object)
-    elif kind == "ElementShape" and elements.told is not None:
-        first.known = np.asarray(elements.told, object)
+    elif kind == "ElementShape" and elements.declared is not None:
+        first.known = np.asarray(elements.declared, object)
 
 
 def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
@@ -338,17 +338,17 @@ def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
     dtype = node.attr("element_dtype")
     at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)
     known = inputs[at].known
-    told = None if known is None else known.tolist()
+    declared = None if known is None else known.tolist()
     if not at:
         length = _number(inputs[1]) if kind == "Reserve" else 0
-        return Elements(dtype, told, length, is_full=length == 0)
+        return Elements(dtype, declared, length, is_full=length == 0)
     shape = inputs[0].shape
     if not shape:
         return None
     item = Value(REPLICATED, shape=tuple(shape[1:]))
     is_full = kind == "FromTensor"
     length = shape[0] if is_full else None
-    return Elements(dtype, told, length, item, is_full, are_places=False)
+    return Elements(dtype, declared, length, item, is_full, are_places=False)
 
 
 def _number(value: Value) -> Any:
@@ -384,14 +384,16 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
     if sizes is None or elements.is_full:
         return sizes
     # Those that were not set are as large as the list, or this, says.
-    told = [_each(e, len(sizes)) for e in (elements.told, shape.known)]
+    declared = [
+        _sizes_in(e, len(sizes)) for e in (elements.declared, shape.known)
+    ]
     return tuple(
         size if all(t is not UNKNOWN and t in (-1, size) for t in own) else None
-        for size, *own in zip(sizes, *told, strict=True)
+        for size, *own in zip(sizes, *declared, strict=True)
     )
 
 
-def _each(entries: Any, rank: int) -> list[Any]:
+def _sizes_in(entries: Any, rank: int) -> list[Any]:
     """The sizes that a shape gives, -1 for any."""
     if entries is None:
         return [UNKNOWN] * rank

@@ -29,8 +29,8 @@ from keras_towers.partition.list_elements import (
     alike,
     are_rows,
     in_common,
+    list_on_tower,
     one_more,
-    own_list,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -185,7 +185,7 @@ class _Loop:
             if is_number or dtype.is_complex:
                 found = partition.partial(value)
         elif value.element and value.element.length == self._unit.size:
-            found = own_list(partition, value, self._layout)
+            found = list_on_tower(partition, value, self._layout)
         if found is None:
             raise NeedsExchange
         return found
@@ -299,7 +299,7 @@ class _Loop:
         assert elements is not None
         if use == "popped":
             # Nothing is left, as on one device.
-            empty = Elements(elements.dtype, elements.told, 0)
+            empty = Elements(elements.dtype, elements.declared, 0)
             return Value(REPLICATED, local, shape=(), element=empty)
         # Every round has set its own.
         elements = dataclasses.replace(

@@ -164,12 +164,12 @@ def _made_of_numbers(
         if not isinstance(before, Places) or changes is None:
             continue
         given = list(inputs)
-        given[at] = Value(before.layout, before.own, shape=value.shape)
+        given[at] = Value(before.layout, before.local, shape=value.shape)
         found = _without_exchange(partition, node, given) or ()
         for own, output in zip(found, outputs, strict=False):
             if own.sharded is not None and own.local is not None:
                 output.numbers = dataclasses.replace(
-                    before, own=own.local, layout=own.sharded, **changes
+                    before, local=own.local, layout=own.sharded, **changes
                 )
         return
 

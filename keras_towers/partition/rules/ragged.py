@@ -39,7 +39,7 @@ def _part(
     else:
         return
     local_ends = [partition.local(value) for value in inputs[1:]]
-    (own,) = partition.builder.copy(node.operation, [given.own, *local_ends])
+    (own,) = partition.builder.copy(node.operation, [given.local, *local_ends])
     outputs[0].numbers = Splits(own, given.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
@@ -48,15 +48,18 @@ def _part(
 def _lengths(
     partition: Partitioner, node: Node, ends: Value, begins: Value
 ) -> list[Value] | None:
-    one, two = ends.numbers, begins.numbers
-    if not isinstance(one, Splits) or not isinstance(two, Splits):
+    last, first = ends.numbers, begins.numbers
+    if not isinstance(last, Splits) or not isinstance(first, Splits):
         return None
-    if (one.part, two.part) != ("end", "begin") or one.unit is not two.unit:
+    if (last.part, first.part) != (
+        "end",
+        "begin",
+    ) or last.unit is not first.unit:
         return None
     layout = Sharded(0, partition.unit)
-    found = partition.on_towers(node, [one.own, two.own], layout)
+    found = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", found[0].local), one.unit)
+    partition.note_unit(("repeated", found[0].local), last.unit)
     return found
 
 
@@ -76,7 +79,7 @@ def _filled_up(
     if own is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
     all_have = [partition.local(value) for value in (target, default)]
-    given = [all_have[0], own, all_have[1], found.own]
+    given = [all_have[0], own, all_have[1], found.local]
     return partition.on_towers(node, given, Sharded(0, partition.unit))
 
 
@@ -119,8 +122,8 @@ def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
     local = build.op("GatherV2", [rows, at, along], (None,))
     result, places = Value(output, local, shape=(unit.size,)), entries.places
     if places is not None and places.layout == layout:
-        own = build.op("GatherV2", [places.own, at, along], (None,))
-        result.numbers = dataclasses.replace(places, own=own, layout=output)
+        own = build.op("GatherV2", [places.local, at, along], (None,))
+        result.numbers = dataclasses.replace(places, local=own, layout=output)
     return result
 
 
