@@ -1,14 +1,16 @@
-"""Calls of functions, and branches."""
+"""Calls of functions, branches, and loops whose rounds each tower does."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, attribute
+from keras_towers.partition.builder import Builder, NeedsExchange, attribute
 from keras_towers.partition.called_functions import (
     Draft,
     called,
@@ -18,12 +20,17 @@ from keras_towers.partition.called_functions import (
     inside,
     joined,
     laid_out,
+    looped,
+    source,
     with_parts_or_sums,
 )
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.rules.loops_over_rows import over_rows
 from keras_towers.partition.rules.means import laid_out_own_mean
 
 
@@ -61,7 +68,7 @@ def _branched(
     return with_parts_or_sums(
         partition,
         inputs,
-        functools.partial(_laid_out, partition, node, graphs, chosen),
+        functools.partial(_lay_out_branches, partition, node, graphs, chosen),
     )
 
 
@@ -71,7 +78,7 @@ def _names(node: Node) -> list[str]:
     return [node.attr(f"{name}_branch").name for name in ("else", "then")]
 
 
-def _laid_out(
+def _lay_out_branches(
     partition: Partitioner,
     node: Node,
     graphs: Sequence[Any],
@@ -115,3 +122,137 @@ def _laid_out(
     for result, tensor in zip(results, found, strict=True):
         result.local = tensor
     return results
+
+
+# ---- loops -------------------------------------------------------------------
+
+# More rounds of the pass change nothing, or a loop cannot be followed.
+_PASSES = 8
+# What lays out a function, its own inputs, and the values of its outputs.
+_Pass: TypeAlias = "tuple[Partitioner, list[Tensor], list[Value]]"
+
+
+@rule("While", "StatelessWhile")
+def _looped(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    divided = not all(value.is_replicated for value in inputs)
+    if partition.builder.meets and not divided:
+        return None
+    body = graph_of(node, node.attr("body").name)
+    condition = graph_of(node, node.attr("cond").name)
+    if body is None or condition is None:
+        return None
+    if len(body.outputs) != len(inputs):
+        return None
+    found = over_rows(partition, node, body, condition, inputs)
+    if found is not None:
+        return found
+    loop = _Loop(partition, node, body, condition)
+    return with_parts_or_sums(partition, inputs, loop.laid_out)
+
+
+class _Loop:
+    """A loop that is laid out.
+
+    Args:
+        partition: has the program around it.
+        node: its operation.
+        body: the graph of a round.
+        condition: the graph of what says whether there is another.
+    """
+
+    def __init__(
+        self, partition: Partitioner, node: Node, body: Any, condition: Any
+    ):
+        self._partition = partition
+        self._node = node
+        self._body = body
+        self._condition = condition
+        # Those that change from one round to the next.
+        self._carried = [
+            index
+            for index, tensor in enumerate(body.outputs)
+            if source(tensor) is not body.inputs[index]
+        ]
+
+    def laid_out(self, inputs: Sequence[Value]) -> list[Value] | None:
+        """Add the loop; return the values of its outputs.
+
+        They are None if all towers would do the same.
+
+        Args:
+            inputs: what it is given.
+
+        Raises:
+            NeedsExchange: if towers would have to meet in it.
+        """
+        partition = self._partition
+        if any(
+            self._body.inputs[i].dtype == tf.resource for i in self._carried
+        ):
+            raise NeedsExchange
+        states, (inner, tensors, ends) = self._settled(inputs)
+        layouts = {index: state.layout for index, state in states.items()}
+        if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
+            return None
+        given = [laid_out(partition, inputs[i], layouts[i]) for i in layouts]
+        outputs = [laid_out(inner, ends[i], layouts[i]) for i in layouts]
+        body = Draft(inner.builder, tensors, outputs)
+        inner, tensors, ends = self._pass(self._condition, inputs, states)
+        goes_on = laid_out(inner, ends[0], REPLICATED)
+        condition = Draft(inner.builder, tensors, [goes_on])
+        found = looped(partition, self._node, given, body, condition)
+        results = list(inputs)
+        for index, tensor in zip(states, found, strict=False):
+            results[index] = dataclasses.replace(states[index], local=tensor)
+        return results
+
+    def _settled(
+        self, inputs: Sequence[Value]
+    ) -> tuple[dict[int, Value], _Pass]:
+        """What is carried, as it is in every round, and the last pass."""
+        states = {i: joined(inputs[i], inputs[i]) for i in self._carried}
+        before = len(self._partition.once)
+        for _ in range(_PASSES):
+            # What is computed once in the last pass counts.
+            del self._partition.once[before:]
+            last = self._pass(self._body, inputs, states)
+            ends = last[2]
+            found = {i: joined(states[i], ends[i]) for i in self._carried}
+            if all(alike(states[i], found[i]) for i in self._carried):
+                return states, last
+            states = found
+        raise NeedsExchange
+
+    def _pass(
+        self, graph: Any, inputs: Sequence[Value], states: dict[int, Value]
+    ) -> _Pass:
+        """Lay out a function."""
+        inner = self._partition.inside(Builder(meets=False))
+        values = [
+            states[index] if index in states else inside(self._partition, value)
+            for index, value in enumerate(inputs)
+        ]
+        tensors = []
+        for index, state in states.items():
+            like = self._body.inputs[index]
+            shape = local_shape(like.shape, state.layout)
+            tensors.append(Tensor(like.dtype, shape, on_towers=True))
+            values[index] = _of_round(state, tensors[-1], like.shape)
+        return inner, tensors, inner.call(graph, values)
+
+
+def _of_round(state: Value, tensor: Tensor, shape: tf.TensorShape) -> Value:
+    """What is carried, as a round finds it."""
+    sizes = state.shape
+    if shape.rank is not None:
+        sizes = tuple(
+            static if size is None else size
+            for size, static in zip(
+                sizes or (None,) * shape.rank, shape, strict=True
+            )
+        )
+    if state.layout == REPLICATED:
+        return dataclasses.replace(state, whole=tensor, shape=sizes)
+    return dataclasses.replace(state, local=tensor, shape=sizes)
