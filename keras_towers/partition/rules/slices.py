@@ -85,6 +85,9 @@ def _shape(node: Node, value: Value, *ends: Value) -> Shape | None:
         size: Any = 1
         if span.axis is not None:
             size = shape[span.axis] if span.size is None else span.size
+        if span.stride != 1:
+            # Rows of which every so many were taken are no rows of a unit.
+            size = UNKNOWN
         if not span.dropped:
             sizes.append(None if size is UNKNOWN else size)
     return tuple(sizes)
