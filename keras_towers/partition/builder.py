@@ -65,7 +65,7 @@ class Builder:
             **options: others of ``add``.
         """
         traced = source.node_def.attr.items()
-        found = {key: own for key, own in traced if key not in _OF_TRACE}
+        found = {key: value for key, value in traced if key not in _OF_TRACE}
         sizes = shapes or [tensor.shape for tensor in source.outputs]
         dtypes = [tensor.dtype for tensor in source.outputs]
         return self.add(
@@ -172,8 +172,8 @@ class Builder:
             sizes = list(shape)
             sizes[axis] = None
             shape = tf.TensorShape(sizes)
-        own = kind == "before"
-        result = Tensor(given.dtype, shape, own, given.level + 1)
+        on_towers = kind == "before"
+        result = Tensor(given.dtype, shape, on_towers, given.level + 1)
         self.exchanges.append(Exchange(kind, given, result, axis, size))
         return result
 

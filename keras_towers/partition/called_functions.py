@@ -174,7 +174,7 @@ def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
 
 def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
     """The operations that a function needs, and what it uses else."""
-    own = {id(operation) for operation in draft.builder.operations}
+    of_draft = {id(operation) for operation in draft.builder.operations}
     seen, waiting = set(draft.inputs), list(draft.outputs)
     kept: set[int] = set()
     others: list[Tensor] = []
@@ -185,7 +185,7 @@ def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
         seen.add(tensor)
         operation = tensor.operation
         if operation is not None and (
-            id(operation) in own or _is_made_anew(operation)
+            id(operation) in of_draft or _is_made_anew(operation)
         ):
             kept.add(id(operation))
             waiting += operation.inputs

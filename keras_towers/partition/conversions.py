@@ -205,8 +205,8 @@ class Converter:
             return self.sliced(tensor, shape, axis, first, count)
         apart = self._blocks_apart(tensor, layout, unit.total, shape)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
-        own = self.sliced(apart, sizes, axis + 1, first, count)
-        return self._blocks_joined(own, layout, unit.count, shape)
+        rows = self.sliced(apart, sizes, axis + 1, first, count)
+        return self._blocks_joined(rows, layout, unit.count, shape)
 
     def partial(self, value: Value) -> Tensor:
         """Return each tower's part of a sum: the first tower has all of it."""

@@ -131,7 +131,9 @@ class ResourceOrder:
         ready = [
             self._ready.get(key, self._least) for key in self._keys(node, given)
         ]
-        time = max((own[0] if reads else own[1] for own in ready), default=0)
+        time = max(
+            (times[0] if reads else times[1] for times in ready), default=0
+        )
         return (time + 1 - _on_towers(given)) // 2
 
     def use(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
@@ -204,12 +206,12 @@ def computed_once(
         found = _done(partition, node, given)
         return [Value(REPLICATED, whole=tensor) for tensor in found]
     order = partition.order
-    own = [partition.local(value) for value in inputs]
+    locals_ = [partition.local(value) for value in inputs]
     wholes = [value.whole for value in inputs if value.whole is not None]
-    is_there = len(wholes) == len(own) and (
-        order.after(node, wholes, True) <= order.after(node, own, True)
+    is_there = len(wholes) == len(locals_) and (
+        order.after(node, wholes, True) <= order.after(node, locals_, True)
     )
-    results = [Value(REPLICATED, t) for t in _done(partition, node, own)]
+    results = [Value(REPLICATED, t) for t in _done(partition, node, locals_)]
     if is_there:
         # What is computed once may need it, too.
         found = _done(partition, node, wholes)
@@ -228,8 +230,8 @@ def _with_effect(
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:
         # Each tower writes its own copies.
-        own = [partition.local(value) for value in inputs]
-        made = _done(partition, node, own, reads=False)
+        locals_ = [partition.local(value) for value in inputs]
+        made = _done(partition, node, locals_, reads=False)
         return [Value(REPLICATED, local) for local in made]
     at_root = partition.ranks and effect is Effect.OUTSIDE
     wholes = [partition.whole(value) for value in inputs]
@@ -337,12 +339,13 @@ def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
     given = list(zip(inputs, node.operation.inputs, strict=True))
     if any(t.dtype == tf.resource and not _has_local(v) for v, t in given):
         return False
-    own = [(v, t.shape) for v, t in given if _has_local(v)]
+    at_towers = [(v, t.shape) for v, t in given if _has_local(v)]
     small = all(is_small(shape) for shape in node.shapes)
-    if small and any(value.whole is None for value, _ in own):
+    if small and any(value.whole is None for value, _ in at_towers):
         return True
     return any(
-        value.whole is not None or not is_small(shape) for value, shape in own
+        value.whole is not None or not is_small(shape)
+        for value, shape in at_towers
     ) and all(
         _has_local(v) or is_small(t.shape) or _is_repeated(v) for v, t in given
     )

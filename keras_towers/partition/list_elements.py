@@ -70,8 +70,8 @@ def one_more(
     """Return what is known of elements if one of them is set."""
     if elements is None:
         return None
-    own = dataclasses.replace(elements, item=item, are_places=is_place)
-    return joined_elements(elements, own)
+    with_item = dataclasses.replace(elements, item=item, are_places=is_place)
+    return joined_elements(elements, with_item)
 
 
 def in_common(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
@@ -132,8 +132,8 @@ def _facts(value: Value | None) -> Any:
     facts = value.layout, value.shape, entries
     if elements is None:
         return facts
-    own = dataclasses.replace(elements, item=None)
-    return (*facts, own, _facts(elements.item))
+    rest = dataclasses.replace(elements, item=None)
+    return (*facts, rest, _facts(elements.item))
 
 
 # ---- conversions -------------------------------------------------------------
@@ -178,12 +178,12 @@ def list_on_tower(
     shape = (elements.length, *(elements.shape or ()))
     whole = Value(REPLICATED, whole=stacked, shape=shape)
     if isinstance(element, Partial):
-        own: Tensor | None = partition.partial(whole)
+        rows: Tensor | None = partition.partial(whole)
     else:
-        own = partition.rows(whole, element.along(element.axis + 1))
-    if own is None:
+        rows = partition.rows(whole, element.along(element.axis + 1))
+    if rows is None:
         return None
-    return build.op("TensorListFromTensor", [own, declared], ())
+    return build.op("TensorListFromTensor", [rows, declared], ())
 
 
 def _has_nothing(elements: Elements) -> bool:

@@ -152,8 +152,8 @@ class Partitioner(Converter):
                 for k in pair:
                     given[k] = self.whole(inputs[k])
         every = [
-            self.whole(value) if own is None else own
-            for value, own in zip(inputs, given, strict=True)
+            self.whole(value) if part is None else part
+            for value, part in zip(inputs, given, strict=True)
         ]
         keys: list[Any] | None = None
         if updating.uses is not None:

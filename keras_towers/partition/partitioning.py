@@ -98,7 +98,7 @@ def laid_out(
         for index, tensor in enumerate(tensors)
         if mirrored is not None and mirrored[index]
     }
-    partition.order.copies = {own: tensors[k] for k, own in copies.items()}
+    partition.order.copies = {copy: tensors[k] for k, copy in copies.items()}
     sizes: dict[str, Tensor] = {}
     values = [
         _value(index, traced, tensor, layout, partition, sizes)
@@ -106,8 +106,8 @@ def laid_out(
             zip(graph.inputs, tensors, layouts, strict=True)
         )
     ]
-    for index, own in copies.items():
-        values[index].local = own
+    for index, copy in copies.items():
+        values[index].local = copy
     partition.sizes.update(sizes)
     try:
         by_name = partition.run(graph, values)

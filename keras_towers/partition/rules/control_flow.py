@@ -90,14 +90,16 @@ def _lay_out_branches(
     branches = [partition.inside(Builder(meets=False)) for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
-        own = [inside(partition, value) for value in inputs]
-        ends.append(branch.call(graph, own)[: node.num_outputs])
+        values = [inside(partition, value) for value in inputs]
+        ends.append(branch.call(graph, values)[: node.num_outputs])
     results = [
         functools.reduce(joined, values, values[0])
         for values in zip(*ends, strict=True)
     ]
     layouts = [result.layout for result in results]
-    if partition.builder.meets and all(own == REPLICATED for own in layouts):
+    if partition.builder.meets and all(
+        layout == REPLICATED for layout in layouts
+    ):
         # What all towers would do alike is better done once.
         return None
     drafts = []

@@ -100,20 +100,20 @@ def _drawn(
         partition.times(counts, steps),
         tf.TensorShape([None]),
     )
-    own = [
+    ends = [
         partition.vector([end], SIZE)
         for end in (build.op("FloorMod", [begin, width], ()), length)
     ]
-    flat = build.op("Slice", [numbers, *own], (None,))
+    flat = build.op("Slice", [numbers, *ends], (None,))
     local = build.op("Reshape", [flat, shape], size)
     return [Value(layout, local, shape=tuple(sizes))]
 
 
 def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    build, own = partition.builder, partition.local(counter)
-    more = partition.vector([steps, build.constant(0, SIZE)], own.dtype)
-    return build.op("AddV2", [own, more], own.shape)
+    build, start = partition.builder, partition.local(counter)
+    more = partition.vector([steps, build.constant(0, SIZE)], start.dtype)
+    return build.op("AddV2", [start, more], start.shape)
 
 
 @shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)

@@ -90,8 +90,8 @@ def _numbered(
     if places is None:
         return None
     tensors = [_own(partition, value, role, places) for value, role in given]
-    own = [tensor for tensor in tensors if tensor is not None]
-    return (places, own) if len(own) == len(tensors) else None
+    found = [tensor for tensor in tensors if tensor is not None]
+    return (places, found) if len(found) == len(tensors) else None
 
 
 def _places_of(value: Value, role: Role) -> Places | None:
@@ -122,8 +122,8 @@ def _own(
     if value.known is None or value.known.flat[0] != target.size:
         return None
     if role == "count":
-        own = partition.times(target.rows, target.unit.count)
-        return partition.cast(own, partition.local(value).dtype)
+        count = partition.times(target.rows, target.unit.count)
+        return partition.cast(count, partition.local(value).dtype)
     return partition.local_target(value, list(value.known), target)
 
 
@@ -174,7 +174,7 @@ def _stitched(
     if len(places) < half or not _are_all(places):
         return None
     pairs = zip(inputs[half:], places, strict=True)
-    rows = [partition.rows(value, own.layout) for value, own in pairs]
+    rows = [partition.rows(value, part.layout) for value, part in pairs]
     given = [row for row in rows if row is not None]
     if len(given) < half:
         return None
@@ -214,12 +214,12 @@ def _picked_axes(
     if found is None:
         return None
     axis, batch = found
-    own = [f"v{a}" for a in range(values.rank)]
+    kept = [f"v{a}" for a in range(values.rank)]
     picked = [f"p{a}" for a in range(places.rank)]
     # Along these axes both have the same rows.
-    picked[:batch] = own[:batch]
-    output = [*own[:axis], *picked[batch:], *own[axis + 1 :]]
-    labels = [*own[:axis], None, *own[axis + 1 :]]
+    picked[:batch] = kept[:batch]
+    output = [*kept[:axis], *picked[batch:], *kept[axis + 1 :]]
+    labels = [*kept[:axis], None, *kept[axis + 1 :]]
     return Factors([labels, picked, None], [output], [[0]])
 
 
@@ -387,12 +387,12 @@ def _extremes(
     if rows[0] is None or rows[1] is None:
         return None
     given = [rows[0], rows[1], partition.local(count)]
-    (own,) = build.copy(node.operation, given)
-    if own.shape.rank is None:
+    (extremes,) = build.copy(node.operation, given)
+    if extremes.shape.rank is None:
         return None
-    first, sizes = build.constant(0, tf.int32), own.shape.as_list()
-    own = build.op("ExpandDims", [own, first], [1, *sizes])
-    gathered = build.exchange("gather", own)
+    first, sizes = build.constant(0, tf.int32), extremes.shape.as_list()
+    extremes = build.op("ExpandDims", [extremes, first], [1, *sizes])
+    gathered = build.exchange("gather", extremes)
     kind, shape = _EXTREMES[node.type], node.shapes[0]
     along = build.constant([0], tf.int32)
     whole = build.op(kind, [gathered, along], shape, keep_dims=False)

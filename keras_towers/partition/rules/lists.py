@@ -106,7 +106,7 @@ def _note_added(
     outputs[0].element = dataclasses.replace(
         elements,
         item=item and dataclasses.replace(item, known=None),
-        is_full=any(own is not None and own.is_full for own in lists),
+        is_full=any(known is not None and known.is_full for known in lists),
         are_places=item is None,
     )
 
@@ -164,17 +164,19 @@ def _on_towers(
     given = []
     for role, value in zip(takes, inputs, strict=True):
         if role == "shape":
-            own = _shape_given(partition, node, value, element, elements)
+            tensor = _shape_given(partition, node, value, element, elements)
         else:
-            own = laid_out(partition, value, _layout(role, element))
-        given.append(own)
+            tensor = laid_out(partition, value, _layout(role, element))
+        given.append(tensor)
     layouts = [_layout(role, element) for role in gives]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
         attributes["num_elements"] = attribute(-1)
     if node.type == "OptionalGetValue":
         pairs = zip(node.shapes, layouts, strict=True)
-        protos = [local_shape(shape, own).as_proto() for shape, own in pairs]
+        protos = [
+            local_shape(shape, layout).as_proto() for shape, layout in pairs
+        ]
         attributes["output_shapes"] = AttrValue(
             list=AttrValue.ListValue(shape=protos)
         )
@@ -246,8 +248,8 @@ def _shape_given(
     is_full = elements is not None and elements.is_full
     if not fits(size, layout) and not (size is UNKNOWN and is_full):
         raise NeedsExchange
-    own = [None if size is UNKNOWN else size for size in sizes]
-    return partition.local_target(shape, own, layout)
+    entries = [None if size is UNKNOWN else size for size in sizes]
+    return partition.local_target(shape, entries, layout)
 
 
 def _entries(shape: Value) -> list[Any] | None:
@@ -388,8 +390,10 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
         _sizes_in(e, len(sizes)) for e in (elements.declared, shape.known)
     ]
     return tuple(
-        size if all(t is not UNKNOWN and t in (-1, size) for t in own) else None
-        for size, *own in zip(sizes, *declared, strict=True)
+        size
+        if all(t is not UNKNOWN and t in (-1, size) for t in said)
+        else None
+        for size, *said in zip(sizes, *declared, strict=True)
     )
 
 

@@ -399,8 +399,8 @@ class _Round(Partitioner):
     def _zeros(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
         """A list of as many elements as there are rows."""
         count = self.cast(self._row.count, tf.int32)
-        own = Value(REPLICATED, whole=count, shape=())
-        outputs = super()._outputs(node, [inputs[0], own])
+        length = Value(REPLICATED, whole=count, shape=())
+        outputs = super()._outputs(node, [inputs[0], length])
         elements = outputs[0].element
         outputs[0].element = elements and dataclasses.replace(
             elements, length=self._row.size
@@ -422,13 +422,13 @@ class _Round(Partitioner):
             raise NeedsExchange
         number = self.local(place)
         start = self.cast(self._row.start, number.dtype)
-        own = self.builder.op("Sub", [number, start], ())
-        return Value(REPLICATED, whole=own, shape=())
+        index = self.builder.op("Sub", [number, start], ())
+        return Value(REPLICATED, whole=index, shape=())
 
 
 def _is(known: Any, number: Any) -> bool:
     """Whether a number is known, and it is this."""
     if known is None or np.shape(known):
         return False
-    own = known[()]
-    return isinstance(own, (int, Size)) and bool(own == number)
+    entry = known[()]
+    return isinstance(entry, (int, Size)) and bool(entry == number)

@@ -48,9 +48,9 @@ def _mean(
         )
         return [mean]
     # A sum might be too large for its dtype.
-    (own,) = build.copy(node.operation, [rows, along])
+    (mean_of_tower,) = build.copy(node.operation, [rows, along])
     share = partition.share(layout.unit, rows.dtype)
-    part = build.op("MulNoNan", [own, share], node.shapes[0])
+    part = build.op("MulNoNan", [mean_of_tower, share], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
@@ -121,11 +121,11 @@ def _moments(
         layout: where its rows are.
         along: the axes that they reduce.
     """
-    build, own = partition.builder, value.local
-    assert own is not None
+    build, rows = partition.builder, value.local
+    assert rows is not None
     keeps = {"keep_dims": AttrValue(b=True)}
-    (own_mean,) = build.copy(mean, [own, along])
-    squares = build.op("SquaredDifference", [own, own_mean], own.shape)
+    (own_mean,) = build.copy(mean, [rows, along])
+    squares = build.op("SquaredDifference", [rows, own_mean], rows.shape)
     (own_variance,) = build.copy(
         variance, [squares, along], [own_mean.shape], keeps
     )
@@ -133,7 +133,10 @@ def _moments(
         build.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    share, ones = partition.share(layout.unit, own.dtype), [1] * len(own.shape)
+    share, ones = (
+        partition.share(layout.unit, rows.dtype),
+        [1] * len(rows.shape),
+    )
     shape = build.constant(ones, tf.int32)
     share = build.op("Reshape", [share, shape], ones)
     shares = build.exchange("gather", share, layout.axis)
@@ -196,5 +199,5 @@ def laid_out_own_mean(
     mean = build.op("Mean", [rows, along], keep_dims=True)
     shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
     # Where there are no rows, none of them has the mean of nothing.
-    own = build.op("BroadcastTo", [mean, shape], rows.shape)
-    return Value(layout, own, shape=x.shape)
+    means = build.op("BroadcastTo", [mean, shape], rows.shape)
+    return Value(layout, means, shape=x.shape)

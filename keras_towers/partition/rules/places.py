@@ -51,9 +51,11 @@ def _where(
         return None
     if layout.axis or layout.blocks != 1:
         return None
-    (own,) = partition.builder.copy(node.operation, [local])
-    unit = partition.found_unit(source(local), partition.length(own))
-    return [indices_of(partition, own, Sharded(0, unit), layout, len(shape))]
+    (indices,) = partition.builder.copy(node.operation, [local])
+    unit = partition.found_unit(source(local), partition.length(indices))
+    return [
+        indices_of(partition, indices, Sharded(0, unit), layout, len(shape))
+    ]
 
 
 def indices_of(
@@ -92,9 +94,9 @@ def _range(
         return
     count = partition.times(rows.rows, rows.unit.count)
     ends = build.constant(0, dtype), partition.cast(count, dtype)
-    own = build.op("Range", [*ends, build.constant(step, dtype)], (None,))
+    numbers = build.op("Range", [*ends, build.constant(step, dtype)], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
-    outputs[0].numbers = Places(own, layout, rows.unit, rows.rows, step)
+    outputs[0].numbers = Places(numbers, layout, rows.unit, rows.rows, step)
     outputs[0].shape = (layout.size,)
 
 
@@ -166,10 +168,10 @@ def _made_of_numbers(
         given = list(inputs)
         given[at] = Value(before.layout, before.local, shape=value.shape)
         found = _without_exchange(partition, node, given) or ()
-        for own, output in zip(found, outputs, strict=False):
-            if own.sharded is not None and own.local is not None:
+        for moved, output in zip(found, outputs, strict=False):
+            if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
-                    before, local=own.local, layout=own.sharded, **changes
+                    before, local=moved.local, layout=moved.sharded, **changes
                 )
         return
 

@@ -39,8 +39,10 @@ def _part(
     else:
         return
     local_ends = [partition.local(value) for value in inputs[1:]]
-    (own,) = partition.builder.copy(node.operation, [given.local, *local_ends])
-    outputs[0].numbers = Splits(own, given.unit, part)
+    (local,) = partition.builder.copy(
+        node.operation, [given.local, *local_ends]
+    )
+    outputs[0].numbers = Splits(local, given.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
 
@@ -75,11 +77,11 @@ def _filled_up(
     # The number of rows is that of those that are given.
     if sizes is None or len(sizes) < 2 or sizes[0] != -1 or sizes[1] < 0:
         return None
-    own = partition.rows(entries, Sharded(0, found.unit))
-    if own is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
+    rows = partition.rows(entries, Sharded(0, found.unit))
+    if rows is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
     all_have = [partition.local(value) for value in (target, default)]
-    given = [all_have[0], own, all_have[1], found.local]
+    given = [all_have[0], rows, all_have[1], found.local]
     return partition.on_towers(node, given, Sharded(0, partition.unit))
 
 
@@ -122,8 +124,8 @@ def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
     local = build.op("GatherV2", [rows, at, along], (None,))
     result, places = Value(output, local, shape=(unit.size,)), entries.places
     if places is not None and places.layout == layout:
-        own = build.op("GatherV2", [places.local, at, along], (None,))
-        result.numbers = dataclasses.replace(places, local=own, layout=output)
+        local = build.op("GatherV2", [places.local, at, along], (None,))
+        result.numbers = dataclasses.replace(places, local=local, layout=output)
     return result
 
 

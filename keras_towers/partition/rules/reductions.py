@@ -69,10 +69,10 @@ def _extreme(
     along = build.constant(gone, node.dtype(1))
     sizes = enumerate(value.shape or ())
     shape = static([1 if axis in gone else size for axis, size in sizes])
-    (own,) = build.copy(
+    (extreme,) = build.copy(
         node.operation, [rows, along], [shape], {"keep_dims": AttrValue(b=True)}
     )
-    extremes = build.exchange("gather", own, layout.axis)
+    extremes = build.exchange("gather", extreme, layout.axis)
     (whole,) = build.copy(node.operation, [extremes, along])
     return [Value(REPLICATED, whole=whole)]
 
