@@ -83,14 +83,14 @@ def interface_towards(address: str) -> str:
     """The name of the network interface with a route to ``address``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # Sends nothing, only looks up a route.
-        mine = probe.getsockname()[0]
+        source = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:  # An interface without an IPv4 address.
                 continue
-            if socket.inet_ntoa(answer[20:24]) == mine:
+            if socket.inet_ntoa(answer[20:24]) == source:
                 return name
     raise OSError(f"no network interface has a route to {address}")
 
@@ -115,19 +115,19 @@ def share_cores(environment: dict[str, str], local_size: int) -> None:
     """
     if local_size < 2:
         return
-    mine = str(max(1, len(os.sched_getaffinity(0)) // local_size))
-    environment.setdefault("TF_NUM_INTRAOP_THREADS", mine)
-    environment.setdefault("OMP_NUM_THREADS", mine)
+    share = str(max(1, len(os.sched_getaffinity(0)) // local_size))
+    environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
+    environment.setdefault("OMP_NUM_THREADS", share)
 
 
 def _obey(order: dict, child: subprocess.Popen) -> None:
     """Pass on signals from stdin; end all processes when the launcher ends."""
     # Nobody would see what it says: the launcher is gone.
     while select.select([0], [], [], order["lost_s"])[0]:
-        told = os.read(0, 65536)
-        if not told:
+        data = os.read(0, 65536)
+        if not data:
             break
-        for number in told.split():
+        for number in data.split():
             child.send_signal(int(number))
     _end_all(order["grace_s"])
 

@@ -26,13 +26,17 @@ class Ended:
     stdout: str
     stderr: str
 
+    def reason(self, limit_s: float) -> str:
+        """Why the command has failed, in words, with its last line."""
+        why = f"has ended with exit code {self.code}"
+        if self.code is None:
+            why = f"has not ended after {limit_s:.0f} s"
+        lines = self.stderr.strip().splitlines()
+        return f"{why}: {lines[-1]}" if lines else why
+
 
 class NoAnswer(Exception):
     """A process printed no result; the message says why in one line."""
-
-    def __init__(self, text: str, ended: Ended):
-        super().__init__(text)
-        self.ended = ended
 
 
 def run(
@@ -79,11 +83,7 @@ def ask_python(
             answer = json.loads(line)
             if isinstance(answer, dict):
                 return answer
-    if ended.code is None:
-        raise NoAnswer(f"no answer in {timeout_s:.0f} s", ended)
-    said = ended.stderr.strip().splitlines()
-    reason = f"exit status {ended.code}"
-    raise NoAnswer(f"{reason}: {said[-1]}" if said else reason, ended)
+    raise NoAnswer(ended.reason(timeout_s))
 
 
 def _wait(

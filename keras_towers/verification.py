@@ -1,13 +1,12 @@
-"""A measurement: how far training on towers is from one device."""
+"""``kt.verify``: how far a model's training on towers is from one device."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import ml_dtypes
@@ -17,7 +16,7 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.context import blocks
+from keras_towers.fit.context import blocks, patches
 from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import model_binding, model_state
 from keras_towers.strategies.base import BaseStrategy
@@ -26,15 +25,6 @@ from keras_towers.strategies.tower import TowerStrategy
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
 _DETERMINED = 0.01
-# The generator of draws without a seed, and the last names that layers got.
-_GLOBALS = ("global_seed_generator", "object_name_uids")
-_KERAS_OBJECTS = (
-    keras.layers.Layer,
-    keras.losses.Loss,
-    keras.metrics.Metric,
-    keras.optimizers.Optimizer,
-    compat.Tracker,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +80,9 @@ def verify(
     and from the same weights, and what results is compared. What one device
     itself does not determine, because rounding changes it, is left out.
 
-    Afterwards the model is as it was. A generator loses the batches that were
-    drawn.
+    Afterwards variables have their values again, and the random generators of
+    Python and NumPy their states. A new model is built. A generator loses the
+    batches that were drawn.
 
     Args:
         model: a compiled model.
@@ -110,17 +101,22 @@ def verify(
         raise TowerError(f"steps={steps!r}: give a whole number, 1 or more.")
     _check(model)
     strategy = TowerStrategy() if strategy is None else strategy
-    given = (x, y, sample_weight, batch_size)
-    data = _first_batches(compat.TFEpochIterator(Undistributed, *given), steps)
-    one = _results(model, data)
-    near = _results(model, data, before_step=_change_last_bits)
-    other = _results(model, data, strategy)
-    found, rounding = _differences(one, other), _differences(one, near)
-    determined = [n for n in found if rounding[n] <= _DETERMINED] or [*found]
-    where = max(determined, key=lambda name: found[name])
-    sizes = found[where], rounding[where]
-    count = int(data.cardinality())
-    return Verification(where, sizes[0], sizes[1], count, strategy.describe())
+    arrays = (x, y, sample_weight, batch_size)
+    data = _first_batches(compat.TFEpochIterator(Undistributed, *arrays), steps)
+    alone = _results(model, data)
+    rounded = _results(model, data, before_step=_change_last_bits)
+    divided = _results(model, data, strategy)
+    rounding = {key: _difference(alone[key], rounded[key]) for key in alone}
+    differences = {key: _difference(alone[key], divided[key]) for key in alone}
+    determined = [key for key in alone if rounding[key] <= _DETERMINED]
+    worst = max(determined or alone, key=lambda key: differences[key])
+    return Verification(
+        where=worst[0],
+        difference=differences[worst],
+        rounding=rounding[worst],
+        steps=int(data.cardinality()),
+        description=strategy.describe(),
+    )
 
 
 def _check(model: Any) -> None:
@@ -153,48 +149,44 @@ def _results(
     data: tf.data.Dataset,
     strategy: BaseStrategy | None = None,
     before_step: Callable[[keras.Model], None] = lambda model: None,
-) -> dict[str, Any]:
-    """Return the logs of each step of ``fit``, and all variables after it."""
-    found: dict[str, Any] = {}
+) -> dict[tuple[str, int], np.ndarray]:
+    """Return the logs of each step of ``fit``, and all variables after it.
 
-    def note(batch: int, logs: Any = None) -> None:
+    By a name, and a number for variables that have the same one.
+    """
+    results: dict[tuple[str, int], np.ndarray] = {}
+
+    def note_logs(batch: int, logs: Any = None) -> None:
         for path, value in keras.tree.flatten_with_path(logs or {}):
             name = "/".join(map(str, path))
-            found[f"the log {name!r} of step {batch + 1}"] = value
+            name = f"the log {name!r} of step {batch + 1}"
+            results[name, 0] = np.asarray(value, "float64")
 
     noting = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs=None: before_step(model),
-        on_train_batch_end=note,
+        on_train_batch_end=note_logs,
     )
-    with _left_as_it_was(model):
+    with _values_kept(model):
         with strategy or contextlib.nullcontext():
             # Not the attribute of a model that was made on towers, which takes
             # it back to them.
-            options: Any = {"verbose": 0, "shuffle": False}
-            type(model).fit(model, data, callbacks=[noting], **options)
+            type(model).fit(
+                model, data, callbacks=[noting], verbose=0, shuffle=False
+            )
         # State of metrics and of draws is not compared: what it results in is.
-        all_of = model_state.collect(model)
-        skipped = {id(v) for v in (*all_of.seeds, *all_of.metrics)}
-        for variable in _variables(model):
-            name = getattr(variable, "path", variable.name)
-            while name in found:
-                name += "'"
-            if id(variable) not in skipped:
-                found[name] = variable.numpy()
-    return found
+        state = model_state.collect(model)
+        for variable in (*state.weights, *state.optimizer_variables):
+            value = np.asarray(variable.numpy(), "float64")
+            results[variable.path, id(variable)] = value
+    return results
 
 
-def _differences(
-    one: dict[str, Any], other: dict[str, Any]
-) -> dict[str, float]:
-    """Return the relative differences of what both have, by name."""
-    found = {}
-    for name in filter(other.__contains__, one):
-        a, b = (np.asarray(v, "float64") for v in (one[name], other[name]))
-        same = np.array_equal(a, b, equal_nan=True)
-        size = 0.0 if same else np.max(np.abs(a - b)) / np.max(np.abs([a, b]))
-        found[name] = float(size) if np.isfinite(size) else np.inf
-    return found
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the largest difference, relative to the largest number."""
+    if np.array_equal(one, other, equal_nan=True):
+        return 0.0
+    size = np.max(np.abs(one - other)) / np.max(np.abs([one, other]))
+    return float(size) if np.isfinite(size) else np.inf
 
 
 def _change_last_bits(model: keras.Model) -> None:
@@ -208,100 +200,32 @@ def _change_last_bits(model: keras.Model) -> None:
         variable.assign(value * (1 + unit * signs).astype(value.dtype))
 
 
-def _variables(model: keras.Model) -> list[Any]:
-    """Return all variables of a model and its training."""
-    plain = [v for v in _reachable([model]) if isinstance(v, tf.Variable)]
-    return [*model_state.collect(model).everything(), *plain]
-
-
 @contextlib.contextmanager
-def _left_as_it_was(model: keras.Model) -> Iterator[None]:
-    """Put variables, attributes and random states back after a block."""
-    values = [(variable, variable.numpy()) for variable in _variables(model)]
-    keras_globals = [*map(compat.get_global_attribute, _GLOBALS)]
-    objects = [*_reachable([model, *model.metrics, *keras_globals])]
-    contents = [(one, _content_of(one)) for one in objects]
-    arrays = [(a, a.copy()) for a in objects if isinstance(a, np.ndarray)]
+def _values_kept(model: keras.Model) -> Iterator[None]:
+    """Put values of variables and random states back after a block.
+
+    Variables that are created in the block get their initial values.
+    """
+    variables: list[Any] = model_state.collect(model).everything()
+    for layer in compat.layers_of(model):
+        plain = (v for v in vars(layer).values() if isinstance(v, tf.Variable))
+        variables.extend(plain)
+    values = [(variable, variable.numpy()) for variable in variables]
+
+    def note_new(original: Any, variable: Any, value: Any) -> None:
+        # A step may create it while it is traced.
+        with tf.init_scope():
+            original(variable, value)
+            values.append((variable, variable.numpy()))
+
     python, numpy = random.getstate(), np.random.get_state()
+    undo = patches.wrap(compat.KerasVariable, "_initialize", note_new)
     try:
         yield
     finally:
+        undo()
         with blocks.interrupts_deferred():
             for variable, value in values:
                 variable.assign(value)
-            for one, content in contents:
-                if _identities(_content_of(one)) != _identities(content):
-                    _put_back(one, content)
-            for array, value in arrays:
-                if array.flags.writeable:
-                    array[...] = value
-            for name, value in zip(_GLOBALS, keras_globals, strict=True):
-                compat.set_global_attribute(name, value)
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-class _Content(NamedTuple):
-    """Copies of an object's attributes, and of its items if it has any."""
-
-    attributes: dict[str, Any]
-    items: dict[Any, Any]
-
-
-def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield what Keras's objects and containers hold, each object once."""
-    seen: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        value = waiting.pop()
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-            content = _content_of(value)
-            waiting += content.attributes.values()
-            waiting += content.items.values()
-
-
-def _content_of(value: Any) -> _Content:
-    plain = _unwrapped(value)
-    items = {}
-    if isinstance(plain, dict):
-        items = dict(plain)
-    elif isinstance(plain, (list, tuple, set, collections.deque)):
-        items = dict(enumerate(plain))
-    elif not isinstance(value, _KERAS_OBJECTS):
-        return _Content({}, {})
-    return _Content(dict(getattr(value, "__dict__", {})), items)
-
-
-def _identities(content: _Content) -> list[list[tuple[Any, int]]]:
-    return [[(key, id(v)) for key, v in part.items()] for part in content]
-
-
-def _put_back(value: Any, content: _Content) -> None:
-    """Restore attributes and items, without a ``__setattr__`` or tracking."""
-    if content.attributes or getattr(value, "__dict__", None):
-        vars(value).clear()
-        vars(value).update(content.attributes)
-    plain = _unwrapped(value)
-    items = content.items.values()
-    if isinstance(plain, collections.OrderedDict):
-        collections.OrderedDict.clear(plain)
-        collections.OrderedDict.update(plain, content.items)
-    elif isinstance(plain, dict):
-        dict.clear(plain)
-        dict.update(plain, content.items)
-    elif isinstance(plain, list):
-        list.__setitem__(plain, slice(None), items)
-    elif isinstance(plain, set):
-        set.clear(plain)
-        set.update(plain, items)
-    elif isinstance(plain, collections.deque):
-        plain.clear()
-        plain.extend(items)
-
-
-def _unwrapped(value: Any) -> Any:
-    """Return the dictionary that TensorFlow wraps, or the value."""
-    wrapped = getattr(value, "__wrapped__", None)
-    return wrapped if isinstance(wrapped, dict) else value

@@ -99,13 +99,21 @@ def test_the_last_json_object_is_the_answer():
 @pytest.mark.parametrize(
     ("code", "limit_s", "said"),
     [
-        ("print('no')", 60, "exit status 0"),
-        ("raise ValueError('why')", 60, "exit status 1: ValueError: why"),
-        ("import os; os.kill(os.getpid(), 4)", 60, "exit status -4"),
-        (SLEEP, 1, "no answer in 1 s"),
+        ("print('no')", 60, "exit code 0"),
+        (
+            "raise ValueError('why')",
+            60,
+            "has ended with exit code 1: ValueError: why",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 4)",
+            60,
+            "exit code -4",
+        ),
+        (SLEEP, 1, "has not ended after 1 s"),
     ],
 )
 def test_no_answer(code, limit_s, said):
     with pytest.raises(NoAnswer) as error:
         ask_python(["-c", code], limit_s)
-    assert str(error.value) == said
+    assert str(error.value).endswith(said)

@@ -16,12 +16,17 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.backup.resuming import ResumingCallback, SavedPosition
+from keras_towers.backup.resuming import FitPosition, ResumingCallback
 from keras_towers.errors import TowerError
+from keras_towers.fit import contract
+from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.rendezvous import check
+from keras_towers.rendezvous.check import Peers
 from keras_towers.system import writable
 
 _NAME = "backup{}.npz"
+_FACTS = ("epoch", "batch", "seed", "epochs", "history")
 # How many calls of fit have ended with a backup in a folder.
 _ended: collections.Counter[Path] = collections.Counter()
 
@@ -65,9 +70,22 @@ class Backup(ResumingCallback):
         every: int | None = None,
         delete: bool = True,
     ):
-        self._file = _File(Path(folder))
+        self._file = BackupFile(Path(folder))
         super().__init__(self._file, every)
         self._delete = delete
+
+    def begin(self, peers: Peers) -> Start:
+        self._file.read(peers)
+        return super().begin(peers)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if contract.in_force() is None:
+            raise TowerError(
+                "Backup works inside a strategy's block only, because plain "
+                "Keras cannot go on in the middle of an epoch: use `with "
+                "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
+            )
+        self._file.attach(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
         super().on_train_end(logs)
@@ -76,35 +94,47 @@ class Backup(ResumingCallback):
             self._file.path.unlink(missing_ok=True)
 
 
-class _File(SavedPosition):
-    """Position of ``fit`` and state of a model, in a NumPy file."""
+class BackupFile(FitPosition):
+    """Position of ``fit`` and state of a model, in a NumPy file of rank 0."""
 
     outlives_process = True
-    refusal = (
-        "Backup works inside a strategy's block only, because plain Keras "
-        "cannot go on in the middle of an epoch: use `with "
-        "kt.TowerStrategy(1):`, or keras.callbacks.BackupAndRestore."
-    )
 
     def __init__(self, folder: Path):
-        super().__init__()
         self.folder: Path = folder.absolute()
         self.path: Path = self.folder
+        self.writes: bool = False
         self._variables: list[keras.Variable] = []
         self._values: list[np.ndarray] | None = None
         self._shapes: list[str] = []
 
-    def read(self) -> None:
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The position, without weights and metrics."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def read(self, peers: Peers) -> None:
+        """Read the file, or begin with the first epoch if there is none."""
+        self.writes = peers.rank == 0
         if self.writes:
             writable(self.folder, "give Backup another one.")
         # A script may call fit several times, and does when it starts again.
         number = _ended[self.folder]
         self.path = self.folder / _NAME.format(f"-{number}" if number else "")
-        drawn = random.SystemRandom().getrandbits(31)
-        self.restart(compat.global_seed() or drawn)
+        self.epoch = self.batch = 0
+        self.seed = compat.global_seed() or random.SystemRandom().getrandbits(
+            31
+        )
+        self.epochs, self.history, self.metrics = [], {}, []
         self._values = None
-        if not self.path.exists():
-            return
+        if self.path.exists():
+            self._load()
+        if peers.size > 1:
+            values = self._facts, self.metrics
+            of_rank_0 = check.gather(peers, values, "reads the backup")[0]
+            facts, self.metrics = of_rank_0
+            vars(self).update(facts)
+
+    def _load(self) -> None:
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 facts = json.loads(str(file["facts"]))
@@ -118,7 +148,8 @@ class _File(SavedPosition):
         self._shapes = facts.pop("variables")
         vars(self).update(facts)
 
-    def attach(self, model: keras.Model, epochs: int) -> None:
+    def attach(self, model: keras.Model) -> None:
+        """Restore a model from the file, and write its state from now on."""
         state = state_lib.collect(model)
         self._variables = [
             *state.seeds,
@@ -142,7 +173,7 @@ class _File(SavedPosition):
         if not self.writes:
             return
         values = [_numpy(v) for v in self._variables]
-        facts = {**self.facts, "variables": _shapes(self._variables)}
+        facts = {**self._facts, "variables": _shapes(self._variables)}
         descriptor, name = tempfile.mkstemp(dir=self.path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

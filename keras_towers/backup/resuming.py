@@ -51,38 +51,6 @@ class FitPosition:
         raise NotImplementedError
 
 
-class SavedPosition(FitPosition):
-    """Position of ``fit`` in a file that rank 0 writes."""
-
-    writes: bool = False
-    refusal: str
-
-    def __init__(self) -> None:
-        self.restart(0)
-
-    def restart(self, seed: int) -> None:
-        """Begin with the first epoch."""
-        self.epoch = self.batch = 0
-        self.seed = seed
-        self.epochs: list[int] = []
-        self.history: dict[str, list[Any]] = {}
-        self.metrics: list[np.ndarray] = []
-
-    def read(self) -> None:
-        """Read the file, or begin with the first epoch if there is none."""
-        raise NotImplementedError
-
-    def attach(self, model: keras.Model, epochs: int) -> None:
-        """Restore a model from the file, and write its state from now on."""
-        raise NotImplementedError
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The position, without weights and metrics."""
-        names = ("epoch", "batch", "seed", "epochs", "history")
-        return {name: getattr(self, name) for name in names}
-
-
 class ResumingCallback(ResumesFit):
     """Saves the position of ``fit``, and makes ``fit`` go on from there."""
 
@@ -97,14 +65,6 @@ class ResumingCallback(ResumesFit):
 
     def begin(self, peers: Peers) -> Start:
         position = self.position
-        if isinstance(position, SavedPosition):
-            position.writes = peers.rank == 0
-            position.read()
-            if peers.size > 1:
-                values = position.facts, position.metrics
-                of_rank_0 = check.gather(peers, values, "reads the backup")[0]
-                facts, position.metrics = of_rank_0
-                vars(position).update(facts)
         return Start(position.epoch, position.batch, position.seed)
 
     @contextlib.contextmanager
@@ -113,12 +73,6 @@ class ResumingCallback(ResumesFit):
         numbers = _SIGNALS if self.position.outlives_process else ()
         with handled(numbers, lambda number, _: self._signals.append(number)):
             yield
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if isinstance(self.position, SavedPosition):
-            if contract.in_force() is None:
-                raise TowerError(self.position.refusal)
-            self.position.attach(self.model, self.params["epochs"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._skipped = self.position.batch
@@ -186,13 +140,13 @@ class ResumingCallback(ResumesFit):
         adoption = _adoption()
         if adoption is not None:
             adoption.gather_slots()
-        own = [v.numpy() for v in self._metrics()]
+        local = [v.numpy() for v in self._metrics()]
         if adoption is None or not self._train_apart():
-            return own
+            return local
         adoption.broadcast(self.model)
         adoption.sum_metrics(self.model)
         total = [v.numpy() for v in self._metrics()]
-        for variable, value in zip(self._metrics(), own, strict=True):
+        for variable, value in zip(self._metrics(), local, strict=True):
             variable.assign(value)
         return total
 

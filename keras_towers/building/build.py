@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 
 import filelock
@@ -39,8 +39,8 @@ def build(
     recipe: Recipe, progress: Progress, rebuild: bool = False
 ) -> tuple[Path, bool]:
     """Build a wheel for this environment; or find it in the cache: True."""
-    cache = WheelCache(recipe)
-    found = cache.find()
+    cache = cache_folder(recipe)
+    found = _cached(cache)
     if found and not rebuild:
         return found, True
     problems = toolchain.problems(recipe.tools())
@@ -49,19 +49,18 @@ def build(
             f"{recipe.title} has to be compiled on this machine, which "
             "lacks:\n" + "\n".join(f"  - {problem}" for problem in problems)
         )
-
-    def waiting() -> None:
-        progress("waiting for another build of the same wheel", None)
-
-    with cache.locked(waiting):
-        found = cache.find()
+    with _locked(cache, progress):
+        found = _cached(cache)
         if found and not rebuild:
             return found, True
         with tempfile.TemporaryDirectory(
             prefix="keras-towers-", ignore_cleanup_errors=True
-        ) as folder:
-            wheel = _compile(recipe, Path(folder), progress)
-            return cache.store(wheel), False
+        ) as build_folder:
+            wheel = _compile(recipe, Path(build_folder), progress)
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as new:
+                # Whoever looks finds a whole wheel or none.
+                copy = shutil.copy(wheel, new)
+                return Path(shutil.move(copy, cache / wheel.name)), False
 
 
 def install(
@@ -118,14 +117,8 @@ def _tools(folder: Path) -> Path:
 
 def _install(recipe: Recipe, wheel: Path) -> None:
     """Install the wheel and the packages it imports, and nothing else."""
-    needed = []
-    for package in recipe.runtime:
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            needed.append(package)
-    if needed:
-        _pip(recipe, ["install", *needed], "install")
+    # Those that are there already, pip leaves as they are.
+    _pip(recipe, ["install", *recipe.runtime], "install")
     # Reinstall even the same version: it may be for another TensorFlow.
     replace = ["--no-deps", "--force-reinstall"]
     _pip(recipe, ["install", *replace, str(wheel)], "install")
@@ -205,7 +198,7 @@ def _why(
     temporary: str | None,
 ) -> str:
     errors = errors_in(ended.stdout.splitlines())
-    hint = hint_for(errors, recipe.prefix, recipe.title)
+    hint = hint_for(errors, recipe.title)
     if temporary:
         # These long paths are deleted already, and of no help.
         errors = [line.replace(f"{temporary}/", "") for line in errors]
@@ -236,47 +229,32 @@ def make_folder(folder: Path) -> Path:
     return writable(folder, f"name another one in {settings.CACHE}")
 
 
-class WheelCache:
-    """The cache entry of one wheel, specific to its target and options."""
+def cache_folder(recipe: Recipe) -> Path:
+    """The folder of one wheel, specific to its target and options."""
+    key = json.dumps({**target_facts(), **recipe.key()}, sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return folder() / recipe.name / digest
 
-    def __init__(self, recipe: Recipe):
-        self._key = {**target_facts(), **recipe.key()}
-        text = json.dumps(self._key, sort_keys=True).encode()
-        digest = hashlib.sha256(text).hexdigest()[:16]
-        self.path: Path = folder() / recipe.name / digest
 
-    def find(self) -> Path | None:
-        """The wheel; None if the wheel has not been built."""
-        return next(iter(sorted(self.path.glob("*.whl"))), None)
+def _cached(cache: Path) -> Path | None:
+    return next(cache.glob("*.whl"), None)
 
-    def store(self, wheel: Path) -> Path:
-        """Store a wheel atomically."""
-        make_folder(self.path)
-        with tempfile.TemporaryDirectory(dir=self.path, prefix=".new-") as new:
-            copy = Path(new) / wheel.name
-            shutil.copyfile(wheel, copy)
-            described = Path(new) / "built-for.json"
-            described.write_text(json.dumps(self._key, indent=2) + "\n")
-            os.replace(described, self.path / described.name)
-            os.replace(copy, self.path / wheel.name)
-        return self.path / wheel.name
 
-    @contextlib.contextmanager
-    def locked(self, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Let one process at a time build the wheel; the next finds it."""
-        make_folder(self.path)
-        lock = filelock.FileLock(self.path / ".lock")
-        # Releasing a lock that is not held does nothing.
-        with contextlib.ExitStack() as stack:
-            stack.callback(lock.release)
-            try:
-                lock.acquire(blocking=False)
-            except filelock.Timeout:
-                on_wait()
-                lock.acquire()
-            except (OSError, NotImplementedError):
-                pass
-            yield
+@contextlib.contextmanager
+def _locked(cache: Path, progress: Progress) -> Iterator[None]:
+    """Let one process at a time build the wheel; the next finds it."""
+    lock = filelock.FileLock(make_folder(cache) / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        progress("waiting for another build of the same wheel", None)
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        pass  # Not all file systems have locks.
+    try:
+        yield
+    finally:
+        lock.release()  # Does nothing to a lock that is not held.
 
 
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
@@ -293,24 +271,12 @@ _NOISE = re.compile(
     r"|legacy-install-failure|command .* failed|ld returned)"
     r"|This error originates from"
 )
-# Patterns of errors, with advice for each.
+# Patterns of errors that nothing is known of before, with advice for each.
 _HINTS = (
-    (
-        r"nccl\.h|Could NOT find NCCL|-lnccl",
-        "NCCL is missing: install it (Debian and Ubuntu: libnccl-dev from "
-        "NVIDIA's repository), set {prefix}_NCCL_HOME to its folder, or build "
-        "without --with-nccl.",
-    ),
     (
         r"unsupported GNU version|unsupported Microsoft|unsupported clang",
         "This CUDA does not support such a new compiler: set CXX to an older "
         "one.",
-    ),
-    (
-        r"Failed to find nvcc|CUDAToolkit|CMAKE_CUDA_COMPILER|cuda_runtime"
-        r"|-lcudart|CUDA library was not found",
-        "The CUDA toolkit is missing or unusable: set {prefix}_CUDA_HOME to "
-        "its folder, or build without --with-nccl.",
     ),
     (
         r"rdma|ibverbs",
@@ -321,11 +287,6 @@ _HINTS = (
         r"tensorflow/\S+: No such file|xla/\S+: No such file|stream_executor",
         "This TensorFlow lacks a header or a name that {title} needs: the "
         "build is known to work with TensorFlow 2.20 and 2.21.",
-    ),
-    (
-        r"mpi\.h|Could NOT find MPI",
-        "MPI is missing: apt-get install libopenmpi-dev openmpi-bin, or build "
-        "without --with-mpi.",
     ),
     (
         r"is not able to compile a simple test program"
@@ -380,29 +341,18 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
         text = line.strip()
         if "CMake Error" in text and text.endswith(":"):
             # CMake reports the place on one line and the error below it.
-            text += " " + _paragraph(lines[index + 1 :])
+            below = filter(None, map(str.strip, lines[index + 1 :]))
+            text = " ".join([text, *itertools.islice(below, 3)])
         found[text] = None
         if len(found) == limit:
             break
     return list(found) or [line for line in lines if line.strip()][-limit:]
 
 
-def hint_for(lines: Iterable[str], prefix: str, title: str) -> str | None:
+def hint_for(lines: Iterable[str], title: str) -> str | None:
     """Advice for known errors of an engine's build, or None."""
     text = "\n".join(lines)
     for pattern, advice in _HINTS:
         if re.search(pattern, text):
-            return advice.format(prefix=prefix, title=title)
+            return advice.format(title=title)
     return None
-
-
-def _paragraph(lines: list[str]) -> str:
-    """The start of a CMake message, which spans several lines."""
-    words: list[str] = []
-    for line in lines[:8]:
-        text = line.strip()
-        if text.startswith("Call Stack") or len(words) == 3:
-            break
-        if text:
-            words.append(text)
-    return " ".join(words)

@@ -93,7 +93,7 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
     from keras_towers.building import build
 
     console = Console(highlight=False)
-    found, start = None, time.monotonic()
+    installed, start = None, time.monotonic()
     try:
         # Compilers run in a process group of their own, and would go on.
         numbers = [signal.SIGTERM, signal.SIGHUP]
@@ -105,22 +105,22 @@ def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
             if wheel_only:
                 shutil.copy2(wheel, wheel_only)
             else:
-                cached, found = build.install(recipe, wheel, cached, tell)
+                cached, installed = build.install(recipe, wheel, cached, tell)
     except KeyboardInterrupt:
-        told = f"keras-towers install {recipe.name}: interrupted"
-        typer.echo(f"{told}; nothing was installed", err=True)
+        text = f"keras-towers install {recipe.name}: interrupted; nothing was"
+        typer.echo(f"{text} installed", err=True)
         raise typer.Exit(130) from None
     seconds = time.monotonic() - start
     how = "from the cache" if cached else f"built in {seconds:.0f} s"
     if wheel_only:
         console.print(f"{wheel_only / wheel.name} ({how})", soft_wrap=True)
         return
-    assert found is not None
-    version = found.version
-    if found.tensorflow:
-        version += f" for TensorFlow {found.tensorflow}"
+    assert installed is not None
+    version = installed.version
+    if installed.tensorflow:
+        version += f" for TensorFlow {installed.tensorflow}"
     console.print(
-        f"{recipe.title} {version} installed, {how}; with {found.built_in}",
+        f"{recipe.title} {version} installed, {how}; with {installed.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")
@@ -136,17 +136,15 @@ def _progress(console: Console) -> Iterator[Progress]:
         TimeElapsedColumn(),
     )
     quiet = not console.is_terminal
-    told = set()
+    shown = set()
     with Bar(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task("checking this machine", total=None)
 
-        def tell(what: str, share: float | None) -> None:
-            total, done = None if share is None else 1.0, share or 0
-            bar.update(task, description=what, completed=done, total=total)
-            quarter = int(done * 4)
-            if quiet and (what, quarter) not in told:
-                told.add((what, quarter))
-                percent = f" {quarter * 25}%" if quarter else ""
-                console.print(f"{what}{percent}", soft_wrap=True)
+        def show(what: str, share: float | None) -> None:
+            total = None if share is None else 1.0
+            bar.update(task, description=what, completed=share, total=total)
+            if quiet and what not in shown:
+                console.print(what, soft_wrap=True)
+            shown.add(what)
 
-        yield tell
+        yield show

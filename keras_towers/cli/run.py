@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -168,16 +169,6 @@ def run(
             "all ranks are local, otherwise the one with a route to the hosts.",
         ),
     ] = None,
-    ssh_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="ssh port of the hosts."),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", help="Print which rank is started on which host."
-        ),
-    ] = False,
     min_np: Annotated[
         int | None,
         typer.Option(
@@ -196,17 +187,10 @@ def run(
         Path | None,
         typer.Option(
             help="Elastic jobs: a program that prints the available hosts, one "
-            "host:slots per line; run once a second.",
+            "host:slots per line (one slot where there is no number); run once "
+            "a second.",
         ),
     ] = None,
-    slots: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: slots of hosts that are printed without a "
-            "number.",
-        ),
-    ] = 1,
     elastic_timeout: Annotated[
         int,
         typer.Option(
@@ -241,26 +225,16 @@ def run(
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
     """
-    plan = _plan(
-        processes,
-        _hosts(hosts, hostfile),
-        _tasks(
-            strategy,
-            ps,
-            workers,
-            processes,
-            {
-                "-H": hosts,
-                "--hostfile": hostfile,
-                "--network-interface": network_interface,
-                "--ssh-port": ssh_port,
-                "--min-np": min_np,
-                "--max-np": max_np,
-                "--host-discovery-script": host_discovery_script,
-            },
-        ),
-        elastic=bool(min_np or max_np or host_discovery_script),
-    )
+    elastic = bool(min_np or max_np or host_discovery_script)
+    tasks = _tasks(strategy, ps, workers, processes)
+    if tasks and (elastic or hosts or hostfile or network_interface):
+        raise TowerError(
+            "hosts, --network-interface and options of elastic jobs are not "
+            "for jobs on TensorFlow's own runtime, whose tasks are started on "
+            "this machine only. On several machines, start the script on each "
+            "with TF_CONFIG"
+        )
+    plan = _plan(processes, _hosts(hosts, hostfile), tasks, elastic)
     _check_script(script, module)
     if no_strategy and (strategy or plan.has_servers):
         other = "--strategy" if strategy else "--ps"
@@ -284,13 +258,11 @@ def run(
         ranks=plan.processes or min_np or 0,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
         interface=None if plan.is_task else network_interface,
-        ssh_port=ssh_port,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
-        seed=seed,
+        seed=_seed(seed, plan.member) if strategy else None,
         output=output,
         grace_s=grace,
-        verbose=verbose,
         servers=_servers(servers, strategy, plan),
         alone=no_strategy,
     )
@@ -299,12 +271,9 @@ def run(
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
-        become(plan.member, job, seeded=strategy is not None)
-    if strategy and seed is None:
-        seed = secrets.randbelow(2**31)
+        become(job)
     if strategy and plan.processes != 1:
-        typer.echo(f"keras-towers run: seed {seed}", err=True)
-    job = dataclasses.replace(job, seed=seed if strategy else None)
+        typer.echo(f"keras-towers run: seed {job.seed}", err=True)
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
@@ -314,7 +283,6 @@ def run(
             most=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,
-            slots=slots,
             timeout_s=elastic_timeout,
             reset_limit=reset_limit,
             cooldown_s=blacklist_cooldown_range,
@@ -377,7 +345,6 @@ def _plan(
     processes: int | None,
     hosts: dict[str, int] | None,
     tasks: dict[str, int] | None,
-    *,
     elastic: bool,
 ) -> Plan:
     """Decide what the command is to start."""
@@ -406,6 +373,17 @@ def _hosts(hosts: str | None, hostfile: Path | None) -> dict[str, int] | None:
     if hostfile:
         return parse_hostfile(hostfile)
     return parse_hosts(hosts) if hosts else None
+
+
+def _seed(seed: int | None, member: ClusterEnvironment | Cluster | None) -> int:
+    """Return the seed of the options, or else one that all ranks have."""
+    if seed is not None:
+        return seed
+    if member is None:
+        return secrets.randbelow(2**31)
+    # Nobody tells the ranks of another launcher: by what they all know.
+    digest = hashlib.sha256(member.identity().encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 def _check_script(script: str, module: bool) -> None:
@@ -445,16 +423,18 @@ def _program(
     ]
 
 
-def _servers(given: int | None, strategy: str | None, plan: Plan) -> int | None:
+def _servers(
+    number: int | None, strategy: str | None, plan: Plan
+) -> int | None:
     """Return the number of servers beside the ranks, None without them."""
     with_servers = [e for e in engines.ENGINES.values() if e.servers]
     names = [engine.strategy for engine in with_servers]
-    if given and strategy not in names and strategy in STRATEGIES:
+    if number and strategy not in names and strategy in STRATEGIES:
         raise TowerError(
             f"--servers is for --strategy {' or '.join(names)}: the strategy "
             f"{strategy} has no use for servers"
         )
-    servers = given or (1 if strategy in names else None)
+    servers = number or (1 if strategy in names else None)
     if servers and (plan.elastic or plan.member or plan.tasks):
         raise TowerError(
             "servers are for jobs with a fixed number of processes "
@@ -468,7 +448,6 @@ def _tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
-    others: Mapping[str, object],
 ) -> dict[str, int] | None:
     """Return the number of tasks of each role, None without the runtime."""
     known = STRATEGIES.get(strategy or "")
@@ -502,11 +481,4 @@ def _tasks(
             "another launcher started this process as one of several, each of "
             "which would start a cluster: start it once, without that launcher"
         )
-    for name, given in others.items():
-        if given is not None:
-            raise TowerError(
-                f"{name} is not for jobs on TensorFlow's own runtime, whose "
-                "tasks are started on this machine only. On several machines, "
-                "start the script on each with TF_CONFIG"
-            )
     return {"ps": ps, "worker": count} if ps else {"worker": count}

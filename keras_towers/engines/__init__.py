@@ -40,8 +40,6 @@ class Engine:
         transport: a reference to what connects this process and returns its
             ``Transport``; empty: that takes more than the environment says.
         recipe: a reference to the ``Recipe`` that builds it.
-        imported_by_launcher: a module that imports, without TensorFlow, where
-            the engine is installed.
         servers: a reference to the processes that run beside the ranks.
         after_keras: a reference to what is called when Keras is imported.
     """
@@ -54,7 +52,6 @@ class Engine:
     module: str = ""
     transport: str = ""
     recipe: str = ""
-    imported_by_launcher: str = ""
     servers: str = ""
     after_keras: str = ""
 
@@ -69,18 +66,11 @@ class Engine:
 
     def check_installed(self) -> None:
         """Raise an error where every rank would, if its package is missing."""
-        try:
-            importlib.import_module(self.imported_by_launcher)
-        except ImportError as error:
-            if (error.name or "").startswith(self.name):
-                reason = f"{self.title} is not installed in this environment"
-            else:
-                reason = (
-                    f"{self.title} does not load in this environment ({error})"
-                )
+        if importlib.util.find_spec(self.name) is None:
             raise TowerError(
-                f"{reason}: run `keras-towers install {self.name}`."
-            ) from error
+                f"{self.title} is not installed in this environment: run "
+                f"`keras-towers install {self.name}`."
+            )
 
 
 def find(name: str) -> Engine:

@@ -210,22 +210,6 @@ class Start(NamedTuple):
     seed: int
 
 
-class TakesGradients(Protocol):
-    """Receives the gradients that a tower's step computes."""
-
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Place an optimizer's slot variables and intercept its calls."""
-        ...
-
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build an optimizer for N weights, if needed, and place it."""
-        ...
-
-    def apply(self, call: UpdateCall) -> None:
-        """Apply the gradients of one tower, instead of ``optimizer.apply``."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class KerasCall:
     """A call of a Keras method, with its arguments by name."""

@@ -9,10 +9,6 @@ rank, ``Driver`` decides who runs where.
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import functools
-import itertools
 import os
 import select
 import socket
@@ -23,151 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import engines, settings, subprocesses
+from keras_towers import engines, settings
 from keras_towers.errors import TowerError
+from keras_towers.launching.elastic_hosts import (
+    LOCAL_SLOT,
+    Discover,
+    Hosts,
+    discover_by_script,
+    split_this_machine,
+)
 from keras_towers.launching.job import Job, Running
 from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.rendezvous.addresses import LOOPBACK, is_local
-from keras_towers.rendezvous.hosts import (
-    RankPlacement,
-    fill_slots,
-    read_entries,
-)
-from keras_towers.rendezvous.store import NEWS
-from keras_towers.rendezvous.store_server import LISTENERS_SCOPE
-
-Discover = Callable[[], dict[str, int]]
-LOCAL_SLOT = "127.0.0."
-"""Slots of this machine, as hosts, are this and a number from 1."""
-
-
-def discover_by_script(script: Path, slots: int) -> Discover:
-    """Make a function that runs ``script`` and reads what it prints.
-
-    Horovod's own version starts two Python processes for every query, once a
-    second.
-    """
-    if not script.is_file():
-        raise TowerError(f"host discovery script not found: {script}")
-    if not os.access(script, os.X_OK):
-        raise TowerError(
-            f"the host discovery script {script} is not executable: "
-            f"chmod +x {script}"
-        )
-    program = str(script.absolute())
-
-    def discover() -> dict[str, int]:
-        try:
-            ended = subprocesses.run([program], settings.DISCOVERY_S)
-        except OSError as error:
-            raise TowerError(f"the host discovery script: {error}") from None
-        if ended.code != 0:
-            said = ended.stderr.strip().splitlines()
-            why = (
-                f"has not ended after {settings.DISCOVERY_S} s"
-                if ended.code is None
-                else f"ended with exit code {ended.code}"
-            )
-            raise TowerError(
-                f"the host discovery script {script} {why}"
-                f"{': ' + said[-1] if said else ''}"
-            )
-        entries = [*filter(str.strip, ended.stdout.splitlines())]
-        form = (
-            f"the host discovery script {script} has to print lines like "
-            "'host:2' or 'host'"
-        )
-        # An empty list is no error: hosts may appear later.
-        return read_entries(entries, form, slots=slots) if entries else {}
-
-    return discover
-
-
-def split_this_machine(discover: Discover) -> Discover:
-    """Make each slot of this machine a host by itself.
-
-    A host is given up where a worker on it fails, with all others on it. If it
-    were the only one, that would be the end of the job.
-    """
-    is_here = functools.cache(is_local)
-
-    def discover_slots() -> dict[str, int]:
-        hosts: dict[str, int] = {}
-        here = itertools.count(1)
-        for host, count in discover().items():
-            if is_here(host):
-                hosts |= {f"{LOCAL_SLOT}{next(here)}": 1 for _ in range(count)}
-            else:
-                hosts[host] = count
-        return hosts
-
-    return discover_slots
-
-
-class Hosts:
-    """The hosts of an elastic job, oldest first.
-
-    Args:
-        discover: returns the slots of each host.
-        found: what it returned last.
-        cooldown_s: the shortest and longest time to avoid a host; the time
-            doubles with each failure.
-        say: writes a message.
-    """
-
-    def __init__(
-        self,
-        discover: Discover,
-        found: dict[str, int],
-        cooldown_s: tuple[int, int],
-        say: Callable[[str], None],
-    ):
-        self._discover = discover
-        self._cooldown_s = cooldown_s
-        self._say = say
-        self._wrong = ""
-        self._found = found
-        self._known: list[str] = []
-        self._failures: collections.Counter[str] = collections.Counter()
-        self._avoided_until: dict[str, float] = {}
-
-    def look(self) -> None:
-        """Discover hosts; where that fails, keep those that are known."""
-        try:
-            self._found, self._wrong = self._discover(), ""
-        except TowerError as error:
-            if str(error) != self._wrong:
-                self._wrong = str(error)
-                self._say(f"{error}; going on with the hosts of before")
-
-    def avoid(self, host: str) -> None:
-        """Give up a host where a worker has failed, for a while."""
-        shortest, longest = self._cooldown_s
-        self._failures[host] += 1
-        pause_s = min(longest, shortest * 2 ** self._failures[host])
-        self._avoided_until[host] = time.monotonic() + pause_s
-        text = f"no worker on {host} for {pause_s} s, as one has failed there"
-        self._say(f"{text} (--blacklist-cooldown-range)")
-        self.available()
-
-    @property
-    def local_slots(self) -> int:
-        """The number of slots of this machine, with those avoided."""
-        return sum(host.startswith(LOCAL_SLOT) for host in self._found)
-
-    def available(self) -> dict[str, int]:
-        """The slots of each host that is not avoided."""
-        now = time.monotonic()
-        found = {
-            host: count
-            for host, count in self._found.items()
-            if self._avoided_until.get(host, 0) <= now
-        }
-        self._known = list(
-            dict.fromkeys(h for h in (*self._known, *found) if h in found)
-        )
-        return {host: found[host] for host in self._known}
+from keras_towers.rendezvous.addresses import is_local
+from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
+from keras_towers.rendezvous.store import HOSTS_UPDATED
 
 
 def key_of(slot: RankPlacement) -> str:
@@ -190,7 +56,7 @@ class ElasticRounds:
         self.ended: list[str] = []
         self._left: set[str] = set()
         self._here: dict[str, socket.socket] = {}
-        self._told: set[str] = set()
+        self._informed: set[str] = set()
 
     def begin(self, plan: Sequence[RankPlacement]) -> None:
         """Begin a round."""
@@ -198,7 +64,7 @@ class ElasticRounds:
             self._number += 1
             self.plan = {key_of(slot): slot for slot in plan}
             self.ended, self._left = [], set()
-            self._here, self._told = {}, set()
+            self._here, self._informed = {}, set()
 
     def end(self, key: str) -> None:
         """Note that the process of a worker has ended."""
@@ -210,7 +76,7 @@ class ElasticRounds:
     def met(self) -> bool:
         """Whether all workers of the round have been there."""
         with self._lock:
-            return bool(self._told)
+            return bool(self._informed)
 
     @property
     def over(self) -> bool:
@@ -228,11 +94,11 @@ class ElasticRounds:
                 if key not in self.plan:
                     return None
                 if self._number != left:
-                    if key in self._told or self.ended:
+                    if key in self._informed or self.ended:
                         self._left.add(key)
                         left = self._number
                         self._on_left()
-                    elif self._comes(key, connection):
+                    elif self._arrives(key, connection):
                         return self.plan[key]
             time.sleep(settings.POLL_S)
         return None
@@ -245,28 +111,32 @@ class ElasticRounds:
         while key and not _closed(connection):
             with self._lock:
                 over = number != self._number or self.ended
-                if over or key in self._told or self._comes(key, connection):
+                if (
+                    over
+                    or key in self._informed
+                    or self._arrives(key, connection)
+                ):
                     return
             time.sleep(settings.POLL_S)
 
-    def _comes(self, key: str, connection: socket.socket) -> bool:
+    def _arrives(self, key: str, connection: socket.socket) -> bool:
         """Note that a worker has come; return whether all of its round have."""
         self._here[key] = connection
-        if not self._told and (
+        if not self._informed and (
             self._here.keys() != self.plan.keys()
             or any(map(_closed, self._here.values()))
         ):
             return False
-        self._told.add(key)
+        self._informed.add(key)
         return True
 
 
 def _closed(connection: socket.socket) -> bool:
     """Whether the worker that asked is gone, as a rule killed."""
-    look = select.poll()
+    poll = select.poll()
     try:
-        look.register(connection, select.POLLIN)
-        return bool(look.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
     except (OSError, ValueError):
         return True
 
@@ -295,7 +165,6 @@ def elastic_options(
     most: int | None,
     hosts: dict[str, int] | None,
     script: Path | None,
-    slots: int,
     cooldown_s: tuple[int, int],
     **limits: Any,
 ) -> Elastic:
@@ -317,8 +186,7 @@ def elastic_options(
     if script and hosts:
         raise TowerError("give --host-discovery-script or hosts, not both")
     if script:
-        found = discover_by_script(script, slots)
-        discover = split_this_machine(found)
+        discover = discover_by_script(script)
     else:
         hosts = dict(hosts or {"localhost": most or ranks})
         count = sum(hosts.values())
@@ -332,9 +200,14 @@ def elastic_options(
                 "an elastic job on other machines needs two of them at "
                 "least: a host is given up when a worker on it fails"
             )
-        discover = split_this_machine(hosts.copy)
+        discover = hosts.copy
     return Elastic(
-        ranks, least, most, discover, cooldown_s=cooldown_s, **limits
+        ranks,
+        least,
+        most,
+        split_this_machine(discover),
+        cooldown_s=cooldown_s,
+        **limits,
     )
 
 
@@ -386,7 +259,7 @@ class Driver:
 
     def _discover(self, over: threading.Event) -> None:
         while not over.wait(settings.DISCOVERY_PAUSE_S):
-            self.hosts.look()
+            self.hosts.discover()
             self._run.events.put(None)
 
     def _ended(self, rank: Rank) -> None:
@@ -400,7 +273,7 @@ class Driver:
         """Begin a round where one is due; the exit code at the end."""
         if self._deadline is None:
             if not self.rounds.over:
-                self._tell_of_hosts()
+                self._announce_hosts()
                 return None
             code = self._judge()
             if code is not None:
@@ -506,25 +379,25 @@ class Driver:
         taken = {rank.index for rank in self._run.processes}
         # Its rank, unless that is taken: workers may outlive their rank.
         number = slot.rank if slot.rank not in taken else max(taken) + 1
-        if self._run.job.verbose or slot.rank in taken:
+        if slot.rank in taken:
             self._say(
                 f"worker {number} on {slot.hostname}: rank {slot.rank} of "
                 f"{slot.size}"
             )
         key, sharing = key_of(slot), slot.local_size
-        own = {**self._environment, **slot.environment}
+        variables = {**self._environment, **slot.environment}
         if slot.hostname.startswith(LOCAL_SLOT):
             # It passes for a host with one rank.
             place = int(slot.hostname.removeprefix(LOCAL_SLOT))
             # It may have gone meanwhile.
             sharing = max(place, self.hosts.local_slots)
-            own.update(_own_gpus(place - 1, sharing))
+            variables.update(_own_gpus(place - 1, sharing))
         try:
             self.workers[key] = Rank(
                 self._run,
                 str(number),
                 number,
-                own,
+                variables,
                 host=slot.hostname,
                 local_size=sharing,
             )
@@ -534,7 +407,7 @@ class Driver:
             self.rounds.end(key)
             self._run.events.put(None)
 
-    def _tell_of_hosts(self) -> None:
+    def _announce_hosts(self) -> None:
         """Tell the workers of hosts that have come or gone."""
         before, now = self._offered, self.hosts.available()
         plan = fill_slots(now, self._elastic.most)
@@ -547,34 +420,7 @@ class Driver:
             update |= _REMOVED
         self._offered = now
         # Horovod's seconds cannot tell two changes within one second apart.
-        self._run.server.put(NEWS, [time.time(), update])
-        chief = next(iter(self.rounds.plan))
-        listener = self._run.server.values[LISTENERS_SCOPE].get(chief)
-        if listener is None:
-            return
-        if self._run.address == LOOPBACK:
-            threading.Thread(
-                target=_notify, args=(listener, update), daemon=True
-            ).start()
-        else:
-            # It is not signed, and the token may have been read on the way.
-            self._say(
-                f"worker {self.workers[chief].name} uses Horovod's own elastic "
-                "state and so, over a network, is not told when hosts are "
-                "added; keras_towers.elastic is"
-            )
-
-
-def _notify(listener: bytes, update: int) -> None:
-    """Tell a worker with Horovod's own elastic state of changed hosts."""
-    from horovod.runner.common.util import codec
-    from horovod.runner.elastic.worker import WorkerNotificationClient
-
-    addresses, secret = codec.loads_base64(listener)
-    # It may have ended, or be connecting anew.
-    with contextlib.suppress(Exception):
-        client = WorkerNotificationClient(addresses, secret, 0)
-        client.notify_hosts_updated(int(time.time()), update)
+        self._run.server.put(HOSTS_UPDATED, [time.time(), update])
 
 
 def _own_gpus(index: int, count: int) -> dict[str, str]:
@@ -583,11 +429,10 @@ def _own_gpus(index: int, count: int) -> dict[str, str]:
     if visible is not None:
         gpus = [gpu for gpu in visible.split(",") if gpu]
     else:
-        folder = Path("/proc/driver/nvidia/gpus")
-        number = len(list(folder.iterdir())) if folder.is_dir() else 0
+        number = len([*Path("/proc/driver/nvidia/gpus").glob("*")])
         gpus = [str(gpu) for gpu in range(number)]
-    each = len(gpus) // count
-    if each == 0:
+    share = len(gpus) // count
+    if share == 0:
         return {}
-    mine = gpus[index * each : (index + 1) * each]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+    first = index * share
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import hashlib
 import os
 import queue
 import signal
@@ -60,18 +58,16 @@ class Job:
     ranks: int
     hosts: dict[str, int]
     interface: str | None = None
-    ssh_port: int | None = None
     stall_warning_s: int = settings.STALL_WARNING_S
     stall_shutdown_s: int = settings.STALL_SHUTDOWN_S
     seed: int | None = None
     output: Path | None = None
     grace_s: int = settings.SCRIPT_GRACE_S
-    verbose: bool = False
     launcher: str = "keras-towers run"
     servers: int | None = None
     alone: bool = False
 
-    def common_environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Variables for every process, whatever connects them."""
         return process_environment(
             self.stall_warning_s, self.stall_shutdown_s, self.seed
@@ -84,7 +80,7 @@ class Running:
     def __init__(self, job: Job, hosts: Iterable[str]):
         self.job = job
         remote = [host for host in hosts if not is_local(host)]
-        check_reachable(remote, job.ssh_port)
+        check_reachable(remote)
         self.address, self._interface = meeting_point(job.interface, remote)
         # A rank that has ended, Connected, the number of a signal, or the
         # OSError where output cannot be written.
@@ -104,9 +100,11 @@ class Running:
 
     def environment(self, *, elastic: bool = False) -> dict[str, str]:
         """Variables for every rank over Horovod or BytePS."""
-        common = self.job.common_environment()
         return job_environment(
-            self.server.endpoint, common, self._interface, elastic
+            self.server.endpoint,
+            self.job.environment(),
+            self._interface,
+            elastic,
         )
 
     def __enter__(self) -> Self:
@@ -154,16 +152,14 @@ def run_job(job: Job) -> Outcome:
             servers = engine.load(engine.servers)(run, job.servers, plan)
         # The first ones of all hosts log in at the same time.
         for slot in sorted(plan, key=lambda slot: slot.local_rank):
-            if job.verbose:
-                run.console.say(f"rank {slot.rank} on {slot.hostname}")
-            own = {**environment, **slot.environment}
+            variables = {**environment, **slot.environment}
             if servers:
-                own |= servers.environment(slot)
+                variables |= servers.environment(slot)
             Rank(
                 run,
                 str(slot.rank) if job.ranks > 1 else None,
                 slot.rank,
-                own,
+                variables,
                 host=slot.hostname,
                 local_size=slot.local_size,
             )
@@ -182,7 +178,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     """
     with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
-            **job.common_environment(),
+            **job.environment(),
             STORE: f"{run.address}:{run.server.endpoint.port}",
             SECRET: run.server.endpoint.secret,
             # This process may be a rank of another job.
@@ -191,17 +187,15 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
         }
         for cluster in clusters:
             serves = cluster.role == "ps"
-            if job.verbose:
-                run.console.say(str(cluster))
-            own = {**everyone, tf_config.VARIABLE: cluster.written()}
+            variables = {**everyone, tf_config.VARIABLE: cluster.written()}
             if serves:
                 # Workers need all of a GPU's memory.
-                own["CUDA_VISIBLE_DEVICES"] = "-1"
+                variables["CUDA_VISIBLE_DEVICES"] = "-1"
             Rank(
                 run,
                 f"{cluster.role} {cluster.index}",
                 cluster.number,
-                own,
+                variables,
                 local_size=len(clusters),
                 serves=serves,
             )
@@ -258,17 +252,9 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     return member if processes in (None, member.size) else None
 
 
-def become(
-    member: ClusterEnvironment | Cluster, job: Job, *, seeded: bool
-) -> NoReturn:
+def become(job: Job) -> NoReturn:
     """Run a job's command instead of this program, as a rank."""
-    # Without a seed of its options, by one that all know: of the job's name.
-    seed = job.seed if seeded else None
-    if seeded and seed is None:
-        digest = hashlib.sha256(member.identity().encode()).digest()
-        seed = int.from_bytes(digest[:4]) >> 1
-    job = dataclasses.replace(job, seed=seed)
-    environment = {**os.environ, **job.common_environment()}
+    environment = {**os.environ, **job.environment()}
     if job.interface:
         environment["HOROVOD_GLOO_IFACE"] = job.interface
     sys.stdout.flush()

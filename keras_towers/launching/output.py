@@ -21,17 +21,13 @@ from keras_towers.system import writable
 
 _LONGEST_LINE = 1 << 20
 _KEPT_BYTES = 16 << 10
-# What TensorFlow's C++ code tells at the level of information, after the time
-# and the thread, and what it writes before the first such line.
-_INFORMATION = re.compile(
-    rb"I\d{4} [\d:.]+ +\d+ (.+)"
-    rb"|(WARNING: All log messages before absl::InitializeLog\(\) .+)"
-)
-# What it warns of where an operation is cancelled, as at the end of a training
-# or where another one fails, whose error it tells by itself; and how such a
-# message goes on in further lines.
-_CANCELLED = re.compile(
-    rb"W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
+# What TensorFlow's C++ code writes before its first message, and what it warns
+# of where an operation is cancelled, as at the end of a training or where
+# another one fails, whose error it tells by itself; and how such a message goes
+# on in further lines.
+_NOISE = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) "
+    rb"|W\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] (RecvTensor cancelled for |Local "
     rb"rendezvous is aborting with status: (CANCELLED|ABORTED: (Cleanup|Step "
     rb"-?\d+ cancelled)))"
 )
@@ -126,8 +122,6 @@ class Console:
             sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
         )
         self._launcher = launcher
-        # Information that a process of the job has given.
-        self.known: set[bytes] = set()
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
         self.sinks: dict[Any, Sink] = {
@@ -170,16 +164,13 @@ class Console:
 class Tagger:
     """Splits the bytes of one stream of a rank into tagged lines."""
 
-    def __init__(self, sink: Sink, tag: bytes, known: set[bytes] | None = None):
+    def __init__(self, sink: Sink, tag: bytes):
         self.tail: bytes = b""
-        # TensorFlow's information that is not written again; None: all that
-        # it says is.
-        self._known = known
         self._sink = sink
         self._tag = tag
         self._line = b""
         self._drawn = 0.0
-        self._in_cancelled = False
+        self._in_noise = False
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes."""
@@ -191,7 +182,7 @@ class Tagger:
         out = [
             self._tag + _final(line) + b"\n"
             for line in lines
-            if self._is_news(line)
+            if not self._is_noise(line)
         ]
         if lines:
             self._drawn = 0.0
@@ -205,21 +196,11 @@ class Tagger:
             self._sink.write(self._tag + _final(self._line) + b"\n")
         self._line = b""
 
-    def _is_news(self, line: bytes) -> bool:
-        """Whether a line is no cancellation, and not known already."""
-        if self._known is None:
-            return True
-        goes_on = self._in_cancelled and _GOES_ON.match(line)
-        self._in_cancelled = bool(goes_on or _CANCELLED.match(line))
-        if self._in_cancelled:
-            return False
-        found = _INFORMATION.fullmatch(line)
-        if found is None:
-            return True
-        text = found[1] or found[2]
-        is_news = text not in self._known
-        self._known.add(text)
-        return is_news
+    def _is_noise(self, line: bytes) -> bool:
+        """Whether a line belongs to a message of which there is no use."""
+        goes_on = self._in_noise and _GOES_ON.match(line)
+        self._in_noise = bool(goes_on or _NOISE.match(line))
+        return self._in_noise
 
     def _redraw(self) -> list[bytes]:
         """The current state of a redrawn line, if it is due."""

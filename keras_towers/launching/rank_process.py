@@ -63,7 +63,7 @@ class Rank:
                     "alone; start it with --network-interface"
                 )
             environment = {**exported(os.environ), **environment}
-            launch = ssh_command(self.host, run.job.ssh_port, _AGENT)
+            launch = ssh_command(self.host, _AGENT)
         direct = name is None and console.folder is None and console.inherited
         self._login = contextlib.ExitStack()
         if self.host and not direct:
@@ -138,8 +138,7 @@ class Rank:
         threads = []
         for pipe, stream in zip(pipes, (sys.stdout, sys.stderr), strict=True):
             label = tag(self.name, self.index, stream) if self.name else b""
-            known = console.known if self.name else None
-            tagger = Tagger(console.sinks[stream], label, known)
+            tagger = Tagger(console.sinks[stream], label)
             self._taggers[stream] = tagger
             thread = threading.Thread(
                 target=_pump,
@@ -222,9 +221,9 @@ def exported(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
+def ssh_command(host: str, command: list[str]) -> list[str]:
     """The command that runs ``command`` on another machine."""
-    # Host keys and user names are left to the user's ssh configuration.
+    # Host keys, ports and user names are left to the user's ssh configuration.
     return [
         "ssh",
         # Never prompt: a rank has no terminal.
@@ -232,19 +231,18 @@ def ssh_command(host: str, port: int | None, command: list[str]) -> list[str]:
         f"-oConnectTimeout={settings.SSH_CONNECT_S}",
         # It ends after three signs of life that were not answered.
         f"-oServerAliveInterval={settings.LOST_S / 4:.0f}",
-        *(["-p", str(port)] if port else []),
         host,
         shlex.join(command),
     ]
 
 
-def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
+def check_reachable(hosts: Collection[str]) -> None:
     """Check, in parallel, that ssh reaches hosts with this working folder."""
     folder = os.getcwd()
 
     def check(host: str) -> None:
         limit_s = 2 * settings.SSH_CONNECT_S
-        command = ssh_command(host, port, ["test", "-d", folder])
+        command = ssh_command(host, ["test", "-d", folder])
         try:
             done = subprocesses.run(command, limit_s)
         except FileNotFoundError:
@@ -259,9 +257,9 @@ def check_reachable(hosts: Collection[str], port: int | None = None) -> None:
                 f"there is no folder {folder} on host {host}: ranks run in the "
                 "launcher's working folder, which all hosts have to have"
             )
-        said = done.stderr.strip().splitlines() or [f"exit code {done.code}"]
-        why = f"no answer in {limit_s} s" if done.code is None else said[-1]
-        raise TowerError(f"cannot reach host {host} by ssh: {why}")
+        raise TowerError(
+            f"cannot reach host {host}: ssh {done.reason(limit_s)}"
+        )
 
     if hosts:
         with ThreadPoolExecutor(len(hosts)) as pool:

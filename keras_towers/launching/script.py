@@ -63,7 +63,7 @@ def _refuse_to_train_alone(advice: str, served: bool) -> None:
     """Let Keras train in a strategy only, if it trains at all."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.check import refuse_alone
+    from keras_towers.rendezvous.alone import refuse_alone
     from keras_towers.strategies import STRATEGIES
 
     refuse_alone(

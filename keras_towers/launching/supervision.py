@@ -110,10 +110,10 @@ def supervise(
             )
             console.say(text)
             return Outcome(1, early[0], text)
-        found = blame(ended)
-        if found:
+        culprit = blame(ended)
+        if culprit:
             patience_s = (
-                settings.LAST_WORDS_S if found[1] else settings.CULPRIT_S
+                settings.LAST_WORDS_S if culprit[1] else settings.CULPRIT_S
             )
             deadline = min(deadline, time.monotonic() + patience_s)
         if all(rank in ended or rank.serves for rank in ranks):
@@ -128,11 +128,11 @@ def supervise(
         return Outcome(EXIT_AGAIN, min(passed_on))
     if signal.SIGTERM in passed_on:
         return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
-    found = blame(ended)
-    if found is not None:
+    culprit = blame(ended)
+    if culprit is not None:
         code, text = verdict(ended, what)
         console.say(text)
-        return Outcome(code, found[0], text)
+        return Outcome(code, culprit[0], text)
     if len(ranks) > 1 and not connected and not run.job.alone:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the script "
@@ -159,10 +159,10 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
 
 def verdict(ended: list[Rank], what: str) -> tuple[int, str]:
     """The exit code of a job, and which rank failed and why."""
-    found = blame(ended)
-    if found is None:
+    culprit = blame(ended)
+    if culprit is None:
         return 0, ""
-    rank, certain = found
+    rank, certain = culprit
     assert rank.code
     name = f"{what} {rank.name}" if rank.name else "the script"
     text = describe(name, rank.code, rank.host, bool(rank.tail()))

@@ -47,36 +47,37 @@ _connection: Connection | None = None
 
 
 class Dropped:
-    """Finds the names of shared resources that all workers have dropped."""
+    """Finds the names of shared resources that all workers have dropped.
 
-    # A worker drops a name when the objects by which it knew the resource are
-    # gone. What every worker has told that it has dropped can be freed: nobody
-    # is late, and nobody asks for it again, except for a worker that dies and
-    # runs its program from the beginning.
+    A worker drops a name when the objects by which it knew the resource are
+    gone. What every worker has told that it has dropped can be freed: nobody is
+    late, and nobody asks for it again, except for a worker that dies and runs
+    its program from the beginning.
+    """
 
     def __init__(self, size: int):
         self._size = size
         self._watched = 0
-        self._news: list[str] = []
+        self._names: list[str] = []
         self._by: dict[str, set[int]] = {}
 
     def drop_with(self, owner: object, name: str) -> None:
         """Drop a name with an object, when that is gone."""
         self._watched += 1
-        weakref.finalize(owner, self._news.append, name).atexit = False
+        weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def news(self) -> list[str]:
+    def take_dropped(self) -> list[str]:
         """The names that this worker has dropped since the last time."""
         if self._watched:
             # Models are in cycles of references.
             gc.collect()
             self._watched = 0
-        told, self._news[:] = list(self._news), []
-        return told
+        names, self._names[:] = list(self._names), []
+        return names
 
-    def heard(self, news: Sequence[Sequence[str]]) -> list[str]:
-        """Take in the news of all workers, by rank."""
-        for rank, names in enumerate(news):
+    def merge(self, dropped: Sequence[Sequence[str]]) -> list[str]:
+        """Return what all have dropped now, given what each rank has."""
+        for rank, names in enumerate(dropped):
             for name in names:
                 self._by.setdefault(name, set()).add(rank)
         free = [n for n, by in self._by.items() if len(by) == self._size]
@@ -160,9 +161,25 @@ class Connection:
             self.leave(str(error or "its fit did not end"))
         self._watch.stop()
 
-    def naming_lost_servers(self) -> contextlib.AbstractContextManager[None]:
-        """Let errors name a lost server that is their cause."""
-        return naming_lost_servers(self.cluster, self._name)
+    @contextlib.contextmanager
+    def naming_lost_servers(self) -> Iterator[None]:
+        """Turn an error that a lost server causes into what is to be done."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            time.sleep(settings.DYING_S)
+            reason = _BROKEN.get(type(error))
+            servers = enumerate(self.cluster.ps)
+            lost = {n: a for n, a in servers if not is_reachable(a)}
+            if lost:
+                reason = f"{_named(lost)} cannot be reached any more"
+            if reason is None:
+                raise
+            first, *_ = str(error.message).strip().splitlines() or [""]
+            raise TowerError(
+                f"{self._name} has to end: {reason}. Start all tasks of the "
+                f"job again, from a backup. ({type(error).__name__}: {first})"
+            ) from error
 
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
@@ -173,30 +190,6 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
             return
         if waited_s:
             announce(f"{name} waits for {_named(missing)}")
-
-
-@contextlib.contextmanager
-def naming_lost_servers(cluster: Cluster, task: str) -> Iterator[None]:
-    """Turn an error that a lost server causes into one that says what to do."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        time.sleep(settings.DYING_S)
-        lost = [
-            f"ps {server} at {address}"
-            for server, address in enumerate(cluster.ps)
-            if not is_reachable(address)
-        ]
-        what = _BROKEN.get(type(error))
-        if lost:
-            what = f"{' and '.join(lost)} cannot be reached any more"
-        if what is None:
-            raise
-        first, *_ = str(error.message).strip().splitlines() or [""]
-        raise TowerError(
-            f"{task} has to end: {what}. Start all tasks of the job again, "
-            f"from a backup. ({type(error).__name__}: {first})"
-        ) from error
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
@@ -257,16 +250,16 @@ class ServerPeers:
         self.prefix = prefix
         self.stall_shutdown_s = stall_shutdown_s
         self._number = 0
-        self._look: Callable[[], None] = lambda: None
+        self._poll: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
-    def looking(self, look: Callable[[], None]) -> Iterator[None]:
+    def polling(self, poll: Callable[[], None]) -> Iterator[None]:
         """Call something every now and then while this worker waits."""
-        before, self._look = self._look, look
+        before, self._poll = self._poll, poll
         try:
             yield
         finally:
-            self._look = before
+            self._poll = before
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the values of all workers, by rank.
@@ -278,20 +271,20 @@ class ServerPeers:
         where = f"{self.prefix}/told/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
-        mine = plain.encode(value).decode()
-        store.put(f"{where}-{self.rank}", mine)
+        own = plain.encode(value).decode()
+        store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
-            told = self._await(_Everyone(store, self.size), where)
+            values = self._await(_Everyone(store, self.size), where)
             # As a rule most are equal.
-            texts = list(dict.fromkeys(told))
-            numbers = [texts.index(text) for text in told]
+            texts = list(dict.fromkeys(values))
+            numbers = [texts.index(text) for text in values]
             store.put(where, [texts, numbers])
         else:
             texts, numbers = self._await(store, where)
-            told = [texts[number] for number in numbers]
+            values = [texts[number] for number in numbers]
         # Another one than before, of a worker that has come back.
-        told[self.rank] = mine
-        return [plain.decode(text.encode()) for text in told]
+        values[self.rank] = own
+        return [plain.decode(text.encode()) for text in values]
 
     def _refuse_second_chief(self, key: str) -> None:
         """End a chief that another one has begun to tell the workers."""
@@ -312,7 +305,7 @@ class ServerPeers:
             try:
                 return wait(store, key, look_s)
             except TimeoutError:
-                self._look()
+                self._poll()
             come = self.connection.store.by_rank(key, range(self.size))
             missing = [r for r in range(self.size) if r not in come] or [0]
             who = ", ".join(

@@ -96,9 +96,9 @@ class Running:
     def wait(
         self,
         timeout_s: float | None = None,
-        look: Callable[[], None] | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> list[Any]:
-        """Wait for the function's outputs, calling ``look`` every 2 s."""
+        """Wait for the function's outputs, calling ``poll`` every 2 s."""
         cancelled = False
         try:
             until = math.inf
@@ -107,8 +107,8 @@ class Running:
             while (left_s := until - time.monotonic()) > 0:
                 if self._done.wait(min(settings.LOOK_S, left_s)):
                     break
-                if look is not None:
-                    look()
+                if poll is not None:
+                    poll()
         finally:
             cancelled = self.cancel()
         errors = self._errors
@@ -138,8 +138,8 @@ class Running:
 def run(
     function: Any,
     timeout_s: float | None = None,
-    look: Callable[[], None] | None = None,
+    poll: Callable[[], None] | None = None,
     arguments: Sequence[tf.Tensor] = (),
 ) -> list[Any]:
-    """Run a concrete function that may block, calling ``look`` every 2 s."""
-    return Running(function, arguments).wait(timeout_s, look)
+    """Run a concrete function that may block, calling ``poll`` every 2 s."""
+    return Running(function, arguments).wait(timeout_s, poll)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import device_of, run, traced
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
 
@@ -29,11 +29,12 @@ _SERVER = -1
 
 
 class ServerStore:
-    """A ``Store`` on a parameter server, which lives as long as the server."""
+    """A ``Store`` on a parameter server, which lives as long as the server.
 
-    # Keys differ in data only, so that a server keeps two functions of each
-    # process for all of them. A server that does not answer is a TowerError,
-    # one that cannot be reached a tf.errors.OpError.
+    Keys differ in data only, so that a server keeps two functions of each
+    process for all of them. A server that does not answer is a TowerError, one
+    that cannot be reached a tf.errors.OpError.
+    """
 
     def __init__(
         self,
@@ -153,20 +154,21 @@ def goodbyes(cluster: Cluster) -> str:
 def introduce(cluster: Cluster, server: int) -> None:
     """Tell a parameter server what this process is, and compare."""
     me = f"{cluster.role} {cluster.index}"
-    facts = check.facts()
-    mine = {"name": me, "facts": facts, "jobs": cluster.identity()}
-    own = cluster.rank if cluster.trains else _SERVER
+    facts = versions.process_facts()
+    introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
+    rank = cluster.rank if cluster.trains else _SERVER
     store = store_on(server)
-    store.put(_introduction(own), mine)
+    store.put(_introduction(rank), introduction)
     # The server is the first to come: whoever is like it is like all others.
-    its = wait(store, _introduction(_SERVER))
-    other = its["name"]
-    check.compare(me, facts, other, its["facts"])
-    if its["jobs"] != mine["jobs"]:
+    first = wait(store, _introduction(_SERVER))
+    other = first["name"]
+    versions.compare_facts(me, facts, other, first["facts"])
+    if first["jobs"] != introduction["jobs"]:
         raise TowerError(
             f'{me} was told another "cluster" by TF_CONFIG than {other}: '
-            f"{mine['jobs']} instead of {its['jobs']}. Give all tasks of a "
-            "job the same one, and each job parameter servers of its own"
+            f"{introduction['jobs']} instead of {first['jobs']}. Give all "
+            "tasks of a job the same one, and each job parameter servers of "
+            "its own"
         )
 
 

@@ -23,11 +23,6 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 =============================  ==============================================
 """
 
-from keras_towers.reduction.collective import (
-    CollectiveAllReduce,
-    nccl_all_reduce,
-    nccl_available,
-)
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     Link,
@@ -53,7 +48,10 @@ from keras_towers.reduction.gradients import (
 )
 from keras_towers.reduction.packing import GradientPacker, pack, packed
 from keras_towers.reduction.tower_sums import (
+    CollectiveAllReduce,
     hierarchical_all_reduce,
+    nccl_all_reduce,
+    nccl_available,
     sum_at_variables,
     sum_on_host,
     sum_on_towers,

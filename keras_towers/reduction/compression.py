@@ -115,9 +115,9 @@ def _sum_shards(
     flat = tf.reshape(tensor, [-1])
     elements = tf.size(flat)
     padded = tf.pad(flat, [[0, -elements % transport.size]])
-    mine = transport.all_to_all(tf.cast(padded, dtype), f"{key}.parts")
+    shards = transport.all_to_all(tf.cast(padded, dtype), f"{key}.parts")
     rows = tf.unstack(
-        tf.reshape(mine, [transport.size, -1]), num=transport.size
+        tf.reshape(shards, [transport.size, -1]), num=transport.size
     )
     total = tf.add_n([tf.cast(row, tf.float32) for row in rows])
     totals = transport.all_gather(tf.cast(total, dtype), f"{key}.sums")
@@ -138,15 +138,15 @@ def _sum_two(
     of integers, which may wrap around, less a rank's own is the other's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
-    mine = [_words(t) for t in sent]
-    both = transport.all_reduce(mine, f"{key}.both")
+    encoded = [_words(t) for t in sent]
+    both = transport.all_reduce(encoded, f"{key}.both")
     totals = []
-    for own, words, total, tensor in zip(
-        sent, mine, both, tensors, strict=True
+    for values, words, total, tensor in zip(
+        sent, encoded, both, tensors, strict=True
     ):
         flat = tf.reshape(tf.bitcast(total - words, dtype), [-1])
-        other = tf.reshape(flat[: tf.size(own)], tf.shape(own))
-        rows = [own, other] if transport.rank == 0 else [other, own]
+        other = tf.reshape(flat[: tf.size(values)], tf.shape(values))
+        rows = [values, other] if transport.rank == 0 else [other, values]
         value = tf.add_n([tf.cast(row, tf.float32) for row in rows])
         totals.append(tf.cast(tf.cast(value, dtype), tensor.dtype))
     return totals

@@ -192,16 +192,16 @@ def _sum_factors(
         f"{key}.p",
     )
     bases = [tf.linalg.qr(total).q for total in sums]
-    mine = [
+    projections = [
         tf.matmul(m, basis, transpose_a=True)
         for m, basis in zip(matrices, bases, strict=True)
     ]
-    sums = transport.all_reduce(mine, f"{key}.q")
+    sums = transport.all_reduce(projections, f"{key}.q")
     stored = []
-    for matrix, basis, own, total, error, factor in zip(
-        matrices, bases, mine, sums, lost, factors, strict=True
+    for matrix, basis, projection, total, error, factor in zip(
+        matrices, bases, projections, sums, lost, factors, strict=True
     ):
-        rest = matrix - tf.matmul(basis, own, transpose_b=True)
+        rest = matrix - tf.matmul(basis, projection, transpose_b=True)
         # A step that overflows leaves no trace. And from a zero, such as that
         # of the first units while they are idle, a factor would not recover.
         finite = tf.reduce_all(tf.math.is_finite(total))

@@ -101,28 +101,26 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
         for index, gradient in enumerate(gradients):
             if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
                 raise TowerError(
-                    f"Gradient {index} of tower {tower} is "
-                    f"{_kind(gradient)}. Give tf.Tensor or tf.IndexedSlices, "
-                    "and leave out variables without a gradient."
+                    f"Gradient {index} of tower {tower} is {gradient!r}. Give "
+                    "tf.Tensor or tf.IndexedSlices, and leave out variables "
+                    "without a gradient."
                 )
-            _check_alike(index, tower, gradient, grads[0][index])
+            first = grads[0][index]
+            if not _are_alike(gradient, first):
+                raise TowerError(
+                    f"Gradient {index} is {_described(gradient)} on tower "
+                    f"{tower}, but {_described(first)} on tower 0. Every tower "
+                    "must compute the same gradients: check whether the model "
+                    "treats the data of some towers differently."
+                )
 
 
-def _check_alike(
-    index: int, tower: int, gradient: Gradient, first: Gradient
-) -> None:
-    if is_sparse(gradient) != is_sparse(first):
-        differ = _kind(gradient), _kind(first)
-    elif gradient.dtype != first.dtype:
-        differ = gradient.dtype.name, first.dtype.name
-    elif not _shape(gradient).is_compatible_with(_shape(first)):
-        differ = f"shape {_shape(gradient)}", f"shape {_shape(first)}"
-    else:
-        return
-    raise TowerError(
-        f"Gradient {index} is {differ[0]} on tower {tower}, but {differ[1]} on "
-        "tower 0. Every tower must compute the same gradients: check "
-        "whether the model treats the data of some towers differently."
+def _are_alike(gradient: Gradient, first: Gradient) -> bool:
+    """Whether gradients of two towers can be added up."""
+    return (
+        is_sparse(gradient) == is_sparse(first)
+        and gradient.dtype == first.dtype
+        and _shape(gradient).is_compatible_with(_shape(first))
     )
 
 
@@ -133,9 +131,6 @@ def _shape(gradient: Gradient) -> tf.TensorShape:
     return gradient.shape
 
 
-def _kind(gradient: object) -> str:
-    if gradient is None:
-        return "None"
-    if isinstance(gradient, tf.Tensor):
-        return "a tf.Tensor"
-    return f"a {type(gradient).__name__}"
+def _described(gradient: Gradient) -> str:
+    kind = "tf.IndexedSlices" if is_sparse(gradient) else "tf.Tensor"
+    return f"a {kind} of {gradient.dtype.name} {_shape(gradient)}"

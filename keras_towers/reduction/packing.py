@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -82,9 +82,9 @@ class GradientPacker:
         return self._plans[key]
 
     def _make_plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
-        groups: list[_Group] = []
+        buffers: list[list[Piece]] = []
         for dtype in dict.fromkeys(grad.dtype for grad in grads):
-            members = []
+            sizes: dict[int, int] = {}
             for index, grad in enumerate(grads):
                 if grad.dtype != dtype:
                     continue
@@ -96,27 +96,29 @@ class GradientPacker:
                         grad.shape,
                     )
                 elif grad.shape.num_elements():
-                    members.append(index)
-            shapes = [grads[index].shape for index in members]
-            total = sum(shape.num_elements() for shape in shapes)
+                    sizes[index] = grad.shape.num_elements()
+            total = sum(sizes.values())
             count = self._buffers(total * dtype.size)
             if total >= count * self.min_elements:
-                groups.append(_make_group(members, shapes, count))
-            elif members:
+                buffers += _cut(sizes, count)
+            elif sizes:
                 logger.debug(
                     "not packed: %d gradients of %s, because %d elements are "
                     "fewer than %d in each of %d buffers",
-                    len(members),
+                    len(sizes),
                     dtype.name,
                     total,
                     self.min_elements,
                     count,
                 )
-        if not groups:
+        if not buffers:
             return None
-        packed = {index for group in groups for index in group.members}
-        alone = tuple(i for i in range(len(grads)) if i not in packed)
-        return PackingPlan(tuple(groups), alone)
+        packed = {piece.gradient for pieces in buffers for piece in pieces}
+        return PackingPlan(
+            buffers,
+            {index: grads[index].shape for index in sorted(packed)},
+            [index for index in range(len(grads)) if index not in packed],
+        )
 
     def _buffers(self, size: int) -> int:
         if self.split_bytes is None:
@@ -125,43 +127,69 @@ class GradientPacker:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
-    """The gradients of one dtype, as one sequence cut into pieces."""
+class Piece:
+    """Some of the elements of a gradient, which is flat."""
 
-    members: tuple[int, ...]
-    shapes: tuple[tf.TensorShape, ...]
-    by_gradient: tuple[tuple[int, ...], ...]
-    by_buffer: tuple[tuple[int, ...], ...]
+    gradient: int
+    start: int
+    stop: int
+
+
+def _cut(sizes: Mapping[int, int], count: int) -> list[list[Piece]]:
+    """Cut gradients, one after another, into buffers of about equal size."""
+    total = sum(sizes.values())
+    bounds = [total * number // count for number in range(count + 1)]
+    buffers = []
+    for low, high in itertools.pairwise(bounds):
+        pieces, offset = [], 0
+        for index, size in sizes.items():
+            start, stop = max(0, low - offset), min(size, high - offset)
+            if start < stop:
+                pieces.append(Piece(index, start, stop))
+            offset += size
+        buffers.append(pieces)
+    return buffers
 
 
 @dataclasses.dataclass(frozen=True)
 class PackingPlan:
-    """How N gradients become buffers; see ``GradientPacker.plan``."""
+    """How N gradients become buffers; see ``GradientPacker.plan``.
 
-    groups: tuple[_Group, ...]
-    alone: tuple[int, ...]
+    A buffer needs no other gradients than those in it, so that it can be
+    reduced while the backward pass goes on.
+    """
+
+    buffers: list[list[Piece]]
+    shapes: dict[int, tf.TensorShape]
+    alone: list[int]
 
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return one-dimensional buffers, then what is not packed."""
-        buffers: list[tf.Tensor] = []
-        for group in self.groups:
-            flat = [tf.reshape(grads[index], [-1]) for index in group.members]
-            buffers += _recut(flat, group.by_gradient, group.by_buffer)
-        return buffers + [grads[index] for index in self.alone]
+        flat = {i: tf.reshape(grads[i], [-1]) for i in self.shapes}
+        packed = [
+            _joined([flat[p.gradient][p.start : p.stop] for p in pieces])
+            for pieces in self.buffers
+        ]
+        return packed + [grads[index] for index in self.alone]
 
     def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return N gradients from what ``pack`` returned, or sums of that."""
-        rest = iter(buffers)
-        grads: dict[int, tf.Tensor] = {}
-        for group in self.groups:
-            mine = list(itertools.islice(rest, len(group.by_buffer)))
-            flat = _recut(mine, group.by_buffer, group.by_gradient)
-            for index, shape, tensor in zip(
-                group.members, group.shapes, flat, strict=True
+        parts: dict[int, list[tf.Tensor]] = {i: [] for i in self.shapes}
+        count = len(self.buffers)
+        for buffer, pieces in zip(buffers[:count], self.buffers, strict=True):
+            lengths = [piece.stop - piece.start for piece in pieces]
+            for piece, part in zip(
+                pieces, tf.split(buffer, lengths), strict=True
             ):
-                grads[index] = tf.reshape(tensor, shape)
-        grads.update(zip(self.alone, rest, strict=True))
+                parts[piece.gradient].append(part)
+        grads = dict(zip(self.alone, buffers[count:], strict=True))
+        for index, shape in self.shapes.items():
+            grads[index] = tf.reshape(_joined(parts[index]), shape)
         return [grads[index] for index in range(len(grads))]
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
 
 
 def pack(packer: GradientPacker) -> Link:
@@ -213,49 +241,3 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
 
 def _static(shape: tf.TensorShape) -> tuple | None:
     return None if shape.rank is None else tuple(shape)
-
-
-def _make_group(
-    members: Sequence[int], shapes: Sequence[tf.TensorShape], count: int
-) -> _Group:
-    ends = list(itertools.accumulate(s.num_elements() for s in shapes))
-    bounds = [ends[-1] * (part + 1) // count for part in range(count)]
-    cuts = sorted({0, *ends, *bounds})
-    return _Group(
-        tuple(members),
-        tuple(shapes),
-        _pieces(cuts, ends),
-        _pieces(cuts, bounds),
-    )
-
-
-def _pieces(
-    cuts: Sequence[int], ends: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """The lengths between cuts, for each part that ends at ``ends``."""
-    pieces = []
-    for start, end in itertools.pairwise([0, *ends]):
-        inside = [cut for cut in cuts if start <= cut <= end]
-        pieces.append(tuple(b - a for a, b in itertools.pairwise(inside)))
-    return tuple(pieces)
-
-
-def _recut(
-    tensors: Sequence[tf.Tensor],
-    before: Sequence[Sequence[int]],
-    after: Sequence[Sequence[int]],
-) -> list[tf.Tensor]:
-    """Cut a sequence of tensors in different places.
-
-    The order of the pieces does not change, so each element is copied about
-    once; concatenating everything and splitting it again would copy it twice.
-    """
-    pieces = itertools.chain.from_iterable(
-        tf.split(tensor, lengths) if len(lengths) > 1 else [tensor]
-        for tensor, lengths in zip(tensors, before, strict=True)
-    )
-    joined = []
-    for lengths in after:
-        parts = list(itertools.islice(pieces, len(lengths)))
-        joined.append(tf.concat(parts, axis=0) if len(parts) > 1 else parts[0])
-    return joined

@@ -129,11 +129,11 @@ def own_address(environment: ClusterEnvironment) -> str:
         return meeting_point(interface, [])[0]
     host = environment.address
     try:
-        told = resolve(host) if host else LOOPBACK
+        address = resolve(host) if host else LOOPBACK
         # A machine may know its own name as one of its loopback.
-        only_here = ipaddress.ip_address(told).is_loopback
-        if is_local(told) and (not only_here or host == "localhost"):
-            return told
+        only_here = ipaddress.ip_address(address).is_loopback
+        if is_local(address) and (not only_here or host == "localhost"):
+            return address
     except TowerError:
         pass
     try:

@@ -64,7 +64,7 @@ _LEAST_SECRET = 16
 _PLAN, _GUEST = "plan", "guest"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
-_NOBODY = (OSError, http.client.HTTPException, ValueError)
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 @functools.cache
@@ -86,9 +86,9 @@ def join() -> None:
         )
     if environment.rank >= environment.size:
         raise TowerError(f"there cannot be a {environment}.")
-    endpoint = given()
+    endpoint = given_endpoint()
     file = None if endpoint else RendezvousFile(environment)
-    meet = _receive if environment.rank == 0 else _come
+    meet = _meet_as_rank_0 if environment.rank == 0 else _meet_rank_0
     os.environ.update(
         meet(
             environment,
@@ -121,7 +121,7 @@ def take_place() -> None:
     os.environ.update(slot.environment)
 
 
-def given() -> Endpoint | None:
+def given_endpoint() -> Endpoint | None:
     """The address and secret that the user gives, None if there are none."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
@@ -195,7 +195,7 @@ class RendezvousFile:
             ) from None
 
 
-def _receive(
+def _meet_as_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
@@ -254,7 +254,7 @@ def _receive(
     return _variables(own, plans[0], next(iter(abroad), own.address))
 
 
-def _come(
+def _meet_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
@@ -264,10 +264,10 @@ def _come(
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = endpoint
-    heard = [time.monotonic()]
+    answered = [time.monotonic()]
     rank = environment.rank
     # As long as rank 0 answers, that one decides when it has been too long.
-    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, heard):
+    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, answered):
         # Rank 0 removes the file when all have come.
         found = (file and file.read()) or found
         if found:
@@ -281,11 +281,11 @@ def _come(
                 own = own_address_towards(found.address)
                 client.put(f"{_GUEST}-{rank}", _introduction(own, nonce))
                 plan = client.get(f"{_PLAN}-{rank}", settings.HOLD_S) or {}
-            except _NOBODY as error:
+            except _NO_ANSWER as error:
                 last += f"did not answer as rank 0 does: {error}"
             else:
                 if not plan:
-                    heard.append(time.monotonic())
+                    answered.append(time.monotonic())
                 last += "is in a job of others" if plan else "waits for others"
             if "failed" in plan:
                 raise TowerError(plan["failed"])

@@ -32,7 +32,7 @@ SIGNATURE = "X-Keras-Towers-Signature"
 SCOPE = "keras_towers"
 """The scope of this package's keys; other scopes are Horovod's."""
 # Of an elastic job: when hosts came or went last, and which of it.
-NEWS = "hosts_updated"
+HOSTS_UPDATED = "hosts_updated"
 # What the rank that came first runs; with it all that come are compared.
 FACTS = "facts"
 CONNECTED = "rank_"
@@ -141,11 +141,11 @@ class StoreClient:
         )
         with _OPENER.open(request, timeout=timeout_s) as answer:
             found = bytes(answer.read())
-            told = answer.headers.get(SIGNATURE, "")
+            signature = answer.headers.get(SIGNATURE, "")
         if (
             method in ("GET", "POST")
             and self._secret is not None
-            and not same(told, sign(self._secret, "ANSWER", path, found))
+            and not same(signature, sign(self._secret, "ANSWER", path, found))
         ):
             raise OSError("the answer's signature is wrong")
         return found

@@ -34,8 +34,6 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod first leaves its address."""
-LISTENERS_SCOPE = "worker_addresses"
-"""The scope in which Horovod's own elastic states leave pickled addresses."""
 _PLACES_SCOPE = "rank_and_size"
 # Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
 _RENDEZVOUSS = (RENDEZVOUS_SCOPE, "local_", "cross_")
@@ -81,10 +79,8 @@ class StoreServer(ThreadingHTTPServer):
     def begin(self, plan: Sequence[RankPlacement]) -> None:
         """Forget the round before, and let the ranks of a plan meet."""
         with self.lock:
-            listeners = self.values[LISTENERS_SCOPE]
             facts = self.values[SCOPE].get(FACTS)
             self.values.clear()
-            self.values[LISTENERS_SCOPE] = listeners
             if facts is not None:
                 self.values[SCOPE][FACTS] = facts
             self.given_up.clear()
@@ -189,10 +185,10 @@ class Handler(BaseHTTPRequestHandler):
             found = server.by_rank(key, json.loads(self._body))
             value = json.dumps(found).encode()
         else:
-            told = server.read(self._scope, self._key, self._hold_s())
-            if told is None:
+            text = server.read(self._scope, self._key, self._hold_s())
+            if text is None:
                 return self._answer(_NOT_FOUND)
-            value = told
+            value = text
         self._answer_signed(value)
 
     def do_POST(self) -> None:

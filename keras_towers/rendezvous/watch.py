@@ -162,7 +162,7 @@ class StallWatch(threading.Thread):
         while not self._ended.wait(beat_s):
             self._count()
             self._progress.beat += 1
-            before, gone = gone, self._look_for_gone()
+            before, gone = gone, self._gone_ranks()
             still_s = time.monotonic() - self._since
             waits = self._waits or self._updates_wait
             # What a rank sent before it ended may still be on its way.
@@ -178,7 +178,7 @@ class StallWatch(threading.Thread):
                 warned = 0.0
                 self._liveness = None
                 continue
-            found = self._look(beat_s)
+            found = self._late_ranks(beat_s)
             if not found or still_s < warned + self._warning_s:
                 continue
             warned = still_s
@@ -187,7 +187,7 @@ class StallWatch(threading.Thread):
             else:
                 logger.warning("%s", self._text(found, still_s))
 
-    def _look_for_gone(self) -> dict[str, State]:
+    def _gone_ranks(self) -> dict[str, State]:
         """Return the names of other ranks that are gone, and their states."""
         if not rank0_name:
             return {}  # Their launcher watches them.
@@ -237,7 +237,7 @@ class StallWatch(threading.Thread):
             progress = dataclasses.asdict(self._progress)
             self.store.put(f"{_PROGRESS}-{self._rank}", progress)
 
-    def _look(self, beat_s: float) -> dict[str, str]:
+    def _late_ranks(self, beat_s: float) -> dict[str, str]:
         """Return the ranks that this one waits for, and why."""
         if self._liveness is None:
             progress = functools.partial(self.store.by_rank, _PROGRESS)

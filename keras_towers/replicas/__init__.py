@@ -22,6 +22,11 @@ class Quorum:
     shared: bool
 
     def __post_init__(self) -> None:
+        if self.aggregate < 1:
+            raise TowerError(
+                f"replicas_to_aggregate={self.aggregate} is not allowed: an "
+                "update averages at least 1 gradient."
+            )
         if self.replicas * self.most_of_one > GRADIENTS:
             raise TowerError(
                 f"{self.replicas} replicas, with {self.aggregate} gradients in "

@@ -39,10 +39,11 @@ class GradientSpec:
 
 
 class Accumulator:
-    """Gradients of one variable, added up until their average is taken."""
+    """Gradients of one variable, added up until their average is taken.
 
-    # A gradient that is older than the number of averages taken so far is
-    # dropped, which costs no more than sending it.
+    A gradient that is older than the number of averages taken so far is
+    dropped, which costs no more than sending it.
+    """
 
     def __init__(self, name: str, spec: GradientSpec, reduction: str = "MEAN"):
         self._spec = spec
@@ -107,14 +108,14 @@ class Accumulator:
 
 
 class _Sparse(Accumulator):
-    """An accumulator of slices; an extra row counts gradients."""
+    """An accumulator of slices; an extra row counts gradients.
 
-    # TensorFlow's accumulator adds slices of one row up, and its mean divides
-    # each row by the number of gradients that have it. But what a Keras
-    # optimizer does with two slices of one row may differ from what it does
-    # with their sum (it squares each of them), so each slice has an index of
-    # its own here: its row, the number of its gradient, and its position in
-    # that.
+    TensorFlow's accumulator adds slices of one row up, and its mean divides
+    each row by the number of gradients that have it. But what a Keras optimizer
+    does with two slices of one row may differ from what it does with their sum
+    (it squares each of them), so each slice has an index of its own here: its
+    row, the number of its gradient, and its position in that.
+    """
 
     def __init__(self, name: str, spec: GradientSpec):
         self._spec = spec
@@ -143,15 +144,16 @@ class _Sparse(Accumulator):
             f"the gradient of {self._spec.name} has too many slices",
         )
         with tf.control_dependencies([fits]):
-            mine = (rows * GRADIENTS + number) * _SLICES + tf.range(slices)
+            numbers = (rows * GRADIENTS + number) * _SLICES
+            numbers += tf.range(slices)
         # TensorFlow merges gradients whose indices are in order.
-        order = tf.argsort(mine)
+        order = tf.argsort(numbers)
         values = tf.cast(grad.values, self._spec.accumulated)
         one = tf.ones([1, *self._spec.shape[1:]], values.dtype)
         last = tf.constant([self._spec.shape[0] * _PER_ROW], tf.int64)
         counted = tf.IndexedSlices(
             tf.concat([tf.gather(values, order), one], 0),
-            tf.concat([tf.gather(mine, order), last], 0),
+            tf.concat([tf.gather(numbers, order), last], 0),
         )
         with tf.device(self._spec.device):
             return self._found().apply_indexed_slices_grad(counted, step)

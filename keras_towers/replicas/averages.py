@@ -28,8 +28,8 @@ from keras_towers.replicas.resources import done
 Apply = Callable[[int, Sequence[int]], Any]
 
 
-def _averaged(function: Any, given: Sequence[tf.Tensor]) -> list[int]:
-    return [int(number) for number in function(*given).numpy()]
+def _averaged(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
+    return [int(number) for number in function(*inputs).numpy()]
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,8 +42,10 @@ class Part:
 
     def take(self, count: tf.Tensor) -> UpdateCall:
         """Wait for so many gradients; return the update by their averages."""
-        given = iter([each.take(count) for each in self.accumulators])
-        grads = [None if g is None else next(given) for g in self.call.grads]
+        averages = iter([a.take(count) for a in self.accumulators])
+        grads = [
+            None if grad is None else next(averages) for grad in self.call.grads
+        ]
         return dataclasses.replace(self.call, grads=grads)
 
 
@@ -105,10 +107,10 @@ class Averages:
             _check_alike(part.specs, specs)
         self._traced.append(part)
         step, number = self._group.labels(replica)
-        there = [grad for grad in call.grads if grad is not None]
+        grads = [grad for grad in call.grads if grad is not None]
         self._pushes += [
-            each.push(grad, step, number)
-            for each, grad in zip(part.accumulators, there, strict=True)
+            accumulated.push(grad, step, number)
+            for accumulated, grad in zip(part.accumulators, grads, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -195,9 +197,9 @@ class Averages:
 
     def _go_to(self, step: tf.Tensor, drops: bool) -> tf.Tensor:
         gone = [
-            each.go_to(step, drops)
+            accumulated.go_to(step, drops)
             for part in self._parts
-            for each in part.accumulators
+            for accumulated in part.accumulators
         ]
         with tf.control_dependencies(gone):
             return tf.identity(step)
@@ -217,14 +219,14 @@ def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
 
 
 def _check_alike(
-    there: Sequence[GradientSpec], here: Sequence[GradientSpec]
+    known: Sequence[GradientSpec], new: Sequence[GradientSpec]
 ) -> None:
-    if list(there) == list(here):
+    if list(known) == list(new):
         return
     odd = sorted(
         {
             spec.name
-            for a, b in itertools.zip_longest(there, here)
+            for a, b in itertools.zip_longest(known, new)
             if a != b
             for spec in (a, b)
             if spec is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -18,17 +19,50 @@ if TYPE_CHECKING:
 NAME = "keras_towers-coordinator"
 
 
-class Coordinator(threading.Thread):
-    """Counts arrivals; applies the average as soon as enough have come."""
+@dataclasses.dataclass
+class _Replica:
+    """What the coordinator knows of a replica.
 
-    # Where every replica has its own tokens, one that has pushed a gradient
-    # gets a token with the next update. If that update has already been made
-    # without it, its gradient was dropped, and it gets a token at once.
-    # Replicas whose data has ended are not waited for, and neither are those
-    # that are lost, as long as there are others to spare for them.
-    #
-    # A replica that was started again goes on after the last gradient that it
-    # had pushed: it gets a token when it may push the next one.
+    Attributes:
+        quota: how many gradients of an update it computes.
+        is_here: whether it trains.
+        has_left: whether its data has ended.
+        is_lost: whether it has died or stopped.
+        held: tokens that it has not used.
+        arrived: gradients for the next update.
+        ahead: gradients that were averaged before they arrived.
+        used: gradients that entered an average.
+        dropped: gradients that came too late.
+    """
+
+    quota: int
+    is_here: bool = False
+    has_left: bool = False
+    is_lost: bool = False
+    held: int = 0
+    arrived: int = 0
+    ahead: int = 0
+    used: int = 0
+    dropped: int = 0
+
+    @property
+    def missing(self) -> int:
+        """How many tokens it needs for its share of an update."""
+        return max(0, self.quota - self.held) if self.is_here else 0
+
+
+class Coordinator(threading.Thread):
+    """Counts arrivals; applies the average as soon as enough have come.
+
+    Where every replica has its own tokens, one that has pushed a gradient gets
+    a token with the next update. If that update has already been made without
+    it, its gradient was dropped, and it gets a token at once. Replicas whose
+    data has ended are not waited for, and neither are those that are lost, as
+    long as there are others to spare for them.
+
+    A replica that was started again goes on after the last gradient that it had
+    pushed: it gets a token when it may push the next one.
+    """
 
     def __init__(
         self,
@@ -36,7 +70,7 @@ class Coordinator(threading.Thread):
         apply: Callable[[int, Sequence[int]], Any],
         failed: Callable[[BaseException], None],
         until_left: int | None = None,
-        tell: Callable[[Event], None] | None = None,
+        send: Callable[[Event], None] | None = None,
         limit_s: float | None = None,
     ):
         """Create the thread; all replicas end when ``until_left`` have left."""
@@ -47,19 +81,9 @@ class Coordinator(threading.Thread):
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
-        self._tell = tell or group.tell
+        self._send = send or group.send
         self._limit_s = limit_s
-        replicas = group.quorum.replicas
-        self._quota = group.quorum.quotas
-        self._here: set[int] = set()
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
-        self._held = [0] * replicas
-        self._arrived = [0] * replicas
-        # Averaged before their arrival was told.
-        self._ahead = [0] * replicas
-        self._used = [0] * replicas
-        self._dropped = [0] * replicas
+        self._replicas = [_Replica(quota) for quota in group.quorum.quotas]
         self._step = self._first = group.global_step()
         self._waited_for: collections.deque[threading.Event] = (
             collections.deque()
@@ -70,14 +94,16 @@ class Coordinator(threading.Thread):
     def counts(self) -> ReplicaCounts:
         """How many gradients were used and dropped so far."""
         return ReplicaCounts(
-            self._step - self._first, tuple(self._used), tuple(self._dropped)
+            self._step - self._first,
+            tuple(replica.used for replica in self._replicas),
+            tuple(replica.dropped for replica in self._replicas),
         )
 
     @property
     def is_over(self) -> bool:
         """Whether enough replicas have left to end the training."""
-        enough = self._until_left
-        return enough is not None and len(self._left) >= enough
+        left = sum(replica.has_left for replica in self._replicas)
+        return self._until_left is not None and left >= self._until_left
 
     def check(self) -> None:
         """Raise the error of an update that runs by itself, if any."""
@@ -88,7 +114,7 @@ class Coordinator(threading.Thread):
             return
         done = threading.Event()
         self._waited_for.append(done)
-        self._tell(event)
+        self._send(event)
         begun = time.monotonic()
         while not done.wait(0.1) and not self._ended.is_set():
             self._check(begun)
@@ -96,7 +122,7 @@ class Coordinator(threading.Thread):
     def end(self) -> None:
         """End the thread, and wait for it."""
         if self.is_alive():
-            self._tell(Event.END)
+            self._send(Event.END)
             begun = time.monotonic()
             self.join(self._limit_s)
             if self.is_alive():
@@ -129,114 +155,112 @@ class Coordinator(threading.Thread):
         if self._shared:
             # Each replica has one, or will get one when it enters.
             (tokens,) = self._tokens()
-            self._group.hand_out([tokens - len(self._held)])
+            self._group.hand_out([tokens - len(self._replicas)])
 
     def _end(self) -> None:
         # It keeps the model.
         del self._apply
 
-    def _handle(self, event: Event, replica: int, step: int) -> None:
+    def _handle(self, event: Event, number: int, step: int) -> None:
+        replica = self._replicas[number]
         if event in (Event.STARTED, Event.ENTERED):
-            self._enter(replica, held=int(event is Event.STARTED))
+            self._enter(number, held=int(event is Event.STARTED))
         elif event is Event.LOST:
-            self._lost.update({replica} - self._left)
+            replica.is_lost = not replica.has_left
         elif event is Event.LEFT:
-            self._here.discard(replica)
-            self._lost.discard(replica)
-            self._left.add(replica)
+            replica.is_here = replica.is_lost = False
+            replica.has_left = True
             if self.is_over:
-                for straggler in self._here:
-                    self._group.end(straggler)
+                for straggler, other in enumerate(self._replicas):
+                    if other.is_here:
+                        self._group.end(straggler)
         elif event is Event.ARRIVED:
-            self._count(replica, step)
-        arrived = sum(self._arrived)
+            self._count(number, step)
+        arrived = sum(replica.arrived for replica in self._replicas)
         enough = arrived >= self._needed()
         if arrived and (enough or event is Event.FLUSH) and not self.is_over:
             self._update(arrived)
         if event in (Event.FLUSH, Event.ASKED):
             self._waited_for.popleft().set()
 
-    def _enter(self, replica: int, held: int) -> None:
-        self._here.add(replica)
-        self._left.discard(replica)
-        self._lost.discard(replica)
-        self._held[replica] = held
-        # What is not told before it returns is not told any more.
-        self._ahead[replica] = 0
+    def _enter(self, number: int, held: int) -> None:
+        replica = self._replicas[number]
+        replica.is_here = True
+        replica.has_left = replica.is_lost = False
+        replica.held = held
+        # The arrival of what it had pushed before it died does not come.
+        replica.ahead = 0
         if self._shared and not held:
             self._group.hand_out([1])
-        self._give_now(replica)
+        self._give_now(number)
 
-    def _count(self, replica: int, step: int) -> None:
-        self._lost.discard(replica)
-        self._held[replica] -= 1
-        if self._ahead[replica]:
-            self._ahead[replica] -= 1
-            self._give_now(replica)
+    def _count(self, number: int, step: int) -> None:
+        replica = self._replicas[number]
+        replica.is_lost = False
+        replica.held -= 1
+        if replica.ahead:
+            replica.ahead -= 1
+            self._give_now(number)
         elif step < self._step:
-            self._dropped[replica] += 1
-            self._give_now(replica)
+            replica.dropped += 1
+            self._give_now(number)
         else:
-            self._arrived[replica] += 1
+            replica.arrived += 1
 
     def _needed(self) -> int:
         """How many gradients the next update waits for."""
+        left = [r for r in self._replicas if r.has_left]
         if self._until_left is not None:
-            return max(1, self._aggregate - len(self._left))
-        there = sum(self._quota)
-        spare = min(len(self._lost), there - self._aggregate)
-        left = sum(self._quota[replica] for replica in self._left)
-        return max(1, min(self._aggregate, there - left - spare))
+            return max(1, self._aggregate - len(left))
+        total = sum(replica.quota for replica in self._replicas)
+        lost = sum(replica.is_lost for replica in self._replicas)
+        total -= min(lost, total - self._aggregate)
+        total -= sum(replica.quota for replica in left)
+        return max(1, min(self._aggregate, total))
 
     def _update(self, arrived: int) -> None:
         tokens = self._tokens()
         averaged = self._apply(arrived, tokens)
         self._step += 1
-        for replica, number in enumerate(averaged):
-            self._used[replica] += number
-            ahead = self._ahead[replica] + number - self._arrived[replica]
+        for replica, used in zip(self._replicas, averaged, strict=True):
+            replica.used += used
+            replica.ahead += used - replica.arrived
+            replica.arrived = 0
             if not self._shared:
-                # One that died may have pushed without telling.
-                ahead = min(ahead, self._held[replica])
-            self._ahead[replica] = ahead
-        self._arrived = [0] * len(averaged)
+                # One that died may have pushed without an arrival.
+                replica.ahead = min(replica.ahead, replica.held)
         if not self._shared:
-            for replica, number in enumerate(tokens):
-                self._held[replica] += number
+            for replica, given in zip(self._replicas, tokens, strict=True):
+                replica.held += given
 
     def _tokens(self) -> list[int]:
         """How many tokens each queue gets with an update."""
         if self._shared:
-            return [max(self._aggregate, len(self._held))]
-        return [self._missing(replica) for replica in range(len(self._held))]
+            return [max(self._aggregate, len(self._replicas))]
+        return [replica.missing for replica in self._replicas]
 
-    def _missing(self, replica: int) -> int:
-        if replica not in self._here:
-            return 0
-        return max(0, self._quota[replica] - self._held[replica])
-
-    def _give_now(self, replica: int) -> None:
+    def _give_now(self, number: int) -> None:
         """Hand out the tokens of one replica between two updates."""
-        if self._shared:
-            return
-        tokens = [0] * len(self._held)
+        replica = self._replicas[number]
         # What it has pushed for this step counts as if it were held.
-        missing = self._missing(replica) - self._arrived[replica]
-        tokens[replica] = max(0, missing)
-        if tokens[replica]:
-            self._group.hand_out(tokens)
-            self._held[replica] += tokens[replica]
+        missing = replica.missing - replica.arrived
+        if self._shared or missing <= 0:
+            return
+        tokens = [0] * len(self._replicas)
+        tokens[number] = missing
+        self._group.hand_out(tokens)
+        replica.held += missing
 
 
 class EarlyCoordinator(Coordinator):
-    """Begins each update before its gradients, one of every replica, come."""
+    """Begins each update before its gradients, one of every replica, come.
 
-    # Each weight is then updated as soon as all of its gradients are there,
-    # while others are still on their way. Every update needs a gradient of each
-    # replica that has not left, and all of these get a token with it. A replica
-    # leaves between its gradients: an update that waits for it has begun with
-    # no weight, and can be broken off. Here ``apply`` returns such an update,
-    # which runs.
+    Each weight is then updated as soon as all of its gradients are there, while
+    others are still on their way. Every update needs a gradient of each replica
+    that has not left, and all of these get a token with it. A replica leaves
+    between its gradients: an update that waits for it has begun with no weight,
+    and can be broken off. Here ``apply`` returns such an update, which runs.
+    """
 
     _running: Running | None = None
 
@@ -257,20 +281,21 @@ class EarlyCoordinator(Coordinator):
         self._break_off()
         super()._end()
 
-    def _handle(self, event: Event, replica: int, step: int) -> None:
+    def _handle(self, event: Event, number: int, step: int) -> None:
+        replica = self._replicas[number]
         if event is Event.UPDATED:
             self._count_update()
         elif event is Event.LEFT:
-            self._left.add(replica)
-            self._back.discard(replica)
+            replica.has_left = True
+            self._back.discard(number)
             self._break_off()
             self._renew()
         elif event in (Event.STARTED, Event.ENTERED):
-            if replica in self._left:
-                self._back.add(replica)
+            if replica.has_left:
+                self._back.add(number)
             elif event is Event.ENTERED:
                 # If it has got one, it does not use the second of a step.
-                self._give([replica])
+                self._give([number])
             if self._running is None:
                 self._renew()
         elif event in (Event.FLUSH, Event.ASKED):
@@ -279,24 +304,25 @@ class EarlyCoordinator(Coordinator):
     def _renew(self) -> None:
         """Begin the next update, with the replicas that have come back."""
         back, self._back = self._back, set()
-        self._left -= back
-        here = [r not in self._left for r in range(len(self._used))]
-        if any(here):
-            self._running = self._apply(sum(here), [*map(int, here)])
+        for number in back:
+            self._replicas[number].has_left = False
+        tokens = [int(not replica.has_left) for replica in self._replicas]
+        if any(tokens):
+            self._running = self._apply(sum(tokens), tokens)
         if back:
             self._give(back)
 
-    def _give(self, replicas: Collection[int]) -> None:
-        everybody = range(len(self._used))
-        self._group.hand_out([int(r in replicas) for r in everybody])
+    def _give(self, numbers: Collection[int]) -> None:
+        everybody = range(len(self._replicas))
+        self._group.hand_out([int(number in numbers) for number in everybody])
 
     def _count_update(self) -> None:
         running, self._running = self._running, None
         assert running is not None
         (averaged,) = running.wait()
         self._step += 1
-        for replica, number in enumerate(averaged):
-            self._used[replica] += int(number)
+        for replica, used in zip(self._replicas, averaged, strict=True):
+            replica.used += int(used)
         self._renew()
 
     def _break_off(self) -> None:

@@ -23,7 +23,7 @@ _END = -1
 
 
 class Event(enum.IntEnum):
-    """News for the coordinator."""
+    """What the coordinator learns."""
 
     ARRIVED = 0
     """A replica has pushed its gradients."""
@@ -46,11 +46,12 @@ class Event(enum.IntEnum):
 
 
 class Group:
-    """The replicas of a model, on the device where they meet."""
+    """The replicas of a model, on the device where they meet.
 
-    # A token is the right to push one gradient; its number is the global step
-    # for which it was handed out. ``start`` to ``advance`` are operations, part
-    # of a tf.function; the other methods run by themselves.
+    A token is the right to push one gradient; its number is the global step for
+    which it was handed out. ``start`` to ``advance`` are operations, part of a
+    tf.function; the other methods run by themselves.
+    """
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Group:
     def _number(self, name: str) -> Any:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
 
-    def _of(self, replica: int) -> tuple[Any, Any]:
+    def _numbers_of(self, replica: int) -> tuple[Any, Any]:
         if replica not in self._local:
             self._local[replica] = self._number(f"local_{replica}")
             self._pushed[replica] = self._number(f"pushed_{replica}")
@@ -94,7 +95,7 @@ class Group:
                 self._next[replica] = self._number(f"next_{replica}")
         return self._local[replica], self._pushed[replica]
 
-    def by(self, run: Callable[[Any], list[Any]]) -> Group:
+    def run_by(self, run: Callable[[Any], list[Any]]) -> Group:
         """Return the same group, with another function to run operations."""
         other = copy.copy(self)
         other.calls = Functions(run)
@@ -102,7 +103,7 @@ class Group:
 
     def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
         """Begin to compute a gradient with the weights there are now."""
-        local, _ = self._of(replica)
+        local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             # Its own token may have been handed out long ago.
             shared = self.quorum.shared and token is not None
@@ -141,7 +142,7 @@ class Group:
 
     def due(self, replica: int) -> tf.Tensor:
         """The step behind that to which a replica's gradients belong."""
-        local, _ = self._of(replica)
+        local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             return local.read_value() + 1
 
@@ -152,7 +153,7 @@ class Group:
 
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and number of a gradient, for its accumulator."""
-        local, pushed = self._of(replica)
+        local, pushed = self._numbers_of(replica)
         most = self.quorum.most_of_one
         with tf.device(self._device):
             count = tf.math.floormod(
@@ -162,17 +163,17 @@ class Group:
 
     def arrive(self, replica: int) -> tf.Operation | None:
         """Tell that a replica has pushed all gradients of a step."""
-        local, pushed = self._of(replica)
+        local, pushed = self._numbers_of(replica)
         with tf.device(self._device):
             step = local.read_value()
-            mine = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
-            told = [
-                self._arrivals.push(mine, step),
+            one = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
+            counted = [
+                self._arrivals.push(one, step),
                 pushed.assign_add(tf.ones((), tf.int64), read_value=False),
             ]
             if self.early:
                 return self._next[replica].assign(step + 1, read_value=False)
-            with tf.control_dependencies(told):
+            with tf.control_dependencies(counted):
                 return self._put(Event.ARRIVED, replica, step)
 
     def begin(self) -> tf.Tensor:
@@ -182,7 +183,7 @@ class Group:
             queue.clear()
         with tf.device(self._device):
             for replica in range(self.quorum.replicas):
-                _, pushed = self._of(replica)
+                _, pushed = self._numbers_of(replica)
                 pushed.assign(tf.zeros((), tf.int64), read_value=False)
             step = self.step.assign_add(tf.ones((), tf.int64))
             for number in self._next.values():
@@ -201,8 +202,10 @@ class Group:
         with tf.device(self._device):
             step = self.step.assign_add(tf.ones((), tf.int64))
             # Before the tokens: whoever gets one may leave at once.
-            told = [self._put(Event.UPDATED, 0, step)] if self.early else [step]
-            with tf.control_dependencies(told):
+            before = [step]
+            if self.early:
+                before = [self._put(Event.UPDATED, 0, step)]
+            with tf.control_dependencies(before):
                 return self._put_tokens(tokens)
 
     def _put_tokens(self, tokens: tf.Tensor) -> tf.Operation:
@@ -220,8 +223,8 @@ class Group:
         with tf.device(self._device):
             return self._events.put(tf.constant(int(event)), replica, step)
 
-    def tell(self, event: Event, replica: int = 0) -> None:
-        """Tell the coordinator something."""
+    def send(self, event: Event, replica: int = 0) -> None:
+        """Send an event to the coordinator."""
         self.calls(
             (event, replica),
             lambda: self._put(event, replica, tf.constant(0, tf.int64)),
@@ -265,17 +268,17 @@ class Group:
             self.calls(("clear", replica), queue.clear)
         if self.early:
             self.calls(("resume", replica), lambda: self._resume(replica))
-        self.tell(Event.ENTERED, replica)
+        self.send(Event.ENTERED, replica)
 
     def _resume(self, replica: int) -> None:
         """Wait for the token of the gradient that comes next."""
-        local, _ = self._of(replica)
+        local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             before = self._next[replica].read_value() - 1
             local.assign(before, read_value=False)
 
     def pushed(self, replica: int) -> int:
         """Return how many gradients a replica has pushed in this ``fit``."""
-        _, pushed = self._of(replica)
+        _, pushed = self._numbers_of(replica)
         (count,) = self.calls(("pushed", replica), pushed.read_value)
         return int(count)

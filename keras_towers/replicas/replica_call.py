@@ -28,9 +28,9 @@ class DroppedGradients:
         self._before = self._epoch = (0,) * quorum.replicas
 
     @contextlib.contextmanager
-    def told(self, name: str, given: dict[str, Any]) -> Iterator[None]:
-        """Write the dropped gradients of a ``fit``; tell them at its end."""
-        with_writer(given, self._write)
+    def reported(self, name: str, arguments: dict[str, Any]) -> Iterator[None]:
+        """Write the dropped gradients of a ``fit``, and announce them."""
+        with_writer(arguments, self._write)
         yield
         counts = self._counts()
         if any(counts.dropped):
@@ -59,11 +59,11 @@ class ReplicaCall(TowerCall):
     refusal: str
     dropped: DroppedGradients | None = None
 
-    def told(self) -> contextlib.AbstractContextManager[None]:
-        """Write and tell what was observed of a ``fit`` in a block."""
+    def reported(self) -> contextlib.AbstractContextManager[None]:
+        """Write and announce what was observed of a ``fit`` in a block."""
         if self.dropped is None:
             return contextlib.nullcontext()
-        return self.dropped.told(self.config.name, self.asked.given)
+        return self.dropped.reported(self.config.name, self.asked.given)
 
     def train(self, steps: Any, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""
@@ -99,20 +99,23 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
         )
 
 
-def with_writer(given: dict[str, Any], write: Callable[[int], None]) -> None:
+def with_writer(
+    arguments: dict[str, Any], write: Callable[[int], None]
+) -> None:
     """Write summaries of each epoch, if ``fit`` is given a ``TensorBoard``."""
-    callbacks = given.get("callbacks")
-    board = keras.callbacks.TensorBoard
+    callbacks = arguments.get("callbacks")
     boards = [
-        c for c in callbacks_lib.listed(callbacks) if isinstance(c, board)
+        callback
+        for callback in callbacks_lib.listed(callbacks)
+        if isinstance(callback, keras.callbacks.TensorBoard)
     ]
     if not boards:
         return
 
     def write_to_all(epoch: int, logs: Any) -> None:
-        for each in boards:
-            with each._train_writer.as_default():
+        for board in boards:
+            with board._train_writer.as_default():
                 write(epoch)
 
     writer = keras.callbacks.LambdaCallback(on_epoch_end=write_to_all)
-    given["callbacks"] = callbacks_lib.with_added(callbacks, writer)
+    arguments["callbacks"] = callbacks_lib.with_added(callbacks, writer)

@@ -117,10 +117,11 @@ def flat(function: Any) -> list[Any]:
 
 
 class Functions:
-    """Operations without arguments, each traced once for a key, and run."""
+    """Operations without arguments, each traced once for a key, and run.
 
-    # By itself, an operation that fails on another process's device would break
-    # whatever this process runs there later.
+    By itself, an operation that fails on another process's device would break
+    whatever this process runs there later.
+    """
 
     def __init__(self, run: Callable[[Any], list[Any]] = flat):
         self._run = run

@@ -33,7 +33,8 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.rendezvous.check import Peers, permit_alone
+from keras_towers.rendezvous.alone import permit_alone
+from keras_towers.rendezvous.check import Peers
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended

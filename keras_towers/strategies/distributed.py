@@ -18,7 +18,7 @@ from keras_towers.parameter_servers.connection import (
 )
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas.servers.direct_session import DirectSession
+from keras_towers.replicas.servers.direct_updates import DirectUpdates
 from keras_towers.replicas.servers.served_calls import (
     CachedOnce,
     CopiesOnTowers,
@@ -91,8 +91,8 @@ class _WorkerStrategy(BaseStrategy):
 
     def _train(self, update: CachedOnce | CopiesOnTowers, sync: bool) -> None:
         self._in_step = sync
-        session = functools.partial(DirectSession, sync)
-        calls = ServedCalls(update, self._servers.peers, session)
+        make_updates = functools.partial(DirectUpdates, sync=sync)
+        calls = ServedCalls(update, self._servers.peers, make_updates)
         self._compose(update, calls)
 
     def _described(self) -> list[str]:

@@ -24,7 +24,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
 from keras_towers.fit.hooks import distribution as hooks
 from keras_towers.rendezvous import environments
-from keras_towers.rendezvous.check import check_alone
+from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _entered(
         and not placed
         and not keras.distribution.distribution()
     ):
-        check_alone(kind, model.name)
+        check_not_alone(kind, model.name)
     return _following()
 
 

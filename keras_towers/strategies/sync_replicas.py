@@ -17,7 +17,7 @@ from keras_towers.rendezvous.environments import tf_config
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
-from keras_towers.replicas.servers.averaging_session import ReplicaSession
+from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
 from keras_towers.replicas.servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
@@ -120,28 +120,36 @@ class SyncReplicasStrategy(BaseStrategy):
         cluster: tf_config.Cluster | None = None,
         batches: Batches | None = None,
     ):
-        check("tokens", tokens, Tokens)
-        check("cluster", cluster, tf_config.Cluster | None)
-        check("batches", batches, Batches | None)
+        for name, value, allowed in (
+            ("replicas_to_aggregate", replicas_to_aggregate, int | None),
+            ("total_num_replicas", total_num_replicas, int | None),
+            (
+                "variable_averages",
+                variable_averages,
+                tf.train.ExponentialMovingAverage | None,
+            ),
+            ("tokens", tokens, Tokens),
+            ("cluster", cluster, tf_config.Cluster | None),
+            ("batches", batches, Batches | None),
+        ):
+            check(name, value, allowed)
         cluster = cluster or tf_config.from_environment()
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
-        given = Options(
+        options = Options(
             batches=(batches or "split") if served else "each",
             scale_gradient=False,
             stall_shutdown_s=stall_shutdown_s,
         )
         self._servers: Servers | None = None
         if served:
-            own = 1 if towers is None else towers
-            self._servers = Servers(type(self).__name__, own, given, cluster)
+            self._servers = Servers(
+                type(self).__name__,
+                1 if towers is None else towers,
+                options,
+                cluster,
+            )
             devices = self._servers.devices
             replicas = self._servers.connection.size
-            if total_num_replicas not in (None, replicas):
-                raise TowerError(
-                    f"total_num_replicas={total_num_replicas!r} is not "
-                    f"allowed: TF_CONFIG names {replicas} workers, each of "
-                    "which is a replica. Leave it out."
-                )
         else:
             if batches is not None:
                 raise TowerError(
@@ -149,32 +157,33 @@ class SyncReplicasStrategy(BaseStrategy):
                     "read, but TF_CONFIG describes no job: leave it out. In "
                     "one process every replica takes the next whole batch."
                 )
-            devices = _devices(towers, total_num_replicas)
-            replicas = len(devices)
-        aggregate = replicas
-        if replicas_to_aggregate is not None:
-            aggregate = _checked_number(replicas_to_aggregate)
-        quorum = Quorum(replicas, aggregate, tokens == "shared")
-        averages = variable_averages
-        if averages is not None and not isinstance(
-            averages, tf.train.ExponentialMovingAverage
-        ):
-            raise TowerError(
-                f"variable_averages={averages!r} is not allowed: give a "
-                "tf.train.ExponentialMovingAverage."
+            devices = devices_lib.resolve(
+                total_num_replicas if towers is None else towers
             )
-        self.replicas_to_aggregate: int = aggregate
+            replicas = len(devices)
+        if total_num_replicas not in (None, replicas):
+            kind = "workers in TF_CONFIG" if served else "towers"
+            raise TowerError(
+                f"total_num_replicas={total_num_replicas} is not allowed: "
+                f"there are {replicas} {kind}, each of which is a replica. "
+                "Leave it out."
+            )
+        self.replicas_to_aggregate: int = replicas
+        if replicas_to_aggregate is not None:
+            self.replicas_to_aggregate = replicas_to_aggregate
         self.tokens: Tokens = tokens
-        self._moving = averages
-        servers = self._servers
+        self._averages = variable_averages
+        quorum = Quorum(
+            replicas, self.replicas_to_aggregate, tokens == "shared"
+        )
         super().__init__(
             devices,
-            given,
-            others=servers.peers if servers else None,
+            options,
+            others=self._servers.peers if self._servers else None,
             replica_noun="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
-        if servers is None:
+        if self._servers is None:
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
@@ -182,8 +191,12 @@ class SyncReplicasStrategy(BaseStrategy):
             self._compose(update, self._calls)
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
-            session = functools.partial(ReplicaSession, quorum, self._average)
-            self._calls = ServedCalls(copies, servers.peers, session, quorum)
+            make_updates = functools.partial(
+                AveragedUpdates, quorum=quorum, after_update=self._average
+            )
+            self._calls = ServedCalls(
+                copies, self._servers.peers, make_updates, quorum
+            )
             self._compose(copies, self._calls)
 
     @property
@@ -209,11 +222,12 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            there = self._calls.last.variables
-            trained = there.of(variable) if variable in there else trained
+            served = self._calls.last.served.variables
+            if variable in served:
+                trained = served.copy_of(variable)
         average = None
-        if self._moving is not None:
-            average = self._moving.average(trained)
+        if self._averages is not None:
+            average = self._averages.average(trained)
         if average is None:
             raise TowerError(
                 f"there is no moving average of {variable.path}: create the "
@@ -224,9 +238,11 @@ class SyncReplicasStrategy(BaseStrategy):
         return tf.convert_to_tensor(average)
 
     def _average(self, variables: Sequence[Any]) -> None:
-        if self._moving is not None:
+        if self._averages is not None:
             with compat.single_device_mode():
-                self._moving.apply([getattr(v, "_value", v) for v in variables])
+                self._averages.apply(
+                    [getattr(v, "_value", v) for v in variables]
+                )
 
     def __repr__(self) -> str:
         # What one device does not do, even if it is the only one.
@@ -235,13 +251,13 @@ class SyncReplicasStrategy(BaseStrategy):
         return f"{super().__repr__()}{says if several else ''}"
 
     def _described(self) -> list[str]:
-        wanted, there = self.replicas_to_aggregate, self.total_num_replicas
-        spare = there - wanted
+        wanted, total = self.replicas_to_aggregate, self.total_num_replicas
+        spare = total - wanted
         extra = "each computes one"
         if spare > 0:
             extra = f"{spare} backup replica{'s' if spare > 1 else ''}"
         elif spare < 0:
-            extra = f"{there} compute {wanted}"
+            extra = f"{total} compute {wanted}"
         data = ["every replica takes the next whole batch"]
         if self._servers is not None:
             data = self._servers.described()
@@ -251,29 +267,3 @@ class SyncReplicasStrategy(BaseStrategy):
             f"tokens are {self.tokens.replace('_', ' ')}",
             *data,
         ]
-
-
-def _devices(towers: devices_lib.Towers | None, total: int | None) -> list[str]:
-    if towers is None:
-        return devices_lib.resolve(total)
-    devices = devices_lib.resolve(towers)
-    if total not in (None, len(devices)):
-        raise TowerError(
-            f"total_num_replicas={total!r} contradicts towers={towers!r}, "
-            f"which are {len(devices)}: leave one of them out."
-        )
-    return devices
-
-
-def _checked_number(aggregate: Any) -> int:
-    if isinstance(aggregate, bool) or not isinstance(aggregate, int):
-        raise TowerError(
-            f"replicas_to_aggregate={aggregate!r} is not allowed: give the "
-            "number of gradients that an update averages."
-        )
-    if aggregate < 1:
-        raise TowerError(
-            f"replicas_to_aggregate={aggregate} is not allowed: an update "
-            "averages at least 1 gradient."
-        )
-    return aggregate

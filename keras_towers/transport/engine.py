@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -14,11 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain
-
-# So many that any facts fit.
-_FACTS_BYTES = 1024
 
 
 def load(name: str, title: str) -> ModuleType:
@@ -52,6 +48,8 @@ class EngineTransport(Transport):
     """The common part of all engines' transports.
 
     Attributes:
+        engine: tells this process's place by the functions ``rank``, ``size``,
+            ``local_rank`` and ``local_size``.
         carries: the dtypes that the engine sends as they are; None: all.
     """
 
@@ -60,8 +58,25 @@ class EngineTransport(Transport):
     # Later strategies may be created by some ranks only.
     _compared = False
 
-    def __init__(self):
+    def __init__(self, engine: Any):
+        self.engine = engine
         self._functions: dict[tuple, Callable] = {}
+
+    @property
+    def rank(self) -> int:
+        return int(self.engine.rank())
+
+    @property
+    def size(self) -> int:
+        return int(self.engine.size())
+
+    @property
+    def local_rank(self) -> int:
+        return int(self.engine.local_rank())
+
+    @property
+    def local_size(self) -> int:
+        return int(self.engine.local_size())
 
     @abstractmethod
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
@@ -119,19 +134,14 @@ class EngineTransport(Transport):
 
     def compare(self, engine: str = "") -> None:
         """Compare what the ranks run."""
-        # Of fixed size, and by one operation: others too have to understand it.
-        data = json.dumps(check.facts(engine)).encode().ljust(_FACTS_BYTES)
-        words = self.all_gather(tf.io.decode_raw(data, tf.int32), "kt.facts")
-        rows = tf.reshape(words, [self.size, -1]).numpy()
-        everyone = [json.loads(row.tobytes()) for row in rows]
-        this_rank = f"rank {self.rank}"
-        for rank, its in enumerate(everyone):
+        everyone = self.gather_objects(versions.process_facts(engine))
+        for rank, facts in enumerate(everyone):
             # One line for each that differs from rank 0, by itself.
-            check.compare(
-                this_rank,
+            versions.compare_facts(
+                f"rank {self.rank}",
                 everyone[self.rank],
                 f"rank {rank}",
-                its,
+                facts,
                 warns=rank == 0,
             )
 

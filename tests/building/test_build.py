@@ -12,7 +12,12 @@ import pytest
 
 from keras_towers import subprocesses
 from keras_towers.building import recipe, toolchain
-from keras_towers.building.build import WheelCache, build, environment, install
+from keras_towers.building.build import (
+    build,
+    cache_folder,
+    environment,
+    install,
+)
 from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
@@ -95,7 +100,7 @@ def test_what_does_not_compile(pip, cache):
     with pytest.raises(InstallError) as error:
         build(Horovod(), print)
     message = str(error.value)
-    assert "fatal error: mpi.h" in message and "libopenmpi-dev" in message
+    assert "fatal error: mpi.h" in message
     (log,) = (cache / "logs").iterdir()
     assert str(log) in message and log.read_text() == pip.said
     assert not list(cache.rglob("*.whl"))
@@ -132,21 +137,21 @@ def test_what_is_missing_is_said_before_anything_is_done(pip, monkeypatch):
     ids=str,
 )
 def test_another_wheel_for_every(recipe, change, monkeypatch):
-    before = WheelCache(recipe()).path
-    assert WheelCache(recipe()).path == before
+    before = cache_folder(recipe())
+    assert cache_folder(recipe()) == before
     ((name, value),) = change.items()
     if name.isupper():
         monkeypatch.setenv(name, value)
         change = {}
-    assert WheelCache(recipe(**change)).path != before
+    assert cache_folder(recipe(**change)) != before
 
 
 def test_another_wheel_for_every_version_and_processor(monkeypatch):
-    before = WheelCache(BytePS()).path, WheelCache(Horovod()).path
+    before = cache_folder(BytePS()), cache_folder(Horovod())
     monkeypatch.setattr(recipe, "cpu_type", lambda: "another")
     monkeypatch.setattr(Horovod, "version", "0.28.2")
-    assert WheelCache(BytePS()).path != before[0]
-    assert WheelCache(Horovod()).path != before[1]
+    assert cache_folder(BytePS()) != before[0]
+    assert cache_folder(Horovod()) != before[1]
 
 
 def test_what_a_wheel_is_for():

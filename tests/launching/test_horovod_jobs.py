@@ -52,11 +52,11 @@ def test_killed_workers_of_an_elastic_job(run):
 # Whoever joins rank 0 is killed.
 KILLS = """
 import os, time
-import horovod.tensorflow as hvd, tensorflow as tf
-from horovod.tensorflow import elastic
+import tensorflow as tf
+from keras_towers import horovod as hvd
 hvd.init()
 
-@elastic.run
+@hvd.elastic.run
 def train(state):
     print("of", hvd.size(), flush=True)
     hvd.allreduce(tf.ones(()), name="x")
@@ -67,7 +67,7 @@ def train(state):
         time.sleep(0.1)
         state.commit()
 
-train(elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+train(hvd.elastic.ObjectState())
 """
 
 
@@ -100,14 +100,14 @@ def test_too_few_slots_are_named_and_waited_for(run, tmp_path):
     assert "there were not 2 slots within 2 s: add hosts" in ends
 
 
-# With Horovod's own elastic state, until there are three again.
+# Until there are three again.
 GROWS = """
 import time
-import horovod.tensorflow as hvd, tensorflow as tf
-from horovod.tensorflow import elastic
+import tensorflow as tf
+from keras_towers import horovod as hvd
 hvd.init()
 
-@elastic.run
+@hvd.elastic.run
 def train(state):
     while not (state.shrunk and hvd.size() == 3):
         hvd.allreduce(tf.ones(()), name="x")
@@ -117,7 +117,7 @@ def train(state):
         time.sleep(0.1)
         state.commit()
 
-train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, shrunk=False))
+train(hvd.elastic.ObjectState(shrunk=False))
 print("done")
 """
 

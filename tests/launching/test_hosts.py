@@ -6,7 +6,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.launching import elastic_job
-from keras_towers.launching.elastic_job import Hosts, discover_by_script
+from keras_towers.launching.elastic_hosts import Hosts, discover_by_script
 from keras_towers.launching.rank_process import check_reachable
 from tests.kit.scripts import executable
 
@@ -18,7 +18,7 @@ def test_ssh_failure_is_one_line(tmp_path, monkeypatch):
         tmp_path / "ssh", "printf 'first\\nno such key\\n' >&2; exit 255"
     )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(TowerError, match="reach host b by ssh: no such key$"):
+    with pytest.raises(TowerError, match="reach host b: ssh .*: no such key$"):
         check_reachable(["b"])
 
 
@@ -35,16 +35,16 @@ def test_a_working_folder_that_a_host_does_not_have(tmp_path, monkeypatch):
 
 def test_discovered_hosts(tmp_path):
     path = tmp_path / "discover.sh"
-    found = discover_by_script(executable(path, "echo a:2; echo b"), 3)()
-    assert found == {"a": 2, "b": 3}
+    found = discover_by_script(executable(path, "echo a:2; echo b"))()
+    assert found == {"a": 2, "b": 1}
     # There may be some later.
-    assert discover_by_script(executable(path, "true"), 3)() == {}
+    assert discover_by_script(executable(path, "true"))() == {}
     for text, said in (
         ("echo no cluster >&2; exit 3", "exit code 3: no cluster"),
         ("printf '\\377'", "not '\ufffd'"),
     ):
         with pytest.raises(TowerError, match=said) as caught:
-            discover_by_script(executable(path, text), 1)()
+            discover_by_script(executable(path, text))()
         assert "the host discovery script" in str(caught.value)
         assert "-H" not in str(caught.value)
 
@@ -64,7 +64,7 @@ def test_discovery_that_fails_for_a_while():
     hosts = Hosts(discover, {"a": 1}, (5, 60), said.append)
     found = []
     for _ in range(7):
-        hosts.look()
+        hosts.discover()
         found.append(hosts.available())
     assert found == [*4 * [{"b": 1}], *3 * [{}]]
     assert [line[0] for line in said] == ["x", "x", "y"]
@@ -85,5 +85,5 @@ def test_hosts_that_are_avoided_for_a_while(monkeypatch):
         # It comes back with a new worker, behind those with the state.
         assert list(hosts.available())[-1] == "a"
     assert oldest == "b"
-    hosts.look()
+    hosts.discover()
     assert list(hosts.available()) == ["b", "c", "a", "d"]

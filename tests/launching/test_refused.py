@@ -55,7 +55,7 @@ def refused(options):
         # Jobs on TensorFlow's runtime.
         ("--ps 1", "processes that train: --workers N"),
         ("--ps 1 -np 2", "--workers for the processes that train"),
-        ("--ps 1 --workers 2 -H a:3", "-H is not for jobs on TensorF"),
+        ("--ps 1 --workers 2 -H a:3", "not for jobs on TensorFlow's"),
         ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
         (f"-np 3 {SERVED}", "parameter servers: --ps 1 --workers 3"),
         (f"--ps 1 --workers 3 {PEERS}", "no use for parameter servers"),

@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import devices
 from keras_towers.launching import script as launch_script
-from keras_towers.rendezvous import check
+from keras_towers.rendezvous import alone
 from keras_towers.strategies import STRATEGIES, Registered
 from tests.kit.training import X, Y, linear
 from tests.launching.jobs import Launched
@@ -123,7 +123,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_alone_is_refused(under, monkeypatch):
-    monkeypatch.setattr(check, "_advice", None)
+    monkeypatch.setattr(alone, "_advice", None)
     said = under(ALONE, "--advice", "horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err

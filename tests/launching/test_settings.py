@@ -84,7 +84,7 @@ TWO = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
 )
 def test_how_far_an_elastic_job_may_go(changes, limits, hosts):
     given = dict.fromkeys(("ranks", "least", "most", "hosts", "script"))
-    options = {"slots": 1, "timeout_s": 60, "reset_limit": None}
+    options = {"timeout_s": 60, "reset_limit": None}
     found = elastic_options(**given | changes, **options, cooldown_s=(5, 600))
     assert (found.ranks, found.least, found.most) == limits
     assert found.discover() == hosts

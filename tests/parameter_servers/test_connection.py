@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import (
+    Connection,
     Dropped,
-    naming_lost_servers,
     take_role,
 )
 from keras_towers.rendezvous.environments.tf_config import Cluster
@@ -88,8 +88,9 @@ def test_without_a_cluster(monkeypatch):
 def test_errors_by_which_a_server_is_lost(cluster, servers, kind, said):
     mine = cluster(ps=servers, worker="127.0.0.1:1")
     error = getattr(tf.errors, kind)(None, None, "\nSocket closed\nmore")
+    worker = SimpleNamespace(cluster=mine, _name="worker 0")
     raised = pytest.raises(TowerError if said else type(error))
-    with raised as caught, naming_lost_servers(mine, "worker 0"):
+    with raised as caught, Connection.naming_lost_servers(worker):
         raise error
     if said:
         named = said.format(f"ps 0 at {mine.ps[0]}")
@@ -112,17 +113,19 @@ def test_what_one_worker_still_has_is_kept():
     kept = Model()
     chief.drop_with(Model(), "b")
     other.drop_with(kept, "b")
-    assert chief.heard([chief.news(), other.news()]) == ["a"]
-    assert chief.news() == other.news() == []
+    assert chief.merge([chief.take_dropped(), other.take_dropped()]) == ["a"]
+    assert chief.take_dropped() == other.take_dropped() == []
     del kept
     # It is found out where something else has been made.
     other.drop_with(Model(), "c")
     chief.drop_with(Model(), "c")
-    assert sorted(chief.heard([chief.news(), other.news()])) == ["b", "c"]
+    assert sorted(
+        chief.merge([chief.take_dropped(), other.take_dropped()])
+    ) == ["b", "c"]
 
 
 def test_news_of_a_worker_that_comes_back_count_once():
     chief = Dropped(2)
-    assert chief.heard([[], ["a"]]) == []
-    assert chief.heard([[], ["a"]]) == []
-    assert chief.heard([["a"], []]) == ["a"]
+    assert chief.merge([[], ["a"]]) == []
+    assert chief.merge([[], ["a"]]) == []
+    assert chief.merge([["a"], []]) == ["a"]

@@ -48,7 +48,7 @@ def test_a_wait_ends_when_what_is_waited_for_has_failed(job):
         raise Boom("the chief has failed")
 
     worker = peers(job, 1)
-    with pytest.raises(Boom), worker.looking(look):
+    with pytest.raises(Boom), worker.polling(look):
         worker.gather_objects("b")
 
 

@@ -72,7 +72,9 @@ def train(model, fits, callbacks=(), shuffle=True):
     for number, epochs in enumerate(fits):
         print("fit of", epochs)
         model.fit(
-            *(X, X[:, :1], 8),
+            X,
+            X[:, :1],
+            8,
             initial_epoch=number,
             epochs=number + epochs,
             shuffle=shuffle,

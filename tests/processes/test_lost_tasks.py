@@ -97,7 +97,8 @@ def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
     cluster,
 ):
     server, chief, stops, dies = cluster(ps=1, worker=3)(
-        *(SYNC, [9]),
+        SYNC,
+        [9],
         options={"replicas_to_aggregate": 2, "stall_shutdown_s": 60},
         pause_s=0.05,
     )
@@ -169,7 +170,9 @@ NO_SERVER = "cannot be reached any more. Start all tasks"
         # Of a server that is interrupted others show it.
         pytest.param(
             "DistributedParameterServerStrategy",
-            *(SERVER, [CHIEF, WORKER], NO_SERVER),
+            SERVER,
+            [CHIEF, WORKER],
+            NO_SERVER,
             marks=LONG,
         ),
     ],
@@ -178,7 +181,8 @@ def test_a_task_that_does_not_come_back_ends_all(
     cluster, strategy, dies, tell, said
 ):
     tasks = cluster(ps=1, worker=2)(
-        *(strategy, [500]),
+        strategy,
+        [500],
         options=OPTIONS[dies],
         pause_s=0.05,
     )

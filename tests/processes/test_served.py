@@ -23,29 +23,39 @@ MORE = {
     "more cases": (
         (
             *RARER,
-            *("last-batch-of-one", "accumulation-clipped"),
+            "last-batch-of-one",
+            "accumulation-clipped",
             "loss-scale-overflow",
-            *("ema-overwrite", "mixed-float16"),
-            *("steps-per-execution", "sample-weight", "lazy", "validation"),
+            "ema-overwrite",
+            "mixed-float16",
+            "steps-per-execution",
+            "sample-weight",
+            "lazy",
+            "validation",
         ),
-        *(2, {}),
+        2,
+        {},
     ),
     # Its memory is that of its own process.
     "one server": (
         (FREED,),
-        *(2, {"servers": 1, "warm": False, "REPETITIONS": "20"}),
+        2,
+        {"servers": 1, "warm": False, "REPETITIONS": "20"},
     ),
     "three workers": (
         (*EXACT, "workers_compute_several_gradients_of_an_update"),
-        *(3, PARTS),
+        3,
+        PARTS,
     ),
     "workers that update by themselves": (
         (
             "one_that_stops_leaves_and_the_chief_ends_all",
             "models_and_fits_in_turns_also_in_another_block",
-            *("unequal_lengths_end", "other_usage_is_refused"),
+            "unequal_lengths_end",
+            "other_usage_is_refused",
         ),
-        *(2, {"TESTED_STRATEGY": "DistributedReplicatedStrategy", **PARTS}),
+        2,
+        {"TESTED_STRATEGY": "DistributedReplicatedStrategy", **PARTS},
     ),
 }
 

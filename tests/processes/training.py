@@ -92,6 +92,25 @@ def unseeded_shuffles_agree_and_change_by_epoch():
     s.assert_same_model(mine)
 
 
+@check
+def steps_that_run_eagerly_draw_as_rank_0_does():
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x))
+
+    mine = keras.Sequential([Noise(), *s.eager().layers])
+    mine.compile("sgd", "mse", run_eagerly=True)
+    draws_alone = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (
+            tf.random.normal(()) if s.RANK == 0 else None
+        )
+    )
+    s.forget_seed()
+    with s.Strategy(sync_every_epoch=False):
+        s.fit(mine, callbacks=[draws_alone])
+    s.assert_same_model(mine)
+
+
 OTHER = "rank 1 has other examples"
 REMEDIES = "leave `shard` out", 'batches="each"'
 

@@ -9,9 +9,14 @@ from keras_towers.reduction.gradients import is_sparse
 
 ROWS = 11
 DENSE = [
-    *(([4, 3], "float32"), ([], "float32"), ([7], "float16")),
-    *(([2, 1, 5], "float64"), ([0, 3], "float32"), ([33], "float32")),
-    *(([3], "int64"), ([5], "bfloat16")),
+    ([4, 3], "float32"),
+    ([], "float32"),
+    ([7], "float16"),
+    ([2, 1, 5], "float64"),
+    ([0, 3], "float32"),
+    ([33], "float32"),
+    ([3], "int64"),
+    ([5], "bfloat16"),
 ]
 
 

@@ -77,13 +77,16 @@ ONES = tf.ones([2])
 FIRST = [ONES, slices(3)]
 UNLIKE = [
     ([ONES], "Tower 1 has 1 gradients, but tower 0 has 2"),
-    ([ONES, ONES], "1 is a tf.Tensor on tower 1, but a IndexedSlices"),
-    ([ONES, slices(4)], r"1 is shape \(None, 4\) on .* but .*\(None, 3\)"),
+    ([ONES, ONES], "1 is a tf.Tensor .* on tower 1, but a tf.IndexedSlices"),
+    ([ONES, slices(4)], r"1 is .* \(None, 4\) on .* but .* \(None, 3\)"),
     (
         [tf.ones([3]), slices(3)],
-        r"Gradient 0 is shape \(3,\) on tower 1, but shape \(2,\)",
+        r"Gradient 0 is .* \(3,\) on tower 1, but .* \(2,\) on tower 0",
     ),
-    ([ONES, slices(3, tf.float64)], "1 is float64 on tower 1, but float32"),
+    (
+        [ONES, slices(3, tf.float64)],
+        "1 is .* float64 .* but .* float32",
+    ),
     ([ONES, None], "Gradient 1 of tower 1 is None"),
 ]
 

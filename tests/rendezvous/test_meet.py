@@ -108,7 +108,7 @@ def test_what_the_user_has_set(monkeypatch, told, said):
     for name, value in variables(told).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
-        meet.given()
+        meet.given_endpoint()
         RendezvousFile(MEMBER)
 
 

@@ -59,7 +59,7 @@ def met(size, monkeypatch):
                 f"MASTER_ADDR=localhost TORCHELASTIC_RUN_ID={size}"
             )
         )
-        join = meet._come if rank else meet._receive
+        join = meet._meet_rank_0 if rank else meet._meet_as_rank_0
         return join(it, None, meet.RendezvousFile(it), 60)
 
     with ThreadPoolExecutor(size) as pool:

@@ -17,7 +17,7 @@ from keras_towers import settings
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store import SIGNATURE, sign, token
-from keras_towers.rendezvous.store_server import LISTENERS_SCOPE, StoreServer
+from keras_towers.rendezvous.store_server import StoreServer
 
 SECRET = "ab" * 32
 
@@ -64,15 +64,13 @@ def ask(server, method, path, body=None, headers=None):
 
 def test_a_forged_worker_address_is_not_taken(server, tmp_path):
     body = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
-    wrong = token("cd" * 32)
+    scope, wrong = "worker_addresses", token("cd" * 32)
     for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
-        path = urllib.request.quote(f"{prefix}/{LISTENERS_SCOPE}/h:0")
+        path = urllib.request.quote(f"{prefix}/{scope}/h:0")
         assert ask(server, "PUT", path, body) == 403
-    assert not server.values[LISTENERS_SCOPE]
-    assert (
-        ask(server, "PUT", f"{server.path}/{LISTENERS_SCOPE}/h:0", body) == 200
-    )
-    assert server.values[LISTENERS_SCOPE] == {"h:0": body}
+    assert not server.values[scope]
+    assert ask(server, "PUT", f"{server.path}/{scope}/h:0", body) == 200
+    assert server.values[scope] == {"h:0": body}
     assert not (tmp_path / "ran").exists()
 
 

@@ -20,7 +20,7 @@ def described(cluster, task=TASK):
 
 
 def test_what_is_read():
-    given = {**TWO, "chief": ["c:3"], "ps": {"0": "d:4", "1": "e:5"}}
+    given = {**TWO, "chief": ["c:3"], "ps": ["d:4", "e:5"]}
     cluster = described(given, {"type": "worker", "index": "1"})
     # The chief is the first of the workers.
     assert cluster.workers == ("c:3", "a:1", "b:2")
@@ -53,19 +53,18 @@ def test_without_a_cluster_a_process_is_alone(text):
         (({"ps": ["a:1"]},), "no task that trains"),
         (({"master": ["a:1"]},), "role 'master'"),
         (({"chief": ["a:1", "b:1"]},), 'more than one "chief"'),
-        (({**TWO, "ps": ["a:1"]},), "worker 0 and ps 0 the same address, a:1"),
+        (({**TWO, "ps": ["a:1"]},), "more than one task the address a:1"),
         (({"worker": "a:1"},), 'has "a:1" as "worker" instead of a list'),
-        (({"worker": {"1": "a:1"}},), "the indices have to be"),
-        (({"worker": ["a"]},), "each is host:port"),
-        (({"worker": [":1"]},), "each is host:port"),
-        (({"worker": ["a:0"]},), "each is host:port"),
-        (({"worker": [7]},), "each is host:port"),
+        (({"worker": ["a"]},), "a list of host:port"),
+        (({"worker": [":1"]},), "a list of host:port"),
+        (({"worker": ["a:0"]},), "a list of host:port"),
+        (({"worker": [7]},), "a list of host:port"),
         # The task.
-        ((TWO, None), '"task" is missing'),
-        ((TWO, "worker"), '"task" is "worker"'),
+        ((TWO, None), 'it has null as "task"'),
+        ((TWO, "worker"), 'it has "worker" as "task"'),
         ((TWO, {"type": "ps", "index": 0}), "names 'worker'"),
         ((TWO, {"type": ["x"]}), 'as the "type"'),
-        ((TWO, {"type": "worker", "index": 2}), "names 2 'worker': 0 to 1"),
+        ((TWO, {"type": "worker", "index": 2}), "give a number from 0 to 1"),
         ((TWO, {"type": "worker"}), "give a number"),
         ((TWO, {"type": "worker", "index": True}), "give a number"),
     ],

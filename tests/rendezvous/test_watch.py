@@ -174,7 +174,7 @@ def test_of_many_that_are_waited_for_some_are_named(exits, monkeypatch):
     one._progress.position = 5
     late = "is still outside of training"
     found = {"rank 1": late, "rank 2": late, "3 more": "likewise"}
-    assert one._look(0.05) == found
+    assert one._late_ranks(0.05) == found
 
 
 def test_who_prepares_a_step_waits_for_nobody(watch, caplog):

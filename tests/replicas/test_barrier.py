@@ -30,7 +30,7 @@ class Worker:
         self._barrier.arrive()
 
     def _wait(self):
-        return self._barrier.wait(self._barrier.came())
+        return self._barrier.wait(self._barrier.visits())
 
     def _leave(self):
         return self._barrier.leave()

@@ -46,11 +46,13 @@ class Played:
         self.group.calls("begin", self.group.begin)
         self.first = self.group.global_step()
         for replica in range(replicas):
-            self.group.tell(Event.STARTED, replica)
+            self.group.send(Event.STARTED, replica)
             self.start(replica)
         # It waits in a thread of its own.
         self.coordinator = self.kind(
-            *(self.group.by(flat), self.apply, self.errors.append),
+            self.group.run_by(flat),
+            self.apply,
+            self.errors.append,
             limit_s=limit_s,
         )
         self.coordinator.start()
@@ -169,11 +171,11 @@ def test_quotas():
 def test_replicas_that_have_left_are_not_waited_for():
     with played(3, 3) as game:
         game.push(0, 1)
-        game.group.tell(Event.LEFT, 2)
+        game.group.send(Event.LEFT, 2)
         assert game.tokens(0) == [1]
         assert game.updates == [2]
         assert game.tokens(1) == [1]
-        game.group.tell(Event.LEFT, 1)
+        game.group.send(Event.LEFT, 1)
         game.push(0)
         assert game.tokens(0) == [2]
         # The end lets replicas go.
@@ -217,13 +219,13 @@ def test_a_gradient_of_which_a_replica_that_died_did_not_tell():
 def test_a_lost_replica_is_waited_for_only_if_there_are_none_to_spare():
     for replicas in (2, 3):
         with played(replicas, 2) as game:
-            game.group.tell(Event.LOST, replicas - 1)
+            game.group.send(Event.LOST, replicas - 1)
             game.push(0)
             game.settle()
             assert game.updates == []
             if replicas == 2:
                 continue
-            game.group.tell(Event.LEFT, 1)
+            game.group.send(Event.LEFT, 1)
             assert game.tokens(0) == [1]
             game.push(0)
             assert game.tokens(0) == [2]
@@ -273,7 +275,7 @@ def test_an_update_waits_for_all_who_have_not_left():
         game.push(0, 1)
         game.settle()
         assert game.group.global_step() == game.first + 1
-        game.group.tell(Event.LEFT, 2)
+        game.group.send(Event.LEFT, 2)
         assert game.tokens(0, 1) == [2, 2]
         # One that has left and comes back joins the next update.
         game.group.enter(2)
@@ -289,7 +291,7 @@ def test_an_update_waits_for_all_who_have_not_left():
         game.settle()
         assert game.coordinator.counts.used == (4, 4, 2)
         for replica in range(3):
-            game.group.tell(Event.LEFT, replica)
+            game.group.send(Event.LEFT, replica)
         game.settle()
         # When all have left, one that comes back goes on alone.
         game.group.enter(1)

@@ -69,7 +69,7 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     fails.fail(Boom("full disk"))
     it.kill(5)
     lost = []
-    losing = chief.losing(lost.append)
+    losing = chief.loss_poller(lost.append)
     ended = soon(chief.wait_for_others, lambda: False)
     meanwhile(5, leaves.beat, fails.beat, slow.beat, losing)
     leaves.leave()
@@ -128,7 +128,7 @@ def test_a_chief_that_was_not_started_yet_is_waited_for(job):
     it = job(2)
     (worker,) = of(it, 1, stall_shutdown_s=60)
     it.kill(0)
-    meanwhile(1.5, worker.watching())
+    meanwhile(1.5, worker.poller())
 
 
 def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
@@ -136,13 +136,13 @@ def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
     worker, again, chief = of(it, 1, 1, 0)
     assert not worker.begin()
     assert again.begin()
-    look = again.watching(in_step=True)
+    look = again.poller(in_step=True)
     look()
     chief.end(12)
     with pytest.raises(FitEnded):
         look()
     # What is not part of a step goes on.
-    again.watching()()
+    again.poller()()
     assert again.ended_after() == 12
 
 
@@ -153,7 +153,7 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     (goes_on,) = of(it, 1, stall_shutdown_s=60, spare=1)
     has_left.leave()
     it.hang(2)
-    looks = [one.watching() for one in (chief, worker, goes_on)]
+    looks = [one.poller() for one in (chief, worker, goes_on)]
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)
     # One whose process has ended may come back; a host or one that hangs not.
     it.kill(3)
@@ -166,8 +166,8 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
         meanwhile(30, looks[0])
     # It could do without one.
     (spares,) = of(it, 0, stall_shutdown_s=60, spare=1)
-    spares.watching()()
+    spares.poller()()
     # A fit begins with all of them.
     (goes_on,) = of(it, 0, fit=2, spare=1)
     with pytest.raises(TowerError, match="worker 2 at [^ ]+ is lost"):
-        goes_on.watching(needs_all=True)()
+        goes_on.poller(needs_all=True)()

@@ -83,7 +83,9 @@ def test_callbacks_see_every_step_and_the_last_exactly():
     with kt.AsyncTowerStrategy(2):
         history = fit(
             still(cases.Runs(slow)),
-            *(2, np.tile(X, (4, 1)), np.tile(Y, 4)),
+            2,
+            np.tile(X, (4, 1)),
+            np.tile(Y, 4),
             callbacks=[cases.callback(on_train_batch_end=note)],
         )
     assert steps == [*range(14)] * 2

@@ -10,6 +10,5 @@ ENGINE = Engine(
     module="byteps.tensorflow",
     transport="byteps_transport:BytePSTransport",
     recipe="byteps_recipe:BytePS",
-    imported_by_launcher="byteps",
     servers="byteps_servers:Servers",
 )

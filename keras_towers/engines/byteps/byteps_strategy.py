@@ -67,7 +67,7 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        self.engine: EngineModule = EngineModule(transport.module)
+        self.engine: EngineModule = EngineModule(transport.engine)
         devices = share_machine(transport, towers)
         super().__init__(
             devices_lib.resolve(devices), checked, transport=transport

@@ -1,10 +1,12 @@
-"""BytePS as a transport.
+"""BytePS as a transport: every collective is made of sums of vectors.
 
 BytePS sums tensors on servers, which may be spare CPU machines: each worker
 pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
 Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters", OSDI
-2020). Everything else is built from sums. Three things that BytePS leaves to
-its caller are seen to here:
+2020). Gathering is the sum of vectors in which each rank has filled in its
+part, broadcasting the sum of the root's vector and zeros. Their bits are added
+as integers (``words_of``), so that values arrive as they were sent. Three
+things that BytePS leaves to its caller are seen to here:
 
 - A server overwrites a tensor's sum with the first push of the next round, even
   if a slower worker has not pulled it yet. Rounds therefore alternate between
@@ -20,12 +22,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -36,14 +39,13 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, environments, store, watch
+from keras_towers.rendezvous import check, environments, store, versions, watch
 from keras_towers.rendezvous.environment_variables import seconds
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine
-from keras_towers.transport.messages import MESSAGE_BYTES
-from keras_towers.transport.summing import DIFFERENT, SummingTransport
+from keras_towers.transport.messages import MESSAGE_BYTES, packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -53,6 +55,7 @@ _LEAST_BYTES = 2**10
 _GROWTH = 16
 _TURNS = 2
 _AGREEMENT = "kt.names"
+_DIFFERENT = "the ranks do not sum the same tensors"
 _SHOWN = 5
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 500_000
@@ -86,7 +89,7 @@ def connect(bps: ModuleType) -> None:
         )
     if _worker is None and member is None:
         tf_config.refuse_apart("BytePS")
-    check.introduce("BytePS")
+    versions.compare_with_first_rank("BytePS")
     dmlc.prepare(_worker)
     with _ending_late_start(_worker), _patient_threads():
         bps.init(lazy=False)
@@ -162,21 +165,21 @@ def _leave_job(bps: ModuleType) -> None:
     bps.shutdown()
 
 
-class BytePSTransport(SummingTransport):
+class BytePSTransport(engine.EngineTransport):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
+    carries: Collection[tf.DType] | None = None
 
     # One per process, however many strategies there are.
     _names: list[str] = []
     _turns: dict[str, tf.Variable] = {}
 
     def __init__(self):
-        super().__init__()
-        self.module: ModuleType = load()
-        connect(self.module)
-        self._library: Any = self.module.ops.TF_LIB_CTYPES
-        self._operation: Any = self.module.ops.C_LIB.byteps_push_pull
+        super().__init__(load())
+        connect(self.engine)
+        self._library: Any = self.engine.ops.TF_LIB_CTYPES
+        self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
         if self.size > 1 and not self._names:
@@ -195,29 +198,123 @@ class BytePSTransport(SummingTransport):
         return True
 
     @property
-    def rank(self) -> int:
-        return self.module.rank()
-
-    @property
-    def size(self) -> int:
-        return self.module.size()
-
-    @property
     def local_rank(self) -> int:
         # For BytePS every process without a GPU is a machine of its own.
         return int(
-            os.environ.get("HOROVOD_LOCAL_RANK") or self.module.local_rank()
+            os.environ.get("HOROVOD_LOCAL_RANK") or self.engine.local_rank()
         )
 
     @property
     def local_size(self) -> int:
         return int(
-            os.environ.get("HOROVOD_LOCAL_SIZE") or self.module.local_size()
+            os.environ.get("HOROVOD_LOCAL_SIZE") or self.engine.local_size()
         )
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        (gathered,) = self._traced(
+            f"all_gather.{key}",
+            lambda tensors: [self._all_gather(tensors[0], key)],
+            [tensor],
+            rows=None,
+        )
+        return gathered
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        if self.size == 1:
+            return tensor
+        everything = self.all_gather(tensor, key)
+        # [from, to, rows, ...]
+        inner = tf.shape(tensor)[1:]
+        split = tf.reshape(
+            everything, tf.concat([[self.size, self.size, -1], inner], 0)
+        )
+        received = tf.reshape(split[:, self.rank], tf.shape(tensor))
+        return tf.ensure_shape(received, tensor.shape)
+
+    def _traced(
+        self,
+        what: str,
+        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        tensors: Sequence[tf.Tensor],
+        rows: int | None = -1,
+    ) -> list[tf.Tensor]:
+        if self.size == 1:
+            return list(tensors)
+        known = set(self._functions)
+        try:
+            return super()._traced(what, collective, tensors, rows)
+        except tf.errors.InvalidArgumentError as error:
+            if _DIFFERENT not in str(error):
+                raise
+            # The next try, of other tensors maybe, is to be compared again.
+            for form in set(self._functions) - known:
+                del self._functions[form]
+            # Without what TensorFlow adds to the message of an assertion.
+            text = error.message[error.message.index(_DIFFERENT) :]
+            text = text.split("'\n", 1)[0].split("\n\t", 1)[0]
+            raise TowerError(text.rstrip("]'\n ")) from None
+
+    def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
+        return packed(tensors, lambda vectors: self._sum_each(vectors, key))
+
+    def _sum_each(
+        self, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        known = [v for v in flat if v.shape.num_elements() is not None]
+        sums = iter(self._sum_known(known, key) if known else [])
+        return [
+            tf.reshape(
+                self._sum_unknown(vector, f"{key}.{number}")
+                if vector.shape.num_elements() is None
+                else next(sums),
+                tf.shape(tensor),
+            )
+            for number, (vector, tensor) in enumerate(
+                zip(flat, tensors, strict=True)
+            )
+        ]
+
+    def _all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        shape = tf.shape(tensor, tf.int64)
+        place = tf.one_hot(self.rank, self.size, dtype=tf.int64)
+        (rows,) = self._sum_known([place * shape[0]], f"{key}.rows")
+        bytes_of_row = tf.reduce_prod(shape[1:]) * tensor.dtype.size
+        sizes = -(-(rows * bytes_of_row) // _WORD.size)
+        before = tf.reduce_sum(sizes[: self.rank])
+        after = tf.reduce_sum(sizes[self.rank + 1 :])
+        mine = tf.pad(words_of(tensor), [[before, after]])
+        everyone = self._sum_unknown(mine, f"{key}.words")
+        parts = tf.split(everyone, sizes, num=self.size)
+        gathered = [
+            tensor_of(part, tensor.dtype, tf.concat([[count], shape[1:]], 0))
+            for part, count in zip(parts, tf.unstack(rows), strict=True)
+        ]
+        return tf.ensure_shape(
+            tf.concat(gathered, 0), [None, *tensor.shape[1:]]
+        )
+
+    def _send(
+        self, tensors: Sequence[tf.Tensor], key: str, root: int
+    ) -> list[tf.Tensor]:
+        words = [words_of(tensor) for tensor in tensors]
+        vector = tf.concat(words, 0)
+        if self.rank != root:
+            vector = tf.zeros_like(vector)
+        sizes = [tf.size(part) for part in words]
+        sent = tf.split(self._sum_unknown(vector, key), sizes, num=len(words))
+        return [
+            tf.ensure_shape(
+                tensor_of(part, tensor.dtype, tf.shape(tensor)),
+                tensor.shape,
+            )
+            for tensor, part in zip(tensors, sent, strict=True)
+        ]
 
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
+        """Sum vectors of lengths that all ranks know, each when it is ready."""
         names = [
             self._name(f"{key}.{i}", v.dtype, v.shape.num_elements())
             for i, v in enumerate(vectors)
@@ -245,6 +342,7 @@ class BytePSTransport(SummingTransport):
         ]
 
     def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
+        """Sum a vector whose length is known when it is there, maybe empty."""
         dtype = vector.dtype
         most = MESSAGE_BYTES // dtype.size
         lengths = [_LEAST_BYTES // dtype.size]
@@ -351,8 +449,10 @@ class BytePSTransport(SummingTransport):
             return None
         lists = self.gather_objects(list(new))
         return (
-            f"{DIFFERENT}. "
-            + check.each([", ".join(names[:_SHOWN]) for names in lists], "; ")
+            f"{_DIFFERENT}. "
+            + check.describe_ranks(
+                [", ".join(names[:_SHOWN]) for names in lists], "; "
+            )
             + ". Every rank has to run the same model on data of the same "
             "kind, and to call the same methods in the same order."
         )
@@ -370,6 +470,38 @@ class BytePSTransport(SummingTransport):
                 f"times: give each worker another {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
+
+
+@functools.cache
+def transport() -> BytePSTransport:
+    """The connection to the other ranks, made when first asked for."""
+    return BytePSTransport()
+
+
+_WORD = tf.int32
+"""The integer that every engine sums."""
+
+
+def words_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor's bits as words [N]; the last may end with zeros."""
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    octets = tf.reshape(tf.bitcast(tensor, tf.uint8), [-1])
+    missing = -tf.size(octets, tf.int64) % _WORD.size
+    octets = tf.pad(octets, [[0, missing]])
+    return tf.bitcast(tf.reshape(octets, [-1, _WORD.size]), _WORD)
+
+
+def tensor_of(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
+    """Return the tensor of ``shape`` whose bits ``words_of`` has returned."""
+    shape = tf.cast(shape, tf.int64)
+    octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+    octets = octets[: tf.reduce_prod(shape) * dtype.size]
+    if dtype == tf.bool:
+        return tf.reshape(tf.cast(octets, dtype), shape)
+    if dtype.size > 1:
+        octets = tf.reshape(octets, [-1, dtype.size])
+    return tf.reshape(tf.bitcast(octets, dtype), shape)
 
 
 def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:

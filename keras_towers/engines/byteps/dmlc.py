@@ -46,9 +46,9 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
             f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
         )
     workers, servers, root, port = _job(environment, WORKER_ID)
-    number = _number(environment, WORKER_ID, 0, workers, NUM_WORKER)
-    local_size = _number(environment, LOCAL_SIZE, 1, default=1)
-    _number(environment, LOCAL_RANK, 0, local_size, LOCAL_SIZE, default=0)
+    number = _number(environment, WORKER_ID, 0, workers)
+    local_size = _number(environment, LOCAL_SIZE, 1, default="1")
+    _number(environment, LOCAL_RANK, 0, local_size, default="0")
     if environment.get(_ASYNCHRONOUS, "0") != "0":
         raise _wrong(
             f"{_ASYNCHRONOUS} makes servers forget the step that a gradient is "
@@ -113,7 +113,7 @@ def _job(
         raise _wrong(f"not set: {', '.join(missing)}")
     workers = _number(environment, NUM_WORKER, 1)
     servers = _number(environment, NUM_SERVER, 1)
-    port = _number(environment, ROOT_PORT, 1, 1 << 16)
+    port = _number(environment, ROOT_PORT, 1)
     root = environment[ROOT_URI]
     _check_addresses(root, environment.get(NODE_HOST))
     return workers, servers, root, port
@@ -129,12 +129,9 @@ def _check_addresses(host: str, own: str | None) -> None:
         ) from None
     if own is None:
         return
-    try:
-        address = socket.gethostbyname(own)
-    except OSError:
-        address = ""
-    if not address or not is_own(address):
+    if not is_own(own):
         raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
+    address = socket.gethostbyname(own)
     if address.startswith("127.") != root.startswith("127."):
         raise _wrong(
             f"{NODE_HOST}={own} and {ROOT_URI}={host}: either both are "
@@ -146,20 +143,17 @@ def _number(
     environment: Mapping[str, str],
     name: str,
     least: int,
-    end: int | None = None,
-    end_in: str = "",
+    end: int = 1 << 16,
     *,
-    default: int | None = None,
+    default: str = "",
 ) -> int:
-    """A whole number below an end, which may be in another variable."""
-    text = environment.get(name, "" if default is None else str(default))
-    if not text.isdecimal() or int(text) < least:
+    """A whole number, at least so much and below an end."""
+    text = environment.get(name, default)
+    if not text.isdecimal() or not least <= int(text) < end:
         raise _wrong(
-            f"{name}={text!r} has to be a whole number, at least {least}"
+            f"{name}={text!r} has to be a whole number from {least} to "
+            f"{end - 1}"
         )
-    if end is not None and int(text) >= end:
-        other = f"{end_in}=" if end_in else ""
-        raise _wrong(f"{name}={text} has to be less than {other}{end}")
     return int(text)
 
 

@@ -136,7 +136,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     if every rank has equally many.
 
     Args:
-        device: the device on which the values are reduced.
+        device: ignored: the mean is computed on the host.
     """
 
     _transport: Callable[[], Transport]
@@ -150,29 +150,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
         transport = self._transport()
         if not logs or transport.size == 1:
             return
-        names = sorted(logs)
         transport.mark("the mean of an epoch's logs")
-        names_of_ranks = check.gather(transport, names, "averages its logs")
-        for rank, others in enumerate(names_of_ranks):
-            if others != names_of_ranks[0]:
-                odd = ", ".join(sorted({*others} ^ {*names_of_ranks[0]}))
+        logs_of_ranks = check.gather(transport, logs, "averages its logs")
+        transport.mark("")
+        for rank, others in enumerate(logs_of_ranks):
+            odd = ", ".join(sorted(others.keys() ^ logs_of_ranks[0].keys()))
+            if odd:
                 raise TowerError(
                     f"ranks 0 and {rank} do not have the same logs to average: "
                     f"they differ in {odd}. Use the same metrics, validation "
                     "and logging callbacks on every rank, or put callbacks of "
                     "a single rank after MetricAverageCallback."
                 )
-        values = [np.asarray(logs[name], "float64") for name in names]
-        flat = np.concatenate([value.reshape(-1) for value in values])
-        with tf.device(self.device):
-            (total,) = transport.all_reduce([tf.constant(flat)], "kt.logs")
-        transport.mark("")
-        means = total.numpy() / transport.size
-        for name, value in zip(names, values, strict=True):
-            mean, means = means[: value.size], means[value.size :]
-            logs[name] = (
-                float(mean[0]) if value.ndim == 0 else mean.reshape(value.shape)
-            )
+        for name in logs:
+            values = [others[name] for others in logs_of_ranks]
+            mean = np.mean(values, axis=0, dtype="float64")
+            logs[name] = mean if mean.ndim else float(mean)
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import variable_key
 from keras_towers.errors import TowerError
+from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasStrategy
-from keras_towers.fit.update import optimizers
 from keras_towers.fit.weights.model_state import optimizers_in
 
 # Bypasses Keras's attribute tracking, which searches for variables.
@@ -110,7 +110,7 @@ def distribute(
         )
     # A model that is made there would be the strategy's.
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        _refuse_strategies(optimizer)
+        _refuse_strategies()
     if passes > 1:
         reducer.passes = Passes(passes, average)
     _give(optimizer, reducer)
@@ -158,7 +158,7 @@ def _apply(
     if not grads:
         original(grads, trainable_variables)
         return
-    _refuse_strategies(optimizer)
+    _refuse_strategies()
     reducer: Reducer = vars(optimizer)[_REDUCER]
     if trainable_variables is None:
         variables = compat.trained_by(optimizer)
@@ -185,7 +185,7 @@ def _apply_gradients(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
     """Replace ``apply_gradients``, which hooks of a strategy may be in."""
-    _refuse_strategies(optimizer)
+    _refuse_strategies()
     return original(grads_and_vars)
 
 
@@ -210,10 +210,10 @@ def _give(optimizer: Any, reducer: Reducer) -> None:
     )
 
 
-def _refuse_strategies(optimizer: Any) -> None:
-    strategy = tf.distribute.get_strategy()
+def _refuse_strategies() -> None:
+    strategy, call = tf.distribute.get_strategy(), call_lib.current()
     # A strategy of ours updates as if on one device.
-    name = optimizers.interceptor_of(optimizer)
+    name = None if call is None else call.config.name
     if isinstance(strategy, KerasStrategy) or strategy.num_replicas_in_sync > 1:
         name = type(strategy).__name__
     if name is not None:

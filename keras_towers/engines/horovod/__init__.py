@@ -10,5 +10,4 @@ ENGINE = Engine(
     module="horovod.tensorflow",
     transport="horovod_transport:HorovodTransport",
     recipe="horovod_recipe:Horovod",
-    imported_by_launcher="horovod.runner",
 )

@@ -92,9 +92,9 @@ class ObjectState(_elastic.ObjectState):
         """Interrupt training on all ranks if hosts have come or gone."""
         if self._launcher and self._rank() == 0:
             with contextlib.suppress(OSError):
-                news = self._launcher.get(store.NEWS)
-                if news:
-                    self.on_hosts_updated(*news)
+                changed = self._launcher.get(store.HOSTS_UPDATED)
+                if changed:
+                    self.on_hosts_updated(*changed)
         super().check_host_updates()
 
 
@@ -163,21 +163,21 @@ class ModelState(VariablesState):
         self.save()
 
     def _optimizers(self) -> list[Any]:
-        found = state_lib.collect(self._model).optimizers
-        own = state_lib.optimizers_in(self._optimizer)
-        return list({id(each): each for each in (*found, *own)}.values())
+        of_model = state_lib.collect(self._model).optimizers
+        of_state = state_lib.optimizers_in(self._optimizer)
+        return list({id(o): o for o in (*of_model, *of_state)}.values())
 
     def _variables(self) -> list[keras.Variable]:
         state = state_lib.collect(self._model)
-        others = (v for each in self._optimizers() for v in each.variables)
+        others = (v for o in self._optimizers() for v in o.variables)
         everything = (*state.seeds, *state.weights, *others)
         return list({id(v): v for v in everything}.values())
 
     def _shared(self) -> list[keras.Variable]:
-        own: list[Any] = []
+        seeds: list[Any] = []
         if not self._shares_seeds:
-            own = state_lib.collect(self._model).seeds
-        return [v for v in self._variables() if all(v is not o for o in own)]
+            seeds = state_lib.collect(self._model).seeds
+        return [v for v in self._variables() if all(v is not o for o in seeds)]
 
 
 class State(ModelState, FitPosition):

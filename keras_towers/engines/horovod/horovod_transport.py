@@ -22,10 +22,10 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
-    check,
     environments,
     meet,
     store,
+    versions,
     watch,
 )
 from keras_towers.rendezvous.environments import tf_config
@@ -49,7 +49,7 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
         if member and not (member.speaks_mpi and hvd.mpi_built()):
             meet.join()
         if not _connected:
-            check.introduce("Horovod")
+            versions.compare_with_first_rank("Horovod")
             meet.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
         cannot_meet = not (hvd.mpi_built() or store.from_environment())
@@ -121,9 +121,8 @@ class HorovodTransport(engine.EngineTransport):
     _attempts = 0
 
     def __init__(self):
-        super().__init__()
-        self._hvd = load()
-        connect(self._hvd)
+        super().__init__(load())
+        connect(self.engine)
         watch.watch_over(self.rank, self.size)
         server = store.from_environment()
         if not (server and server.signed) and not _is_elastic():
@@ -134,7 +133,7 @@ class HorovodTransport(engine.EngineTransport):
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
         watch.unwatch()
         HorovodTransport._attempts = 0
-        self._hvd.shutdown()
+        self.engine.shutdown()
 
     def is_intact(self) -> bool:
         """Whether the ranks still reach one another: found out by trying.
@@ -167,30 +166,14 @@ class HorovodTransport(engine.EngineTransport):
             return True
 
     @property
-    def rank(self) -> int:
-        return self._hvd.rank()
-
-    @property
-    def size(self) -> int:
-        return self._hvd.size()
-
-    @property
-    def local_rank(self) -> int:
-        return self._hvd.local_rank()
-
-    @property
-    def local_size(self) -> int:
-        return self._hvd.local_size()
-
-    @property
     def sums_float16(self) -> bool:
         # Gloo and MPI add float16 on the processor, number by number. The build
         # is the same on all ranks, which have to choose alike; GPUs may not be.
-        return bool(self._hvd.nccl_built())
+        return bool(self.engine.nccl_built())
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
-        return bool(self._hvd.mpi_enabled())
+        return bool(self.engine.mpi_enabled())
 
     def _traced(
         self,
@@ -206,10 +189,10 @@ class HorovodTransport(engine.EngineTransport):
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
-            self._hvd.mpi_ops._allreduce(
+            self.engine.mpi_ops._allreduce(
                 tensor,
                 name=f"{key}.{index}",
-                op=self._hvd.Sum,
+                op=self.engine.Sum,
                 ignore_name_scope=True,
             )
             for index, tensor in enumerate(tensors)
@@ -218,20 +201,22 @@ class HorovodTransport(engine.EngineTransport):
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         return self._bits(
             tensor,
-            lambda t: self._hvd.allgather(t, name=key, ignore_name_scope=True),
+            lambda t: self.engine.allgather(
+                t, name=key, ignore_name_scope=True
+            ),
         )
 
     def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         return self._bits(
             tensor,
-            lambda t: self._hvd.alltoall(t, name=key, ignore_name_scope=True),
+            lambda t: self.engine.alltoall(t, name=key, ignore_name_scope=True),
         )
 
     def _send(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         return [
-            self._hvd.broadcast(
+            self.engine.broadcast(
                 tensor, root, name=f"{key}.{index}", ignore_name_scope=True
             )
             for index, tensor in enumerate(tensors)

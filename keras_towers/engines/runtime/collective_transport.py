@@ -83,7 +83,7 @@ class CollectiveTransport(EngineTransport):
     _keys = InstanceKeys()
 
     def __init__(self, task: Task, gpu: str | None = None):
-        super().__init__()
+        super().__init__(task.cluster)
         self._task = task
         self._gpu = gpu
         self._tokens: dict[str, tf.Tensor] = {}
@@ -91,19 +91,19 @@ class CollectiveTransport(EngineTransport):
 
     @property
     def rank(self) -> int:
-        return self._task.cluster.rank
+        return self.engine.rank
 
     @property
     def size(self) -> int:
-        return self._task.cluster.size
+        return self.engine.size
 
     @property
     def local_rank(self) -> int:
-        return self._task.cluster.local_rank
+        return self.engine.local_rank
 
     @property
     def local_size(self) -> int:
-        return self._task.cluster.local_size
+        return self.engine.local_size
 
     @property
     def sums_float16(self) -> bool:

@@ -17,8 +17,8 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
+from keras_towers.fit.step.first_steps import FirstSteps
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.step.out_of_memory import FittingFunction
 from keras_towers.fit.weights import model_binding
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -187,8 +187,8 @@ class TowerCall:
         mine = self.adoption.made_function(self.model, name)
         anew = force or (getattr(self.model, name) is not None and not mine)
         self._make_own(name, anew)
-        if self.config.micro_batches == "auto" and not self.model.run_eagerly:
-            self._fit_into_memory(name)
+        if self._looks_at_batches():
+            self._look_at_batches(name)
         self.adoption.remember_function(self.model, name)
 
     def _make_own(self, name: str, anew: bool) -> None:
@@ -197,23 +197,35 @@ class TowerCall:
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
 
-    def _fit_into_memory(self, name: str) -> None:
-        """Let one of the model's functions take batches in more parts."""
+    def _looks_at_batches(self) -> bool:
+        """Whether the first batches show how they have to be divided."""
+        if self.model.run_eagerly:
+            return False
+        return self.config.micro_batches == "auto" or (
+            self.config.batches == "split"
+            and self.epoch_iterator is not None
+            and self.epoch_iterator.has_unknown_rows()
+        )
+
+    def _look_at_batches(self, name: str) -> None:
+        """Let one of the model's functions see the first batches."""
         model = self.model
         function = getattr(model, name)
-        if not isinstance(function, FittingFunction):
-
-            def make() -> Any:
-                fitting = getattr(model, name)
-                self._make_own(name, True)
-                made = getattr(model, name)
-                setattr(model, name, fitting)
-                return made
-
-            function = FittingFunction(function, make, model, self._step)
+        if not isinstance(function, FirstSteps):
+            make = functools.partial(self._made_anew, name)
+            function = FirstSteps(function, make, model, self._step)
             setattr(model, name, function)
         if not self.kind.endswith("_on_batch"):
             function.begin()
+
+    def _made_anew(self, name: str) -> Any:
+        """Return one of the model's functions, made anew, to be traced."""
+        model = self.model
+        before = getattr(model, name)
+        self._make_own(name, True)
+        made = getattr(model, name)
+        setattr(model, name, before)
+        return made
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""

@@ -73,8 +73,8 @@ def check(config: TowerConfig, asked: KerasCall) -> None:
     ranks = check_lib.gather(
         config.peers, mine, f"is at the beginning of {kind}"
     )
-    for name, values in check_lib.differing(ranks).items():
-        told = check_lib.each(values)
+    for name, values in check_lib.differing_settings(ranks).items():
+        told = check_lib.describe_ranks(values)
         if name in _WARNINGS:
             if config.peers.rank == 0:
                 logger.warning(_WARNINGS[name], model.name, told)

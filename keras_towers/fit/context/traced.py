@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_towers import compat
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.contract import TakesGradients, UpdateCall
+from keras_towers.fit.contract import UpdateCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,7 +18,6 @@ class Tracing:
 
     Attributes:
         training: whether it is a step of training.
-        update: the update of the strategy that runs it.
         apply: takes the calls of optimizers.
         graph: where these are taken: not in its branches, loops and functions,
             in which they are traced as all else; None: everywhere.
@@ -30,7 +29,6 @@ class Tracing:
     """
 
     training: bool
-    update: TakesGradients
     apply: Callable[[UpdateCall], None]
     graph: Any = None
     own_statistics: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import keras
@@ -10,54 +11,105 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 
 _PARTS = ("x", "y", "sample_weight")
+_SPLIT = (
+    "If that shows in the first steps of a call, or is known before the batch "
+    "is read, as with drop_remainder=True or tf.ensure_shape, towers divide "
+    "what has a row for each example, and all get the rest."
+)
+_EACH = (
+    'With batches="each" all parts need a row for each example; with '
+    'batches="split" all towers can get the others as a whole.'
+)
 NO_ROWS: Final = -1
 """In place of a number of rows: no part has any."""
 
 
 class RowCheck:
-    """Checks numbers of rows that are known only when a step runs."""
+    """Tells which parts of a batch have a row for each example.
+
+    Parts whose numbers of rows only a step knows are taken to have as many as
+    the first, unless a batch has been seen in which they have not. A step that
+    finds others fails.
+
+    Attributes:
+        refused: the error of a step that has failed so; None if none has.
+    """
 
     def __init__(self) -> None:
         self.refused: TowerError | None = None
+        self._undivided: dict[tuple[str, ...], set[str]] = {}
 
-    def checked(self, batch: Any, size: tf.Tensor) -> tf.Tensor:
-        """Return the number of examples, once all parts have as many rows."""
-        first = first_rows_of(batch)
-        leaves = [
-            leaf for leaf in tf.nest.flatten(batch) if is_divided(leaf, first)
-        ]
-        if len(leaves) < 2:
-            return size
-        counts = tf.stack([tf.cast(rows_of(leaf), tf.int64) for leaf in leaves])
-        names = [
-            name
-            for name, leaf in zip(
-                names_of(batch), _with_rows(batch), strict=True
-            )
-            if is_divided(leaf, first)
+    def see(self, batch: Any) -> set[str]:
+        """Look at a batch; return which parts of such ones are not divided."""
+        names = names_of(batch)
+        rows = {
+            name: int(rows_of(leaf))
+            for name, leaf in zip(names, tf.nest.flatten(batch), strict=True)
+            if has_rows(leaf)
+        }
+        first = next(iter(rows.values()), 0)
+        undivided = self._undivided.setdefault(tuple(names), set())
+        undivided.update(name for name in rows if rows[name] != first)
+        return undivided
+
+    def divided(self, batch: Any) -> list[bool]:
+        """Return which leaves of a batch, or of its specs, are divided."""
+        first, names = first_rows_of(batch), names_of(batch)
+        undivided = self._undivided.get(tuple(names), set())
+        leaves = zip(names, tf.nest.flatten(batch), strict=True)
+        return [
+            is_divided(leaf, first) and name not in undivided
+            for name, leaf in leaves
         ]
 
-        def refuse(found: Any) -> int:
+    def check(self, batch: Any) -> list[tf.Tensor]:
+        """Return what is ready once all divided parts have as many rows."""
+        return self._check(batch, self.divided(batch), _SPLIT)
+
+    def check_each(self, pieces: Sequence[Any]) -> list[tf.Tensor]:
+        """Do as ``check``, given the batches that K towers have."""
+        checks = []
+        for piece in pieces:
+            leaves = map(has_rows, tf.nest.flatten(piece))
+            checks += self._check(piece, list(leaves), _EACH)
+        return checks
+
+    def _check(
+        self, batch: Any, chosen: Sequence[bool], advice: str
+    ) -> list[tf.Tensor]:
+        """Compare numbers of rows, if they are unknown."""
+        if first_rows_of(batch) is not None or sum(chosen) < 2:
+            return []
+        leaves = zip(
+            names_of(batch), tf.nest.flatten(batch), chosen, strict=True
+        )
+        rows = {
+            name: tf.cast(rows_of(leaf), tf.int64)
+            for name, leaf, is_chosen in leaves
+            if is_chosen
+        }
+        counts = tf.stack(list(rows.values()))
+
+        def refuse(counts: Any) -> bool:
             listed = ", ".join(
                 f"{name} has {count}"
-                for name, count in zip(names, found.numpy(), strict=True)
+                for name, count in zip(rows, counts.numpy(), strict=True)
             )
             self.refused = TowerError(
                 f"the parts of a batch have different numbers of rows: "
-                f"{listed}. Where each is known before the batch is read, as "
-                "with drop_remainder=True or tf.ensure_shape, towers divide "
-                "what has a row for each example, and all get the rest. A "
-                "dataset of single examples needs .batch(n)."
+                f"{listed}. {advice} A dataset of single examples needs "
+                ".batch(n)."
             )
             raise self.refused
 
-        return tf.cond(
+        checked = tf.cond(
             tf.reduce_all(counts == counts[0]),
-            lambda: counts[0],
+            lambda: True,
             lambda: tf.ensure_shape(
-                tf.py_function(refuse, [counts], tf.int64), ()
+                tf.py_function(refuse, [counts], tf.bool), ()
             ),
         )
+        return [checked]
 
 
 def first_rows_of(batch: Any) -> int | None:
@@ -95,11 +147,9 @@ def _with_rows(batch: Any) -> list[Any]:
 
 
 def names_of(batch: Any) -> list[str]:
-    """Name the parts of a batch that have rows, as in ``fit(x, y)``."""
+    """Name the leaves of a batch, as in ``fit(x, y)``."""
     names = []
-    for path, leaf in keras.tree.flatten_with_path(batch):
-        if not has_rows(leaf):
-            continue
+    for path, _ in keras.tree.flatten_with_path(batch):
         first, *rest = path or (0,)
         if isinstance(batch, tuple) and len(batch) <= len(_PARTS):
             name = _PARTS[first]

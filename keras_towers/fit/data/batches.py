@@ -12,9 +12,7 @@ from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.batch_rows import (
     RowCheck,
-    first_rows_of,
     has_rows,
-    is_divided,
     rows_of,
 )
 
@@ -106,7 +104,7 @@ def split(
     replicas: int,
     first: int = 0,
     towers: int | None = None,
-    check: RowCheck | None = None,
+    rows: RowCheck | None = None,
 ) -> TowerBatch:
     """Split a global batch into pieces whose sizes differ by at most one.
 
@@ -116,19 +114,20 @@ def split(
         replicas: the number of towers of all processes.
         first: the first of them to return.
         towers: number of pieces to return; None for all.
-        check: checks numbers of rows that are known only when the step runs.
+        rows: tells which of its leaves are divided.
     """
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
     mine = range(first, first + (replicas if towers is None else towers))
-    rows = first_rows_of(batch)
+    rows = rows or RowCheck()
     size = batch_size_of(batch)
-    if rows is None:
-        size = (check or RowCheck()).checked(batch, tf.cast(size, tf.int64))
+    if not isinstance(size, int):
+        with tf.control_dependencies(rows.check(batch)):
+            size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : mine.stop + 1]
-    divided = [is_divided(leaf, rows) for leaf in tf.nest.flatten(batch)]
-    return TowerBatch(_cut(batch, starts, divided), size, starts[0])
+    pieces = _cut(batch, starts, rows.divided(batch))
+    return TowerBatch(pieces, size, starts[0])
 
 
 def micro_batches_of(
@@ -333,21 +332,26 @@ def is_whole(batch: Any) -> bool:
 
 
 def as_tower_batch(
-    config: TowerConfig, batch: Any, check: RowCheck
+    config: TowerConfig, batch: Any, rows: RowCheck
 ) -> TowerBatch:
     """Convert whatever Keras passes to a step into a ``TowerBatch``."""
-    if isinstance(batch, TowerBatch):
-        return batch
     towers = config.num_towers
     if is_whole(batch):
         if config.batches == "split":
             return split(
-                batch, config.num_replicas, config.first_tower, towers, check
+                batch, config.num_replicas, config.first_tower, towers, rows
             )
-        return split(batch, towers, check=check)._replace(total=(), start=())
-    return TowerBatch(
-        tuple(compat.select_replica(index, batch) for index in range(towers))
-    )
+        return split(batch, towers, rows=rows)._replace(total=(), start=())
+    if not isinstance(batch, TowerBatch):
+        batch = TowerBatch(
+            tuple(compat.select_replica(k, batch) for k in range(towers))
+        )
+    with tf.control_dependencies(rows.check_each(batch.pieces)):
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+            batch,
+            expand_composites=True,
+        )
 
 
 def as_one_batch(config: TowerConfig, batch: Any) -> Any:

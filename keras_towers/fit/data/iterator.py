@@ -16,6 +16,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import rank_data as ranks_lib
+from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 
 logger = logging.getLogger("keras_towers")
 
@@ -232,6 +233,14 @@ class TowerEpochIterator(compat.TFEpochIterator):
         held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
         threading.Thread(target=held.clear, name=RELEASES).start()
+
+    def has_unknown_rows(self) -> bool:
+        """Whether numbers of rows of a batch's parts may differ, and how."""
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            return False
+        batch = self.source.element_spec
+        rows = [is_divided(leaf, None) for leaf in tf.nest.flatten(batch)]
+        return first_rows_of(batch) is None and sum(rows) > 1
 
     def was_empty(self) -> bool:
         """Whether an epoch that produced no logs had no batch at all."""

@@ -121,7 +121,9 @@ def agree(
         return numbers
     if len(set(numbers)) > 1:
         counts = ["an unknown number" if n is None else n for n in numbers]
-        raise _different(f"numbers of batches differ ({check.each(counts)})")
+        raise _different(
+            f"numbers of batches differ ({check.describe_ranks(counts)})"
+        )
     if any(plan[2] for plan in plans):
         raise _different("every rank shuffles it without a seed")
     if all(plan[1] for plan in plans):
@@ -225,6 +227,35 @@ class SameBatches:
         self._odd.assign(0)
         why = f"rank {odd} has other examples in a batch than rank 0"
         return _different(why) if odd else None
+
+
+class EagerDraws:
+    """Draws of steps that run eagerly, alike on all ranks.
+
+    Each rank computes the step of the whole batch. Where the ranks have no
+    common seed of TensorFlow's, they take rank 0's, or one that it draws.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        self._agreed = False
+        self._seed: int | None = None
+        self._steps = 0
+
+    def begin_step(self) -> None:
+        """Draw in the next step what all other ranks draw."""
+        if not self._agreed:
+            mine = compat.global_seed(), random.SystemRandom().getrandbits(31)
+            where = "begins a step that runs eagerly"
+            states = check.gather(self._transport, mine, where)
+            seeds = [seed for seed, _ in states]
+            if None in seeds or len(set(seeds)) > 1:
+                self._seed = seeds[0] or states[0][1]
+            self._agreed = True
+        if self._seed is not None:
+            # Between steps one rank may draw more than others.
+            tf.random.set_seed(self._seed + self._steps)
+            self._steps += 1
 
 
 def joined(batch: Any, transport: Transport) -> Any:

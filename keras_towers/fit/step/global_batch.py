@@ -18,12 +18,11 @@ from keras_towers.fit.context import traced as contexts
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
-from keras_towers.fit.data.rank_data import SameBatches, joined
+from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
 from keras_towers.fit.step import description
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
     DividedBatch,
-    divided_in,
     layouts_of,
     share_of,
 )
@@ -63,6 +62,7 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
+        self._eager_draws: EagerDraws | None = None
 
     def begin_epoch(self) -> None:
         """Note that the next step begins to read data."""
@@ -90,11 +90,11 @@ class GlobalStep:
         """
         whole = data_lib.is_whole(batch)
         given, transport = batch, self._transport_of(kind)
-        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         if tf.executing_eagerly():
             if self.same is not None and whole:
                 self.same.check(given)
             return self._on_one_device(step, given, model, kind, transport)
+        batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
@@ -102,15 +102,14 @@ class GlobalStep:
         batch = self._with_total(batch, kind)
         of_all = batch
         batch = self._of_this_process(batch, kind)
+        pieces = batch.pieces
+        has_rows = self.rows.divided(given if whole else pieces[0])
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
             spec = data_lib.joined_spec(batch)
-        pieces = batch.pieces
-        batch = data_lib.micro_batches_of(
-            batch, self.micro_batches, divided_in(spec)
-        )
-        divided = DividedBatch(batch, spec, layouts_of(spec), of_all)
+        batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
+        divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
         with (
             watch.preparing(),
@@ -142,8 +141,12 @@ class GlobalStep:
         _say_once(model.name, self.config.name)
         whole = data_lib.as_one_batch(self.config, batch)
         is_global = data_lib.is_whole(batch) and self.config.batches == "split"
-        if transport.size > 1 and not is_global:
-            whole = joined(whole, transport)
+        if transport.size > 1:
+            if not is_global:
+                whole = joined(whole, transport)
+            if self._eager_draws is None:
+                self._eager_draws = EagerDraws(transport)
+            self._eager_draws.begin_step()
         alone = contexts.training_alone.filled(kind in TRAINING)
         with compat.single_device_mode(), alone:
             return step(whole)
@@ -156,10 +159,16 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        copies, xla = self.update.copies, bool(model.jit_compile)
+        config, copies = self.config, self.update.copies
+        xla = bool(model.jit_compile)
         with copies.first_seen():
-            traced = trace(step, divided.whole, kind, self.update, xla)
-        config = self.config
+            traced = trace(
+                step,
+                divided.whole,
+                kind,
+                own_statistics=config.batch_norm == "tower",
+                xla=xla,
+            )
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = copies.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]

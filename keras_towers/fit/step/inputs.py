@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 from keras_towers.fit.data.batches import TowerBatch, counts_of
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -120,23 +119,19 @@ def share_of(here: Any, total: Any) -> tf.Tensor:
     return tf.math.divide_no_nan(*numbers)
 
 
-def layouts_of(batch: Any) -> list[InputLayout]:
-    """Return how a batch, given its specs, is divided: by rows of examples.
+def layouts_of(batch: Any, divided: Sequence[bool]) -> list[InputLayout]:
+    """Return how a batch is divided: by rows of examples.
 
-    What has no rows, or another number of them than the first part of the
-    batch, all towers get as a whole.
+    Args:
+        batch: its specs.
+        divided: for each of its leaves: whether it has rows of examples; all
+            towers get the others as a whole.
     """
     layouts: list[InputLayout] = []
-    leaves = zip(tf.nest.flatten(batch), divided_in(batch), strict=True)
-    for place, (leaf, divided) in enumerate(leaves):
-        layouts += _layouts(leaf, f"leaf{place}", divided)
+    leaves = zip(tf.nest.flatten(batch), divided, strict=True)
+    for place, (leaf, has_rows) in enumerate(leaves):
+        layouts += _layouts(leaf, f"leaf{place}", has_rows)
     return layouts
-
-
-def divided_in(batch: Any) -> list[bool]:
-    """Return which leaves of a batch, given its specs, are divided."""
-    first = first_rows_of(batch)
-    return [is_divided(leaf, first) for leaf in tf.nest.flatten(batch)]
 
 
 def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:

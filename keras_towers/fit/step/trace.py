@@ -13,7 +13,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TRAINING, UpdateCall
-from keras_towers.fit.update.reduce import UpdateOnce
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.relocated import is_elsewhere
@@ -132,7 +131,7 @@ def trace(
     step: Callable[[Any], Any],
     batch: Any,
     kind: str,
-    update: UpdateOnce,
+    own_statistics: bool = False,
     xla: bool = False,
 ) -> Trace:
     """Trace a step of Keras on a batch, as one device runs it.
@@ -141,7 +140,8 @@ def trace(
         step: a function of a batch.
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
-        update: the update of the strategy whose towers will divide it.
+        own_statistics: whether BatchNormalization takes the statistics of each
+            tower's rows.
         xla: whether XLA is to compile it.
     """
     leaves = tf.nest.flatten(batch, expand_composites=True)
@@ -161,13 +161,11 @@ def trace(
         def note(call: UpdateCall) -> None:
             updates.append(TracedUpdate(call, _stand_in(call)))
 
-        own = update.config.batch_norm == "tower"
         tracing = traced.Tracing(
             training=kind in TRAINING,
-            update=update,
             apply=note,
             graph=graph,
-            own_statistics=own,
+            own_statistics=own_statistics,
         )
         compiled = compat.xla_context() if xla else contextlib.nullcontext()
         with traced.tracing(tracing), compiled:

@@ -97,7 +97,7 @@ class LocalSGD:
                 "round (%s), as after an error or train_on_batch on some ranks "
                 "only: their weights are not averaged. fit() begins with those "
                 "of rank 0.",
-                check.each([str(rank) for rank in ranks]),
+                check.describe_ranks([str(rank) for rank in ranks]),
             )
 
     def forget(self) -> None:

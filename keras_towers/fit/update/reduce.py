@@ -96,25 +96,22 @@ class UpdateOnce:
         return self.copies.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept the optimizer's calls; keep its slot variables once."""
-        self.intercept_optimizer(optimizer)
+        """Keep an optimizer's slot variables once."""
+        self.take_optimizer(optimizer)
         optimizers.use_default_strategy(optimizer)
         for variable in optimizer.variables:
             self._place_slot(variable)
 
-    def intercept_optimizer(
-        self, optimizer: keras.optimizers.Optimizer
-    ) -> None:
-        """Intercept the calls of an optimizer, which may be half built."""
-        optimizers.intercept(optimizer, self.config.name)
+    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Note an optimizer to release, which may be half built."""
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
         self.copies.hold_once(variable)
 
     def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Undo ``place_optimizer`` and ``intercept_optimizer``."""
-        optimizers.stop_intercepting(optimizer)
+        """Undo ``place_optimizer`` and ``take_optimizer``."""
+        optimizers.use_default_strategy(optimizer)
 
     def drop_slots_of_others(self) -> None:
         """Let one rank alone hold a slot variable: steps of training follow."""
@@ -136,7 +133,7 @@ class UpdateOnce:
         if self.rounds is not None:
             self.rounds.forget()
         for optimizer in self._taken:
-            optimizers.stop_intercepting(optimizer)
+            optimizers.use_default_strategy(optimizer)
         self._taken.clear()
         self.copies.restore_all()
 
@@ -155,6 +152,12 @@ class UpdateOnce:
             self.run(call, [tower.grads for tower in towers])
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
+
+    def update_outside(self, call: UpdateCall) -> None:
+        """Update outside of steps and replicas, as one device does."""
+        self._update_tower(call, call.grads, self.updater)
+        written = optimizers.known_to(call.optimizer, call.variables)
+        variables_lib.copy_to_towers(written, self.updater)
 
     def run(
         self,
@@ -290,7 +293,7 @@ class UpdateAtVariable(UpdateOnce):
         return True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept the optimizer's calls; put slots beside their weights."""
+        """Put an optimizer's slots beside their weights."""
         super().place_optimizer(optimizer)
         if optimizer.built:
             for slot, weight in slots_of(optimizer):

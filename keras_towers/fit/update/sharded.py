@@ -89,7 +89,7 @@ class UpdateSharded(UpdateOnce):
             self._of_ranks.make_ready(part.variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Intercept the optimizer's calls; put slots on updating towers."""
+        """Put slots on the towers that update their weights."""
         super().place_optimizer(optimizer)
         # A wrapper has the slots of what it wraps, and knows less of them.
         placed: set[int] = set()

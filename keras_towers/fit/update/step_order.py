@@ -148,7 +148,7 @@ class StepOrder:
         """
         if self._transport.size == 1:
             return []
-        kinds = map(check_lib.unnumbered, described)
+        kinds = map(check_lib.without_numbers, described)
         digest = zlib.crc32("\n".join(kinds).encode())
         self._traced[digest] = list(described)
         if tf.executing_eagerly():
@@ -185,13 +185,13 @@ class StepOrder:
         known = set.intersection(*(set(traced) for traced in lists))
         odd = [
             [
-                (check_lib.unnumbered(name), name)
+                (check_lib.without_numbers(name), name)
                 for digest in traced.keys() - known
                 for name in traced[digest]
             ]
             for traced in lists
         ]
-        return TowerError(check_lib.unlike_gradients(odd))
+        return TowerError(check_lib.describe_gradients(odd))
 
 
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:

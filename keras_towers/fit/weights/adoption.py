@@ -101,7 +101,7 @@ class Adoption:
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
-        self._update.intercept_optimizer(optimizer)
+        self._update.take_optimizer(optimizer)
         # Of those of a subclass, none is there yet.
         for variable in optimizer._variables:
             self._update.copies.hold_once(variable)

@@ -43,7 +43,7 @@ def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
 
 
 def _kind(entry: tuple | None) -> tuple | None:
-    return entry and (check.unnumbered(entry[0]), *entry[1:])
+    return entry and (check.without_numbers(entry[0]), *entry[1:])
 
 
 def _listed(entries: Sequence[tuple]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -164,74 +166,57 @@ def required(environment: Mapping[str, str] = os.environ) -> Cluster:
     return cluster
 
 
-def _jobs(given: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(given, dict):
-        _refuse(f'has {_shown(given)} as "cluster" instead of an object')
-    jobs = {role: _addresses(role, tasks) for role, tasks in given.items()}
+def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict):
+        _refuse(f'has {_shown(cluster)} as "cluster" instead of an object')
+    for role, tasks in cluster.items():
+        if role not in _ROLES:
+            _refuse(
+                f"names the unknown role {role!r} (known: {', '.join(_ROLES)})"
+            )
+        if not isinstance(tasks, list) or not all(map(_is_address, tasks)):
+            _refuse(
+                f'has {_shown(tasks)} as "{role}" instead of a list of '
+                "host:port"
+            )
+    jobs = {role: tuple(tasks) for role, tasks in cluster.items()}
     if not any(jobs.get(role) for role in _TRAINING):
         _refuse('names no task that trains: "cluster" has no "worker"')
     if len(jobs.get("chief", ())) > 1:
         _refuse('names more than one "chief"')
-    seen: dict[str, str] = {}
-    for role, tasks in jobs.items():
-        for index, address in enumerate(tasks):
-            name = f"{role} {index}"
-            if address in seen:
-                _refuse(
-                    f"gives {seen[address]} and {name} the same address, "
-                    f"{address}"
-                )
-            seen[address] = name
+    times = collections.Counter(itertools.chain(*jobs.values()))
+    for address in times:
+        if times[address] > 1:
+            _refuse(f"gives more than one task the address {address}")
     return jobs
 
 
-def _addresses(role: str, tasks: Any) -> tuple[str, ...]:
-    if role not in _ROLES:
-        _refuse(f"names the unknown role {role!r} (known: {', '.join(_ROLES)})")
-    if isinstance(tasks, dict):
-        # TensorFlow takes addresses by index, too.
-        if sorted(tasks, key=str) != sorted(map(str, range(len(tasks)))):
-            _refuse(
-                f'has {_shown(tasks)} as "{role}": the indices have to be '
-                '"0", "1", ...'
-            )
-        tasks = [tasks[str(index)] for index in range(len(tasks))]
-    if not isinstance(tasks, list):
+def _is_address(value: Any) -> bool:
+    host, _, port = str(value).rpartition(":")
+    known = isinstance(value, str) and host and port.isdecimal()
+    return bool(known and 0 < int(port) < 65536)
+
+
+def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(task, dict):
         _refuse(
-            f'has {_shown(tasks)} as "{role}" instead of a list of addresses'
+            "does not say which task this process is: it has "
+            f'{_shown(task)} as "task"'
         )
-    for address in tasks:
-        host, _, port = str(address).rpartition(":")
-        valid = isinstance(address, str) and host and port.isdecimal()
-        if not valid or not 0 < int(port) < 65536:
-            _refuse(
-                f'has {_shown(address)} among the addresses of "{role}": each '
-                "is host:port"
-            )
-    return tuple(tasks)
-
-
-def _task(given: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    if not isinstance(given, dict):
-        found = "is missing" if given is None else f"is {_shown(given)}"
-        _refuse(f'does not say which task this process is: "task" {found}')
-    role, index = given.get("type"), given.get("index")
+    role, index = task.get("type"), task.get("index")
     if not isinstance(role, str) or role not in jobs:
         _refuse(
             f'has {_shown(role)} as the "type" of "task", but "cluster" names '
             f"{', '.join(map(repr, jobs))}"
         )
-    if isinstance(index, str) and index.isdecimal():
-        index = int(index)
-    count = len(jobs[role])
-    if isinstance(index, bool) or not isinstance(index, int):
-        _refuse(f'has {_shown(index)} as the "index" of "task": give a number')
-    if not 0 <= index < count:
+    last = len(jobs[role]) - 1
+    # A number, or one as text.
+    if not str(index).isdecimal() or int(str(index)) > last:
         _refuse(
-            f'has {index} as the "index" of "task", but "cluster" names '
-            f"{count} {role!r}: 0 to {count - 1}"
+            f'has {_shown(index)} as the "index" of "task": give a number '
+            f"from 0 to {last}"
         )
-    return role, index
+    return role, int(str(index))
 
 
 def _host(address: str) -> str:

@@ -61,8 +61,9 @@ class AsyncCalls(TowerCalls):
     ) -> TowerCall:
         if not asked.trains:
             return super().open(asked, prepared, start)
-        given = (self._step, self.adoption, asked, prepared, start)
-        return _AsyncCall(self, *given)
+        return _AsyncCall(
+            self, self._step, self.adoption, asked, prepared, start
+        )
 
 
 class ReplicaCalls(AsyncCalls):
@@ -137,16 +138,16 @@ class _AsyncCall(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with patches.held(share_state), self.told(), super().opened():
+        with patches.held(share_state), self.reported(), super().opened():
             yield
 
-    def told(self) -> contextlib.AbstractContextManager[None]:
+    def reported(self) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             with_writer(
                 self.asked.given,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        return super().told()
+        return super().reported()
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":
@@ -186,7 +187,7 @@ class _AsyncCall(ReplicaCall):
         if not taken:
             raise StopIteration
         if self._threads is not None:
-            self._look(self._threads)
+            self._refresh_logs(self._threads)
         return self._shown
 
     def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
@@ -194,8 +195,7 @@ class _AsyncCall(ReplicaCall):
         self._steps_here += 1
         return steps.run_here(self._fits, index, batch)
 
-    def _look(self, threads: TowerThreads) -> None:
-        """Refresh the logs."""
+    def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._own("_get_metrics_result_or_logs")

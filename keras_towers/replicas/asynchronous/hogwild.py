@@ -8,7 +8,6 @@ What depends on the number of updates runs under a lock.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import weakref
@@ -58,22 +57,17 @@ class HogwildUpdate(UpdateOnce):
         self._made_for.add(holder)
 
     def release(self) -> None:
-        """Stop intercepting the calls of all optimizers; drop their locks."""
+        """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
         for holder in self._made_for:
             holder.forget()
 
-    def apply(self, call: UpdateCall) -> None:
+    def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
-        if traced.current() is None:
-            super().apply(call)
-            return
         optimizer, variables = call.optimizer, call.variables
         self.make_ready(optimizer, variables)
-        grads = [
-            None if g is None else scaled(g, self.scale) for g in call.grads
-        ]
+        grads = [None if g is None else scaled(g, scale) for g in call.grads]
         # Gradients are copied to the weights, not weights to the tower.
         with tf.device(home(variables)), updating(optimizer):
             # Eager towers take turns anyway.
@@ -86,12 +80,6 @@ class HogwildUpdate(UpdateOnce):
             else:
                 call.original(grads, variables)
         self.after_update(variables)
-
-    def unscaled(self) -> HogwildUpdate:
-        """Return a copy with scale 1, for a step that runs on one tower."""
-        other = copy.copy(self)
-        other.scale = 1.0
-        return other
 
     def _turn(self, optimizer: Any) -> tf.CriticalSection:
         """The lock of an optimizer, shared by all towers."""

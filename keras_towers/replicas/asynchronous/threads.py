@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.tower_steps import UpdateSchedule
+from keras_towers.replicas.asynchronous.tower_steps import Step, UpdateSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,18 @@ NAME = "keras_towers-async"
 
 
 class TowerThreads:
-    """One thread per tower, for the length of a ``fit``."""
+    """One thread per tower, for the length of a ``fit``.
 
-    # Idle towers take batches from a shared queue, so a slow tower takes fewer
-    # and never blocks a fast one. The queue holds as many batches as there are
-    # towers, so that fast towers do not wait for data.
+    Idle towers take batches from a shared queue, so a slow tower takes fewer
+    and never blocks a fast one. The queue holds as many batches as there are
+    towers, so that fast towers do not wait for data.
+
+    All methods that wait raise any error of an earlier step, and TowerError if
+    no step has ended for too long.
+
+    Attributes:
+        latest: the logs of the step that has ended last.
+    """
 
     def __init__(
         self,
@@ -83,89 +90,81 @@ class TowerThreads:
         stall_shutdown_s: float | None = None,
         recorder: Recorder | None = None,
     ):
+        self.latest: Any = None
         self._towers = towers
-        self._recorder = recorder
         self._schedule = schedule
         self._stall_shutdown_s = stall_shutdown_s
+        self._recorder = recorder
+        # Notified of every change of what is below.
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[Sequence[Step], Any]] = (
+            collections.deque()
+        )
         # The towers that are in a step.
         self._busy: set[int] = set()
         self._ended_steps = 0
-        self._hangs = False
-        lock = threading.Lock()
-        self._work = threading.Condition(lock)
-        self._progress = threading.Condition(lock)
-        self._waiting: collections.deque[tuple] = collections.deque()
-        self._closed = False
-        self._begun = False
-        self._error: BaseException | None = None
         # Steps by how many updates of others each has missed.
         self._missed: collections.Counter[int] = collections.Counter()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._hangs = False
         self._threads: list[threading.Thread] = []
-        self.latest: Any = None
 
-    def submit(self, steps: Sequence[Callable[[Any], Any]], batch: Any) -> None:
-        """Queue a batch for the next idle tower; wait while it is full.
-
-        As all methods that wait, it raises any error of an earlier step, and
-        TowerError if no step has ended for too long.
-        """
-        with self._progress:
-            self._await(
-                lambda: self._error or len(self._waiting) < self._towers
-            )
-            self._raise()
+    def submit(self, steps: Sequence[Step], batch: Any) -> None:
+        """Queue a batch for the next idle tower; wait while it is full."""
+        with self._changed:
+            self._wait(lambda: len(self._waiting) < self._towers)
             self._waiting.append((steps, batch))
-            self._work.notify()
+            self._changed.notify_all()
         if not self._threads:
             self._start()
 
     def drain(self, whole: bool = True) -> None:
         """Wait until all submitted batches are done."""
-        with self._progress:
-            self._await(lambda: not self._busy and not self._waiting)
-            self._raise()
+        with self._changed:
+            self._wait(lambda: not self._busy and not self._waiting)
         self._schedule.settle(whole)
-        with self._progress:
-            self._raise()
+        with self._changed:
+            self._wait(lambda: True)
 
     def wait_for_a_step(self) -> None:
         """Wait until at least one step has ended."""
-        with self._progress:
-            self._await(lambda: self._error or self.latest is not None)
-            self._raise()
+        with self._changed:
+            self._wait(lambda: self.latest is not None)
 
-    def _await(self, ready: Callable[[], Any]) -> None:
+    def _wait(self, ready: Callable[[], bool]) -> None:
         """Wait as long as steps end; called with the lock."""
-        while not ready():
+        while self._error is None and not ready():
             ended = self._ended_steps
 
             def moves(ended: int = ended) -> bool:
-                return bool(ready()) or self._ended_steps != ended
+                failed = self._error is not None
+                return failed or ready() or self._ended_steps != ended
 
-            if not self._progress.wait_for(moves, self._stall_shutdown_s):
+            if not self._changed.wait_for(moves, self._stall_shutdown_s):
                 self._hangs = True
-                self._raise()
                 raise TowerError(
                     f"no step has ended for {self._stall_shutdown_s:g} s: "
                     f"replicas {sorted(self._busy)} of {self._towers} are in "
                     "one. A device hangs, or a step is very slow; "
                     "stall_shutdown_s=..., in seconds, waits for longer."
                 )
+        if self._error is not None:
+            raise self._error
 
     def take_staleness(self) -> Staleness:
         """Return the staleness recorded since the last call."""
-        with self._work:
+        with self._changed:
             missed, self._missed = self._missed, collections.Counter()
         return Staleness(dict(sorted(missed.items())))
 
     def close(self) -> None:
         """End the threads once all batches are done, or dropped by an error."""
-        with self._work:
+        with self._changed:
             self._closed = True
-            self._work.notify_all()
-        if self._begun:
+            self._changed.notify_all()
+        if self._threads:
             self._schedule.end()
-            self._begun = False
         for index, thread in enumerate(self._threads):
             # None if a Ctrl-C came before it was started.
             if thread.ident is not None:
@@ -176,74 +175,59 @@ class TowerThreads:
         self._error = None
 
     def _start(self) -> None:
+        # Daemons, so that a second Ctrl-C exits without waiting for steps.
         # Recorded first, so that a Ctrl-C in between leaks no thread.
-        self._begun = True
-        self._schedule.begin(self._failed_elsewhere)
-        for index in range(self._towers):
-            # Daemons, so that a second Ctrl-C exits without waiting for steps.
-            thread = threading.Thread(
-                target=self._tower,
+        self._threads += [
+            threading.Thread(
+                target=self._run,
                 args=(index,),
                 name=f"{NAME}-{index}",
                 daemon=True,
             )
-            self._threads.append(thread)
+            for index in range(self._towers)
+        ]
+        self._schedule.begin(self._fail)
+        for thread in self._threads:
             thread.start()
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _tower(self, index: int) -> None:
-        while self._may_go_on(index) and (job := self._take(index)) is not None:
-            steps, batch, read = job
-            step = functools.partial(steps[index], batch)
-            try:
-                with self._recorded(index):
-                    result = self._schedule.run(index, step)
-            except BaseException as error:
-                self._failed(index, error)
-            else:
-                self._ended(index, result, read)
-            # Frees the batch while waiting for the next one.
-            del job, steps, batch, step
-
-    def _recorded(self, index: int) -> contextlib.AbstractContextManager[None]:
-        if self._recorder is None:
-            return contextlib.nullcontext()
-        return self._recorder.span(index)
-
-    def _may_go_on(self, index: int) -> bool:
+    def _run(self, index: int) -> None:
+        """Train on one tower, in its thread."""
         try:
-            return self._schedule.enter(index)
+            while self._schedule.enter(index) and self._train(index):
+                pass
         except BaseException as error:
-            self._failed_elsewhere(error)
-            return False
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._busy.discard(index)
+                self._changed.notify_all()
 
-    def _take(self, index: int) -> tuple | None:
-        with self._work:
-            self._work.wait_for(lambda: self._waiting or self._closed)
+    def _train(self, index: int) -> bool:
+        """Train on the next batch; return whether there was one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
-                return None
+                return False
+            steps, batch = self._waiting.popleft()
             self._busy.add(index)
-            self._progress.notify()
-            return *self._waiting.popleft(), self._ended_steps
-
-    def _ended(self, index: int, result: Any, read: int) -> None:
-        with self._work:
-            self._busy.discard(index)
+            read = self._ended_steps
+            self._changed.notify_all()
+        span: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._recorder is not None:
+            span = self._recorder.span(index)
+        with span:
+            step = functools.partial(steps[index], batch)
+            result = self._schedule.run(index, step)
+        with self._changed:
             self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1
             self.latest = result
-            self._progress.notify()
-
-    def _failed(self, index: int, error: BaseException) -> None:
-        with self._work:
             self._busy.discard(index)
-        self._failed_elsewhere(error)
+            self._changed.notify_all()
+        return True
 
-    def _failed_elsewhere(self, error: BaseException) -> None:
-        with self._work:
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
             self._error = self._error or error
             self._waiting.clear()
-            self._progress.notify()
+            self._changed.notify_all()

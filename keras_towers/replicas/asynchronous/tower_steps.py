@@ -7,9 +7,10 @@ of ``fit``; the towers' threads call the traced functions only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.context import traced
-from keras_towers.fit.contract import TakesGradients, TowerConfig, UpdateCall
+from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.replicas import Quorum
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
@@ -41,9 +42,11 @@ class UpdateSchedule:
         """Whether a ``fit`` is running whose towers are busy."""
         return False
 
-    def taker(self, fits: bool) -> TakesGradients:
-        """Return the update that takes the gradients of a tower."""
-        return self._update if fits else self._update.unscaled()
+    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
+        """Return what takes the calls of a tower's optimizers."""
+        # Outside of fit a step runs on one tower, and no other takes part.
+        scale = self._update.scale if fits else 1.0
+        return functools.partial(self._update.apply_in_step, scale)
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
         """Return a block in which the step of a tower is traced."""
@@ -102,23 +105,17 @@ class ReplicaSchedule(UpdateSchedule):
     def runs(self) -> bool:
         return self._coordinator is not None and self._coordinator.is_alive()
 
-    def taker(self, fits: bool) -> TakesGradients:
+    def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
         if not fits:
             return super().taker(fits)
         if self._freed is None:
             self._make()
-        return self
+        return self._push
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(tower)
 
-    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        self._update.place_optimizer(optimizer)
-
-    def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._update.make_ready(optimizer, variables)
-
-    def apply(self, call: UpdateCall) -> None:
+    def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
         tower = traced.current()
@@ -140,7 +137,7 @@ class ReplicaSchedule(UpdateSchedule):
         )
         self._begins(self._coordinator)
         for replica in range(self._quorum.replicas):
-            self._group.tell(Event.ENTERED, replica)
+            self._group.send(Event.ENTERED, replica)
         self._coordinator.start()
 
     def _error(self, error: BaseException) -> None:
@@ -245,11 +242,9 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
-        update = self.schedule.taker(fits)
         tower = traced.Tracing(
             training=True,
-            update=update,
-            apply=update.apply,
+            apply=self.schedule.taker(fits),
             index=index,
             total=self._config.num_towers if fits else 1,
             device=traced.short_name(self._config.devices[index]),

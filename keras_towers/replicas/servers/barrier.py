@@ -35,24 +35,27 @@ _ALL = -1
 
 
 class Notes:
-    """Lets workers wait until others have told that they are far enough."""
+    """Lets workers wait until others have told that they are far enough.
 
-    # Who tells puts a note into the queue of each worker: the part, who it is,
-    # and a number that only grows. What a worker has heard stays on the server:
-    # nothing crosses the network until the wait is over. All methods are
-    # operations, part of a tf.function.
+    Who tells puts a note into the queue of each worker: the part, who it is,
+    and a number that only grows. What a worker has heard stays on the server:
+    nothing crosses the network until the wait is over. All methods are
+    operations, part of a tf.function.
+    """
 
-    def __init__(self, name: str, device: str, rank: int, size: int, tell: int):
-        """Create the notes of ``size`` workers, ``tell`` of which tell."""
+    def __init__(
+        self, name: str, device: str, rank: int, size: int, publishers: int
+    ):
+        """Create those of ``size`` workers, so many of which publish notes."""
         self._device = device
         self.rank: int = rank
-        self._tell = tell
+        self._publishers = publishers
         self._queues = [
             Queue(f"{name}/{r}", device, [tf.int64] * 3) for r in range(size)
         ]
         # By part, and by who tells.
         self._known: Any = variable(
-            f"{name}/known_{rank}", device, (PARTS + 1, tell), tf.int64
+            f"{name}/known_{rank}", device, (PARTS + 1, publishers), tf.int64
         )
 
     def begin(self) -> None:
@@ -63,7 +66,7 @@ class Notes:
     def reset(self, numbers: tf.Tensor) -> tf.Tensor:
         """Begin to wait; those who tell are known to be as far as this."""
         with tf.device(self._device):
-            known = tf.broadcast_to(numbers, (PARTS + 1, self._tell))
+            known = tf.broadcast_to(numbers, (PARTS + 1, self._publishers))
             return tf.identity(self._known.assign(known))
 
     def publish(
@@ -77,7 +80,7 @@ class Notes:
     def release(self) -> None:
         """Let all workers go on."""
         with tf.device(self._device):
-            for who in range(self._tell):
+            for who in range(self._publishers):
                 self.publish(who, tf.constant(LEFT, tf.int64), _ALL)
 
     def wait(self, number: tf.Tensor, part: int = _WHOLE) -> tf.Tensor:
@@ -89,11 +92,13 @@ class Notes:
 
         def receive(known: tf.Tensor) -> list[tf.Tensor]:
             with tf.device(self._device):
-                about, who, told = self._queues[self.rank].get()
+                about, who, number = self._queues[self.rank].get()
                 rows = tf.range(PARTS + 1, dtype=tf.int64)[:, tf.newaxis]
-                heard = tf.one_hot(who, self._tell, told, dtype=tf.int64)
-                mine = (rows == about) | (about == _ALL)
-                return [tf.where(mine, tf.maximum(known, heard), known)]
+                noted = tf.one_hot(
+                    who, self._publishers, number, dtype=tf.int64
+                )
+                concerned = (rows == about) | (about == _ALL)
+                return [tf.where(concerned, tf.maximum(known, noted), known)]
 
         with tf.device(self._device):
             (known,) = tf.while_loop(
@@ -103,35 +108,36 @@ class Notes:
 
 
 class Barrier(Notes):
-    """Lets workers go on when all have come as often as each of them."""
+    """Lets workers go on when all have come as often as each of them.
 
-    # How often a worker has come stays on the server, for the case that it dies
-    # and returns.
+    How often a worker has come stays on the server, for the case that it dies
+    and returns.
+    """
 
     def __init__(self, name: str, device: str, rank: int, size: int):
         super().__init__(name, device, rank, size, size)
-        self._came = [
-            variable(f"{name}/came_{r}", device, (), tf.int64)
+        self._visits = [
+            variable(f"{name}/visits_{r}", device, (), tf.int64)
             for r in range(size)
         ]
 
     def begin(self) -> None:
         super().begin()
         with tf.device(self._device):
-            for came in self._came:
-                came.assign(tf.zeros((), tf.int64), read_value=False)
+            for counter in self._visits:
+                counter.assign(tf.zeros((), tf.int64), read_value=False)
 
     def enter(self) -> tf.Tensor:
         """Return how often this worker has come, maybe before it died."""
         with tf.device(self._device):
-            came = [each.read_value() for each in self._came]
-            with tf.control_dependencies([self.reset(tf.stack(came))]):
-                return tf.identity(came[self.rank])
+            visits = [counter.read_value() for counter in self._visits]
+            with tf.control_dependencies([self.reset(tf.stack(visits))]):
+                return tf.identity(visits[self.rank])
 
-    def came(self) -> tf.Tensor:
+    def visits(self) -> tf.Tensor:
         """Return how often this worker has come so far."""
         with tf.device(self._device):
-            return self._came[self.rank].read_value()
+            return self._visits[self.rank].read_value()
 
     def end_of_step_count(self) -> tf.Tensor:
         """Return the number of visits at which the current step is complete.
@@ -140,23 +146,23 @@ class Barrier(Notes):
         behind gradients and weights.
         """
         with tf.device(self._device):
-            return (self.came() + 1) // 2 * 2
+            return (self.visits() + 1) // 2 * 2
 
     def wait(
         self, number: tf.Tensor | None = None, part: int = _WHOLE
     ) -> tf.Tensor:
-        return super().wait(self.came() if number is None else number, part)
+        return super().wait(self.visits() if number is None else number, part)
 
     def arrive(self) -> list[Any]:
         """Come once more, without waiting."""
         with tf.device(self._device):
             one = tf.ones((), tf.int64)
-            told = tf.identity(self._came[self.rank].assign_add(one))
-            return [told, *self.publish(self.rank, told)]
+            visits = tf.identity(self._visits[self.rank].assign_add(one))
+            return [visits, *self.publish(self.rank, visits)]
 
     def leave(self) -> None:
         """Let the others go on without this worker."""
         with tf.device(self._device):
-            came = self._came[self.rank]
-            left = tf.identity(came.assign(tf.constant(LEFT, tf.int64)))
+            counter = self._visits[self.rank]
+            left = tf.identity(counter.assign(tf.constant(LEFT, tf.int64)))
             self.publish(self.rank, left, _ALL)

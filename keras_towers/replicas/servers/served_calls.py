@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,9 +35,13 @@ from keras_towers.replicas.replica_call import (
     TrainFunction,
     refuse_eager,
 )
-from keras_towers.replicas.servers import session as session_lib
-from keras_towers.replicas.servers.averaging_session import ReplicaSession
-from keras_towers.replicas.servers.session import Session
+from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import (
+    Session,
+    WorkerUpdates,
+    current_session,
+)
 from keras_towers.replicas.servers.workers import Workers
 
 
@@ -48,7 +52,7 @@ class _ToServers:
     _sums: Callable[..., list[list[Any]]]
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        session = session_lib.current.get()
+        session = current_session.get()
         if session is None:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
@@ -57,8 +61,8 @@ class _ToServers:
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
-        sums = session.variables.send(call.variables, sums)
-        session.take(dataclasses.replace(call, grads=sums))
+        sums = session.served.variables.send(call.variables, sums)
+        session.updates.take(dataclasses.replace(call, grads=sums))
 
 
 class CopiesOnTowers(_ToServers, UpdateOnce):
@@ -86,16 +90,16 @@ class ServedCalls(TowerCalls):
         self,
         update: CopiesOnTowers | CachedOnce,
         peers: ServerPeers,
-        session: Callable[..., Session],
+        make_updates: Callable[[ServedModel], WorkerUpdates],
         quorum: Quorum | None = None,
     ):
         super().__init__(update)
         # Steps of any other kind than training.
         self._by_itself = self._step.alone()
         self._peers = peers
-        self._make_session = session
+        self._make_updates = make_updates
         self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
-        self._made = 0
+        self._numbers = itertools.count(1)
         self._fits = 0
         self._quorum = quorum
         self.last: Session | None = None
@@ -106,19 +110,26 @@ class ServedCalls(TowerCalls):
         return self._counts_of(self.last)
 
     def _counts_of(self, session: Session | None) -> ReplicaCounts:
-        if isinstance(session, ReplicaSession):
-            return session.counts
-        return ReplicaCounts.none(self._config.peers.size)
+        peers = self._config.peers
+        if session is None or not isinstance(session.updates, AveragedUpdates):
+            return ReplicaCounts.none(peers.size)
+        if session.trains and peers.rank > 0:
+            raise TowerError(
+                "while fit runs, counts are known to the chief only: ask for "
+                "them where strategy.is_chief, or when fit has ended."
+            )
+        return session.updates.counts
 
     def session_of(self, model: keras.Model) -> Session:
         """Return how the workers train a model together."""
         if model not in self._sessions:
-            self._made += 1
-            self._sessions[model] = self._make_session(
-                peers=self._peers,
-                number=self._made,
-                split=self._config.batches == "split",
+            served = ServedModel(
+                self._peers,
+                next(self._numbers),
+                splits_batches=self._config.batches == "split",
             )
+            updates = self._make_updates(served)
+            self._sessions[model] = Session(served, updates)
         return self._sessions[model]
 
     def run(self, asked: KerasCall) -> Any:
@@ -133,13 +144,13 @@ class ServedCalls(TowerCalls):
                 "another model there, or fit again afterwards."
             )
         self._fits += 1
-        workers = Workers(self._peers, self._fits, session.spare)
-        session.workers = workers
+        workers = Workers(self._peers, self._fits, session.updates.spare)
+        session.served.workers = workers
         try:
             with (
                 # Callbacks read what the servers hold, too.
                 self._peers.connection.naming_lost_servers(),
-                self._peers.looking(workers.watching(needs_all=True)),
+                self._peers.polling(workers.poller(needs_all=True)),
             ):
                 return super().run(asked)
         except BaseException as error:
@@ -163,8 +174,10 @@ class ServedCalls(TowerCalls):
                 self._by_itself, self.adoption, asked, prepared, start
             )
         refuse_eager(self._config, asked.model)
-        given = self._step, self.adoption, asked, prepared, start
-        call = ServedFit(self.session_of(asked.model), *given)
+        session = self.session_of(asked.model)
+        call = ServedFit(
+            session, self._step, self.adoption, asked, prepared, start
+        )
         if self._quorum is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
                 self._quorum, lambda: self._counts_of(call.session)
@@ -190,20 +203,26 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        given = self.asked.given
+        arguments = self.asked.given
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        given["callbacks"] = callbacks_lib.with_added(
-            given.get("callbacks"), joins
+        arguments["callbacks"] = callbacks_lib.with_added(
+            arguments.get("callbacks"), joins
         )
-        add_atomically()
+        # The session ends before the optimizer gives the weights their final
+        # values.
+        optimizer = self.model.optimizer
+        methods: dict[str, Any] = {}
+        if optimizer is not None:
+            methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_draw_apart),
-            self.told(),
+            patches.held(_share_variables),
+            self.reported(),
             self._ended(),
-            self._joined(),
+            current_session.filled(self.session),
+            patches.shadowed(optimizer, patches.bound(optimizer, methods)),
             super().opened(),
         ):
             yield
@@ -214,31 +233,33 @@ class ServedFit(ReplicaCall):
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
-        self.session.retrace()
+        self.session.updates.retrace()
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
         self.adoption.remember_function(self.model, "train_function")
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        with self.session.in_trace():
+        with self.session.updates.trace_step():
             result = super().run_step(step, batch)
-        self.session.variables.refuse_writes(compat.get_default_graph())
+        variables = self.session.served.variables
+        variables.refuse_writes(compat.get_default_graph())
         return result
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
             # Each worker validates on all of the data.
             return TowerEpochIterator(self.config.alone(), kind, **kwargs)
-        beat = self.session.workers.beat
+        beat = self.session.served.workers.beat
         return super()._iterator(kind, between=beat, **kwargs)
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
-        self.session.variables.hold(self.model, seeds)
-        self.session.check(state_lib.collect(self.model).optimizers)
+        self.session.served.variables.hold(self.model, seeds)
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.check(optimizers)
 
     def begin(self, logs: Any = None) -> None:
         """Take over where the chief begins, when all callbacks have begun."""
@@ -254,7 +275,10 @@ class ServedFit(ReplicaCall):
             session.steps_done = behind
         if not session.has_left:
             session.start()
-        model._initial_epoch = sys.maxsize if session.has_left else epoch
+        # By this Keras begins where a checkpoint ended: with no epoch, if the
+        # others have ended the last one.
+        epochs = self.asked.given.get("epochs", 1)
+        model._initial_epoch = epochs if session.has_left else epoch
 
     def train(self, steps: Any, iterator: Any) -> Any:
         logs = None
@@ -267,7 +291,7 @@ class ServedFit(ReplicaCall):
             try:
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
-                    self.session.variables.in_place(),
+                    self.session.served.variables.in_place(),
                 ):
                     logs = steps(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -284,31 +308,6 @@ class ServedFit(ReplicaCall):
         stops = bool(self.model.stop_training)
         self.model.stop_training = self.session.end_epoch(epoch, stops)
 
-    @contextlib.contextmanager
-    def _joined(self) -> Iterator[None]:
-        """Train with the other workers inside a block.
-
-        The session ends before the optimizer gives the weights their final
-        values. What the chief's callbacks assign or save in between reaches the
-        servers, too.
-        """
-        optimizer, chief = self.model.optimizer, self.session.rank == 0
-        hooked: list[tuple[Any, patches.Shadows]] = []
-        if optimizer is not None:
-            mine = {"finalize_variable_values": self._finalize}
-            hooked.append((optimizer, mine))
-        if chief:
-            saves = {"save": self._save, "save_weights": self._save}
-            hooked.append((self.model, saves))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(session_lib.current.filled(self.session))
-            for owner, methods in hooked:
-                bound = patches.bound(owner, methods)
-                stack.enter_context(patches.shadowed(owner, bound))
-            if chief:
-                patches.replace(compat.KerasVariable, "assign", _assign)
-            yield
-
     def _finalize(
         self, optimizer: Any, original: Callable[[Any], None], variables: Any
     ) -> None:
@@ -316,14 +315,7 @@ class ServedFit(ReplicaCall):
             self.session.leave(bool(self.model.stop_training))
         original(variables)
         if self._begun:
-            self.session.finalized()
-
-    def _save(
-        self, _: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Have the servers hold what a checkpoint does."""
-        self.session.put_others()
-        return original(*args, **kwargs)
+            self.session.put_finalized()
 
     def end_of_steps(self, logs: Any) -> Any:
         self.session.put_others()
@@ -344,16 +336,20 @@ class ServedFit(ReplicaCall):
                 self.session.end(error)
 
 
-def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    result = original(variable, value)
-    session = session_lib.current.get()
-    if session is not None and tf.executing_eagerly():
-        session.write_through(variable)
-    return result
-
-
-def _draw_apart() -> None:
+def _share_variables() -> None:
+    """Replace how workers draw, and write variables that they share."""
+    add_atomically()
+    patches.replace(compat.KerasVariable, "assign", _assign)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
+
+
+def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Assign; what a callback of the chief assigns reaches the servers."""
+    result = original(variable, value)
+    session = current_session.get()
+    if session is not None and tf.executing_eagerly():
+        session.put_assigned(variable)
+    return result
 
 
 def _next_seed(
@@ -361,7 +357,7 @@ def _next_seed(
 ) -> Any:
     """Let workers that read data of their own draw numbers of their own."""
     seed = original(generator, *args, **kwargs)
-    session = session_lib.current.get()
-    if session is None or session.splits_batches:
+    session = current_session.get()
+    if session is None or session.served.splits_batches:
         return seed
-    return seed_of_replica(seed, session.rank)
+    return seed_of_replica(seed, session.served.rank)

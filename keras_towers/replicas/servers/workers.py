@@ -66,13 +66,15 @@ class Workers:
         # With the number of the chief's steps.
         self._ended = f"{name}/ended"
         self._last_beat = -settings.BEAT_S
-        self._told: set[int] = set()
+        self._announced: set[int] = set()
+        # What has ended this worker's fit.
+        self._error: BaseException | None = None
 
     def begin(self) -> bool:
         """Tell that this worker trains."""
-        back = self._store.get(self._own("begun")) is not None
-        self._store.put(self._own("begun"), True)
-        self._store.put(self._own("failed"), "")
+        back = self._store.get(self._key("begun")) is not None
+        self._store.put(self._key("begun"), True)
+        self._store.put(self._key("failed"), "")
         return back
 
     def _begin_to_watch(self) -> Watch:
@@ -84,16 +86,20 @@ class Workers:
         if now - self._last_beat < settings.BEAT_S:
             return
         self._last_beat = now
-        self._store.put(self._own("heartbeat"), time.time_ns())
-        self._tell_of_gone()
+        self._store.put(self._key("heartbeat"), time.time_ns())
+        self._announce_gone()
 
-    def _tell_of_gone(self) -> None:
-        """Tell once of each other worker that does not answer any more."""
+    def _announce_gone(self) -> None:
+        """Announce once each other worker that does not answer any more."""
         states = missing_workers(self._store, self._connection.prefix)
         for rank, state in states.items():
-            if rank in self._told or rank == self._rank or not state.is_gone:
+            if (
+                rank in self._announced
+                or rank == self._rank
+                or not state.is_gone
+            ):
                 continue
-            self._told.add(rank)
+            self._announced.add(rank)
             if state == State.LOST:
                 announce(f"{self._lost([rank])}; fit goes on where it can")
                 continue
@@ -109,7 +115,7 @@ class Workers:
 
     def leave(self) -> None:
         """Tell that this one has left."""
-        self._store.put(self._own("left"), True)
+        self._store.put(self._key("left"), True)
 
     def end(self, steps: int) -> None:
         """Tell that all is over, after so many steps; on the chief only."""
@@ -150,9 +156,10 @@ class Workers:
 
     def fail(self, error: BaseException) -> None:
         """Tell what has ended this worker's ``fit``, if anybody can be told."""
+        self._error = error
         with contextlib.suppress(tf.errors.OpError, TowerError):
             text = f"{type(error).__name__}: {error}"
-            self._store.put(self._own("failed"), text)
+            self._store.put(self._key("failed"), text)
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
@@ -171,18 +178,20 @@ class Workers:
             )
 
     def check_failed(self) -> None:
-        """Raise what has ended the chief's ``fit``, if anything has."""
+        """Raise what has ended this ``fit`` or the chief's, if anything has."""
+        if self._error is not None:
+            raise self._error
         if self._rank > 0:
             self._look_at_chief(self._begin_to_watch())
 
-    def watching(
+    def poller(
         self, in_step: bool = False, needs_all: bool = False
     ) -> Callable[[], None]:
         """Return a polling callback for waits."""
         watch = self._watch = self._begin_to_watch()
         spare = 0 if needs_all else self._spare
 
-        def look() -> None:
+        def poll() -> None:
             if self._rank > 0:
                 self._look_at_chief(watch)
                 if in_step and self.ended_after() is not None:
@@ -195,10 +204,10 @@ class Workers:
             if len(lost) > spare:
                 self._check_needed(lost, spare)
 
-        return look
+        return poll
 
     def _check_needed(self, lost: Sequence[int], spare: int) -> None:
-        left = self._of_all("left")
+        left = self._by_rank("left")
         needed = [rank for rank in lost if rank not in left]
         if len(needed) > spare:
             system.end_in_time()
@@ -207,42 +216,42 @@ class Workers:
                 "Start all tasks of the job again, from a backup."
             )
 
-    def losing(self, lost: Callable[[int], None]) -> Callable[[], None]:
+    def loss_poller(self, lost: Callable[[int], None]) -> Callable[[], None]:
         """Return what to call every now and then, to learn who is lost."""
         # It may be called in any thread, and is no sign that fit goes on.
         watch = self._begin_to_watch()
         alive = set(self._others)
 
-        def look() -> None:
+        def poll() -> None:
             watch.look()
             for rank in sorted(alive):
-                if self._trouble(watch, rank):
+                if self._trouble(watch, rank, self._stall_shutdown_s):
                     alive.discard(rank)
                     lost(rank)
 
-        return look
+        return poll
 
     def wait_for_others(self, is_over: Callable[[], bool]) -> None:
         """Wait until all workers that live have left."""
         watch = self._begin_to_watch()
         missing = list(self._others)
-        told, over = False, None
+        announced, over = False, None
         while missing:
-            came = self._happened(f"{self._name}/left-{missing[0]}")
-            left = self._of_all("left")
+            happened = self._happened(f"{self._name}/left-{missing[0]}")
+            left = self._by_rank("left")
             missing = [rank for rank in missing if rank not in left]
-            if came:
+            if happened:
                 continue
             self.beat()
             watch.look()
-            failed = self._of_all("failed")
+            failed = self._by_rank("failed")
             if over is None and is_over():
                 over = time.monotonic()
             late = (
                 over is not None and time.monotonic() - over > settings.LOST_S
             )
             for rank in list(missing):
-                why = self._trouble(watch, rank)
+                why = self._trouble(watch, rank, self._stall_shutdown_s)
                 if failed.get(rank):
                     why = "has failed"
                 elif late:
@@ -250,17 +259,18 @@ class Workers:
                 if why:
                     missing.remove(rank)
                     announce(f"{self._who(rank)} {why}: fit ends without it")
-            if missing and not told:
-                told = True
+            if missing and not announced:
+                announced = True
                 who = ", ".join(map(self._who, missing))
                 announce(f"the chief waits for {who} to end its fit")
 
-    def _trouble(self, watch: Watch, rank: int) -> str:
+    def _trouble(self, watch: Watch, rank: int, silent_s: float) -> str:
+        """Why a worker may not go on, empty if nothing is known."""
         if rank in watch.unreachable():
             return "cannot be reached any more"
-        silent_s = watch.silent_s(rank)
-        if silent_s > self._stall_shutdown_s:
-            return f"has given no sign of life for {silent_s:.0f} s"
+        if watch.silent_s(rank) > silent_s:
+            seconds = f"{watch.silent_s(rank):.0f} s"
+            return f"has given no sign of life for {seconds}"
         return ""
 
     def run(self, function: Any, in_step: bool = False) -> Any:
@@ -269,10 +279,10 @@ class Workers:
 
     def wait(self, running: remote.Running, in_step: bool = False) -> Any:
         """Wait for a function that runs; fail if it takes too long."""
-        look = self.watching(in_step)
+        poll = self.poller(in_step)
         with self._connection.naming_lost_servers():
             try:
-                return running.wait(self._stall_shutdown_s, look)
+                return running.wait(self._stall_shutdown_s, poll)
             except TimeoutError:
                 raise self._stalled() from None
 
@@ -280,24 +290,21 @@ class Workers:
         """Say who may be the reason of a wait that was too long."""
         timeout_s = self._stall_shutdown_s
         self._watch.look()
-        failed = self._of_all("failed")
-        told = []
+        failed = self._by_rank("failed")
+        reasons = []
         for rank in self._others:
-            silent_s = self._watch.silent_s(rank)
+            why = self._trouble(
+                self._watch, rank, min(settings.LOST_S, timeout_s / 2)
+            )
             if failed.get(rank):
-                told.append(f"{self._who(rank)} has failed ({failed[rank]})")
-            elif rank in self._watch.missing:
-                told.append(f"{self._who(rank)} cannot be reached any more")
-            elif silent_s > min(settings.LOST_S, timeout_s / 2):
-                told.append(
-                    f"{self._who(rank)} has given no sign of life for "
-                    f"{silent_s:.0f} s"
-                )
+                why = f"has failed ({failed[rank]})"
+            if why:
+                reasons.append(f"{self._who(rank)} {why}")
         return TowerError(
             f"{self._who(self._rank)} has waited {timeout_s:g} s for the other "
-            f"workers: {', '.join(told) or 'one hangs or is very slow'}. Start "
-            "it again, or give stall_shutdown_s=..., in seconds, to wait for "
-            "longer."
+            f"workers: {', '.join(reasons) or 'one hangs or is very slow'}. "
+            "Start it again, or give stall_shutdown_s=..., in seconds, to wait "
+            "for longer."
         )
 
     def _who(self, rank: int) -> str:
@@ -306,10 +313,10 @@ class Workers:
     def _at(self, rank: int) -> str:
         return self._connection.cluster.workers[rank]
 
-    def _own(self, what: str) -> str:
+    def _key(self, what: str) -> str:
         return f"{self._name}/{what}-{self._rank}"
 
-    def _of_all(self, what: str) -> dict[int, Any]:
+    def _by_rank(self, what: str) -> dict[int, Any]:
         ranks = range(self._connection.size)
         return self._store.by_rank(f"{self._name}/{what}", ranks)
 

@@ -1,13 +1,12 @@
 """Jobs of BytePS: how they begin and end, and what ends with them."""
 
 import importlib.util
-import os
 import socket
 
 import psutil
 import pytest
 
-from tests.launching.jobs import ROOT, Launched, all_gone
+from tests.launching.jobs import Launched, all_gone
 from tests.processes.by_hand import ByHand
 
 pytestmark = [
@@ -48,32 +47,6 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
     assert "server 0 was killed by SIGKILL" in done.last
     assert "trained to the end" not in done.out
     assert all_gone(family)
-
-
-# Over Horovod such scripts are in tests/launching.
-@pytest.mark.long
-def test_a_script_that_knows_of_nothing_without_horovod(tmp_path):
-    missing = tmp_path / "without" / "horovod.py"
-    missing.parent.mkdir()
-    missing.write_text("raise ModuleNotFoundError(name='horovod')\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import keras, numpy as np\n"
-        "model = keras.Sequential([keras.layers.Dense(1)])\n"
-        "model.compile('sgd', 'mse')\n"
-        "x = np.ones((8, 4), 'float32')\n"
-        "model.fit(x, x[:, :1], verbose=0)\n"
-        "model.save('model.keras')\n"
-    )
-    arguments = "-np", "2", "--strategy", "byteps", str(script)
-    paths = os.pathsep.join(
-        [str(missing.parent), str(ROOT), os.environ["PYTHONPATH"]]
-    )
-    job = Launched(tmp_path, arguments, warm=True, PYTHONPATH=paths)
-    done = job.finish(LIMIT_S)
-    assert done.code == 0, done.err
-    assert "BytePSStrategy: 1 tower" in done.err
-    assert (tmp_path / "model.keras").exists()
 
 
 def test_others_that_do_not_come_are_an_error(tmp_path):

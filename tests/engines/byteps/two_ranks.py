@@ -167,38 +167,6 @@ def a_model_is_loaded_with_a_distributed_optimizer():
     assert reducer_of(loaded.optimizer) is not None
 
 
-@check
-def a_warm_up_begins_with_the_rate_of_one_rank():
-    bps.init()
-    mine, rates = s.eager(), []
-    mine.compile(bps.DistributedOptimizer(_sgd()), "mse", run_eagerly=True)
-    note = s.Does(
-        on_train_batch_begin=lambda it: rates.append(
-            float(it.optimizer.learning_rate)
-        )
-    )
-    warm_up = bps.callbacks.LearningRateWarmupCallback(0.1, 2)
-    s.fit(mine, epochs=2, callbacks=[warm_up, note])
-    assert 0.05 < rates[0] < 0.1
-    np.testing.assert_allclose(rates[-1], 0.1, rtol=1e-5)
-
-
-@check
-def a_callback_of_one_rank_acts_for_all_by_the_drop_in():
-    bps.init()
-    mine, rates = s.eager(seed=0), keras.callbacks.LearningRateScheduler
-    mine.compile(bps.DistributedOptimizer(_sgd()), "mse", run_eagerly=True)
-    halves = s.Does(
-        on_train_end=lambda it: it.set_weights(
-            [0.5 * weight for weight in it.get_weights()]
-        )
-    )
-    callbacks = [rates(lambda epoch: 0.5), halves] if RANK == 0 else []
-    s.fit(mine, epochs=2, callbacks=callbacks)
-    assert float(mine.optimizer.learning_rate) == 0.5
-    s.assert_same_model(mine)
-
-
 def _sgd():
     return keras.optimizers.SGD(0.1)
 

@@ -215,11 +215,6 @@ def test_what_is_refused(call, words):
         call()
 
 
-def test_global_variables_are_the_error_that_horovod_raises():
-    with pytest.raises(RuntimeError, match="model.optimizer.variables"):
-        hvd.broadcast_global_variables(0)
-
-
 def test_an_infinite_gradient_is_gone_in_the_next_update():
     variable = keras.Variable([1.0])
     optimizer = hvd.DistributedOptimizer(SGD(0.5), backward_passes_per_step=2)
@@ -260,23 +255,6 @@ def test_learning_rates_follow_the_multiplier(options, expected):
     optimizer = hvd.DistributedOptimizer(SGD(0.3))
     made = trained(optimizer, epochs=4, callbacks=[RATES(0.4, **options)])
     assert made.history.history["lr"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("scaled", "correct"), [(True, True), (False, False)])
-def test_momentum_is_multiplied_with_the_learning_rate(correct, scaled):
-    optimizer = slots = SGD(0.4, momentum=0.9)
-    if scaled:
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    made = trained(hvd.DistributedOptimizer(optimizer))
-    before = slots.momentums[0].numpy()
-    callback = RATES(0.4, lambda epoch: 0.5, momentum_correction=correct)
-    callback.set_model(made)
-    callback.on_train_begin()
-    callback.on_epoch_begin(0)
-    callback.on_train_batch_begin(0)
-    np.testing.assert_allclose(
-        slots.momentums[0].numpy(), before * (0.5 if correct else 1)
-    )
 
 
 def test_the_best_model_is_kept(tmp_path):

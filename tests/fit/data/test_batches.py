@@ -68,18 +68,27 @@ def test_a_process_gets_its_towers_parts():
 
 
 def test_sizes_that_are_not_known_before():
-    check = RowCheck()
+    rows = RowCheck()
 
     @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])])
     def parts(x, y):
-        found = batches.split((x, y), 3, check=check)
+        found = batches.split((x, y), 3, rows=rows)
         return found.total, batches.counts_of(found)
 
     total, counts = parts(tf.zeros(7), tf.zeros(7))
     assert int(total) == 7 and [int(c) for c in counts] == [3, 2, 2]
     with pytest.raises(tf.errors.OpError, match="different numbers of rows"):
         parts(tf.zeros(7), tf.zeros(6))
-    assert isinstance(check.refused, kt.TowerError)
+    assert isinstance(rows.refused, kt.TowerError)
+
+
+def test_parts_that_have_been_seen_to_have_other_rows():
+    rows = RowCheck()
+    assert rows.divided((tf.zeros(7), tf.zeros(7))) == [True, True]
+    assert rows.see((tf.zeros(7), tf.zeros(6))) == {"y"}
+    assert rows.divided((tf.zeros(7), tf.zeros(7))) == [True, False]
+    # Batches with other parts are others.
+    assert rows.divided({"x": tf.zeros(7), "y": tf.zeros(7)}) == [True, True]
 
 
 def test_a_batch_without_rows_counts_as_one_example():

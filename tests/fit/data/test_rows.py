@@ -25,9 +25,9 @@ class SemiSupervised(keras.Sequential):
         return {"mine": loss}
 
 
-def make(cls=SemiSupervised):
+def make(cls=SemiSupervised, **options):
     model = cls(m.mlp().layers)
-    model.compile(keras.optimizers.SGD(0.005))
+    model.compile(keras.optimizers.SGD(0.005), **options)
     return model
 
 
@@ -65,17 +65,79 @@ def test_a_table_beside_the_examples(static):
     )
 
 
-def test_other_rows_that_only_the_step_knows_are_refused():
+class Counting(SemiSupervised):
+    """Counts its steps, in a variable that no batch is needed for."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="steps"
+        )
+
+    def train_step(self, data):
+        self.steps.assign_add(1.0)
+        return super().train_step(data)
+
+
+def test_towers_get_as_a_whole_what_has_other_rows_in_a_step():
+    data = of_sizes(7, 14, static=False)
+    assert_exact(
+        lambda: make(Counting),
+        lambda model: model.fit(data, epochs=2, verbose=0),
+        kt.TowerStrategy(3),
+        tolerance=5e-6,
+        in_graph=True,
+    )
+
+
+def generated(batches):
+    x, y = tf.TensorSpec([None, 6]), tf.TensorSpec([None], Y.dtype)
+    return tf.data.Dataset.from_generator(batches, output_signature=((x, y), x))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_rows_that_differ_in_a_later_step(steps):
+    """The first batch has as many of both, the next one has not."""
+
+    def batches():
+        for rows in 5, 9, 5, 3:
+            yield (X[:5], Y[:5]), X[:rows]
+
+    data = generated(batches)
+    assert_exact(
+        lambda: make(Counting, steps_per_execution=steps),
+        lambda model: model.fit(data, epochs=2, verbose=0),
+        kt.TowerStrategy(2),
+        tolerance=5e-6,
+        in_graph=True,
+    )
+
+
+def test_other_rows_in_batches_of_towers_own_are_refused():
     model = make()
     before = model.get_weights()
     data = of_sizes(7, 14, static=False)
     with (
         pytest.raises(kt.TowerError, match=r"x\[0\] has 7.*y has 14"),
-        kt.TowerStrategy(2),
+        kt.TowerStrategy(2, batches="each"),
     ):
         model.fit(data, verbose=0)
     np.testing.assert_equal(model.get_weights(), before)
     model.fit(data, verbose=0)
+
+
+def test_rows_that_differ_after_the_first_steps_are_refused():
+    def batches():
+        for rows in 5, 5, 5, 5, 3:
+            yield (X[:5], Y[:5]), X[:rows]
+
+    model = make()
+    data = generated(batches)
+    with (
+        pytest.raises(kt.TowerError, match=r"x\[0\] has 5.*y has 3"),
+        kt.TowerStrategy(2),
+    ):
+        model.fit(data, verbose=0)
 
 
 def test_predictions_of_parts_with_other_rows():

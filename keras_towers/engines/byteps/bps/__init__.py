@@ -13,10 +13,17 @@ semantics, with the code of ``keras_towers.horovod``. Launch: ``keras-towers run
 
 from __future__ import annotations
 
-from keras_towers.engines.byteps import byteps_transport as _transport
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_towers.engines.byteps.byteps_transport import load, transport
 
 # If BytePS is missing, says what to do before the import below fails.
-_transport.load()
+load()
 
 # ``as`` makes a name one of this module's own.
 from byteps.tensorflow import (
@@ -28,13 +35,210 @@ from byteps.tensorflow import (
 )
 
 from keras_towers.engines.byteps.bps import callbacks as callbacks
-from keras_towers.engines.byteps.bps.functions import (
-    DistributedOptimizer as DistributedOptimizer,
-    broadcast as broadcast,
-    broadcast_global_variables as broadcast_global_variables,
-    broadcast_variables as broadcast_variables,
-    init as init,
-    load_model as load_model,
-    push_pull as push_pull,
-    shutdown as shutdown,
+from keras_towers.engines.dropin import (
+    check_compression,
+    models,
+    plain,
+    refuse_global_variables,
 )
+from keras_towers.engines.dropin.optimizer import Reducer, distribute
+from keras_towers.fit.weights import rank_state
+from keras_towers.reduction import CommunicationHook, divided, sum_over_ranks
+from keras_towers.transport import Transport, next_key
+
+
+def init(lazy: bool = True) -> None:
+    """Connect this process to the others, and wait for them.
+
+    Args:
+        lazy: ignored: BytePS would connect at the first operation, in which no
+            error can be raised.
+
+    Raises:
+        TowerError: the variables that describe the job are wrong.
+    """
+    del lazy
+    transport()
+    models.replace_compile(lambda: True, transport)
+
+
+def shutdown() -> None:
+    """Restore Keras; this process leaves the job when it ends."""
+    models.restore_compile()
+
+
+def compressed_sums(compression: Any) -> CommunicationHook:
+    """Return the communication hook that compresses tensors to send them."""
+
+    def hook(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        pairs = [compression.compress(tensor) for tensor in tensors]
+        totals = transport.all_reduce([small for small, _ in pairs], key)
+        return [
+            compression.decompress(total, how)
+            for total, (_, how) in zip(totals, pairs, strict=True)
+        ]
+
+    return hook
+
+
+def push_pull(
+    value: Any,
+    scope: str = "",
+    average: bool = True,
+    compression: Any = Compression.none,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Combine a value of the same shape on all ranks.
+
+    In BytePS, calls without a name get a random one each, which only a single
+    worker can find; and a name that is used again at once may give a wrong sum.
+    Here neither happens.
+
+    Args:
+        value: a tensor, variable, array or number, or ``tf.IndexedSlices``,
+            which become dense.
+        scope: put before the name.
+        average: the mean over the ranks, or else the sum.
+        compression: how the value is sent: ``bps.Compression.none`` or
+            ``bps.Compression.fp16``.
+        name: the name of the operation, the same on all ranks.
+
+    Returns:
+        A tensor with the shape and dtype of the value.
+    """
+    check_compression(compression, "bps")
+    tensor = tf.convert_to_tensor(plain(value))
+    key = f"{scope}{name}" if scope or name else next_key("push_pull")
+    hook = compressed_sums(compression)
+    (total,) = hook(transport(), [tensor], f"bps.{key}")
+    if not average:
+        return total
+    mean = tf.math.divide(total, size())
+    return tf.cast(mean, tensor.dtype)
+
+
+def broadcast(
+    value: Any, root_rank: int, scope: str = "", name: str | None = None
+) -> tf.Tensor:
+    """Send the value of one rank to all ranks.
+
+    Args:
+        value: as in ``push_pull``.
+        root_rank: the rank whose value is sent.
+        scope: put before the name.
+        name: the name of the operation, the same on all ranks.
+
+    Returns:
+        The value of rank ``root_rank``, bit by bit.
+    """
+    key = f"{scope}{name}" if scope or name else next_key("broadcast")
+    tensor = tf.convert_to_tensor(plain(value))
+    return transport().broadcast([tensor], f"bps.{key}", root_rank)[0]
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, scope: str = ""
+) -> None:
+    """Set variables to their values on one rank.
+
+    Args:
+        variables: Keras or TensorFlow variables, in the same order on all
+            ranks.
+        root_rank: the rank whose values are used.
+        scope: ignored: names are chosen so that ranks have the same.
+    """
+    del scope
+    found = [plain(variable) for variable in variables]
+    rank_state.broadcast(transport(), found, root_rank)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raise an error: TensorFlow 2 has no global variables.
+
+    Args:
+        root_rank: the rank whose values were wanted.
+
+    Raises:
+        TowerError: always.
+    """
+    refuse_global_variables("bps", root_rank)
+
+
+class _Mean(Reducer):
+    """The mean of gradients over the ranks."""
+
+    called = "bps"
+
+    def __init__(self, compression: Any, sparse_as_dense: bool):
+        super().__init__(sparse_as_dense)
+        self._hook = compressed_sums(compression)
+
+    def communicates(self) -> bool:
+        return bool(size() > 1)
+
+    def reduce_shared(
+        self, grads: list[Any], variables: list[Any], indices: list[int]
+    ) -> list[Any]:
+        totals = sum_over_ranks(transport(), grads, self._hook)
+        return [divided(total, size()) for total in totals]
+
+
+def DistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+) -> keras.optimizers.Optimizer:
+    """Make an optimizer average its gradients over all ranks before it updates.
+
+    As ``keras_towers.horovod.DistributedOptimizer``, the optimizer itself is
+    modified and returned.
+
+    Args:
+        optimizer: any optimizer of Keras 3, possibly a ``LossScaleOptimizer``.
+        name: ignored: names are chosen so that ranks have the same.
+        device_dense: ignored: BytePS sums on its servers.
+        device_sparse: likewise.
+        compression: how dense gradients are sent: ``bps.Compression.none`` or
+            ``bps.Compression.fp16``.
+        sparse_as_dense: send sparse gradients as dense ones.
+        backward_passes_per_step: the number of calls whose gradients are summed
+            for one update; only updates communicate.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        TowerError: an argument is invalid, or the optimizer is distributed
+            already.
+    """
+    del name, device_dense, device_sparse
+    check_compression(compression, "bps")
+    reducer = _Mean(compression, sparse_as_dense)
+    distribute(optimizer, reducer, backward_passes_per_step)
+    # What a script may have left out, and ``compile`` needs.
+    init()
+    return optimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+) -> keras.Model:
+    """Load a model and make its optimizer a distributed one.
+
+    As ``keras_towers.horovod.load_model``, with the same arguments.
+    """
+    return models.load_model(
+        functools.partial(DistributedOptimizer, compression=compression),
+        filepath,
+        custom_optimizers,
+        custom_objects,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_towers.engines.byteps.bps.functions import transport
+from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.engines.dropin import callbacks
 from keras_towers.engines.dropin.callbacks import LearningRateScheduleCallback
 

@@ -19,7 +19,7 @@ those of an undisturbed run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import keras
 from horovod.common.exceptions import HorovodInternalError
@@ -32,8 +32,7 @@ from keras_towers.engines.horovod.elastic_state import (
     run,
 )
 from keras_towers.engines.horovod.horovod_transport import load
-from keras_towers.engines.horovod.hvd import other_names
-from keras_towers.engines.horovod.hvd.functions import (
+from keras_towers.engines.horovod.hvd.operations import (
     broadcast_object,
     broadcast_variables,
     init,
@@ -249,10 +248,3 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch = self.initial_epoch + epoch + 1
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> NoReturn:
-        """Say what to use instead of a name that is Horovod's only."""
-        other_names.refuse(__name__, name)

@@ -38,11 +38,11 @@ class Options:
     device_sparse: str
     compression: Any
     sparse_as_dense: bool
-    predivide: float
+    gradient_predivide_factor: float
     op: Any
     groups: int | tuple[tuple[Any, ...], ...] | None
     process_set: Any
-    scale_local: bool
+    scale_local_gradients: bool
 
 
 class GradientReducer(Reducer):
@@ -76,7 +76,9 @@ class GradientReducer(Reducer):
         return bool(processes.included() and processes.size() > 1)
 
     def scaled_local(self, grad: Any) -> Any:
-        return self._divided(grad) if self.options.scale_local else grad
+        if not self.options.scale_local_gradients:
+            return grad
+        return self._divided(grad)
 
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
@@ -97,8 +99,10 @@ class GradientReducer(Reducer):
         groups = self._groups(grads, variables)
         # Not the variables themselves: this outlives them.
         described = [
-            _kind_and_path(*each)
-            for each in zip(grads, variables, names, strict=True)
+            _kind_and_path(grad, variable, name)
+            for grad, variable, name in zip(
+                grads, variables, names, strict=True
+            )
         ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
@@ -159,10 +163,10 @@ class GradientReducer(Reducer):
             # In a loop no comparison begins before the last step has ended;
             # and TensorFlow's constant folding would run that of a constant.
             ended = self._counts[1] >= 0
-            own = tf.where(ended, tf.constant(digest, tf.int64), 0)
+            own_digest = tf.where(ended, tf.constant(digest, tf.int64), 0)
             highest, lowest = tf.unstack(
                 hvd.allreduce(
-                    tf.stack([own, _BEYOND - own]),
+                    tf.stack([own_digest, _BEYOND - own_digest]),
                     op=hvd.Max,
                     name=name,
                     process_set=self.options.process_set,
@@ -172,7 +176,7 @@ class GradientReducer(Reducer):
 
             def difference() -> str:
                 processes = self.options.process_set
-                return check.unlike_gradients(
+                return check.describe_gradients(
                     hvd.allgather_object(
                         list(described), name=name, process_set=processes
                     )
@@ -231,12 +235,13 @@ class GradientReducer(Reducer):
 
     def _arguments(self) -> dict[str, Any]:
         # Horovod divides by the number of ranks after the sum in any case.
+        factor = self.options.gradient_predivide_factor
         return {
             "device_dense": self.options.device_dense,
             "compression": self.options.compression,
             "op": self.options.op,
-            "prescale_factor": 1.0 / self.options.predivide,
-            "postscale_factor": self.options.predivide,
+            "prescale_factor": 1.0 / factor,
+            "postscale_factor": factor,
             "process_set": self.options.process_set,
             "ignore_name_scope": True,
         }
@@ -261,15 +266,19 @@ class GradientReducer(Reducer):
         ]
         groups = self.options.groups or ()
         if isinstance(groups, int):
-            each = -(-len(dense) // groups) or 1
+            size = -(-len(dense) // groups) or 1
             together = [
-                dense[start : start + each]
-                for start in range(0, len(dense), each)
+                dense[start : start + size]
+                for start in range(0, len(dense), size)
             ]
         else:
             places = {plain(variables[i]).ref(): i for i in dense}
             together = [
-                [places.pop(one) for one in group if one in places]
+                [
+                    places.pop(reference)
+                    for reference in group
+                    if reference in places
+                ]
                 for group in groups
             ]
         together = [group for group in together if group]
@@ -315,7 +324,7 @@ def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
     path = getattr(variable, "path", None) or _name(variable)
-    return kind, f"{check.unnumbered(path)} {kind}"
+    return kind, f"{check.without_numbers(path)} {kind}"
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:

@@ -14,42 +14,8 @@ from keras_towers.errors import TowerError
 from keras_towers.transport import next_key
 
 
-class PooledBatchNormalization(keras.layers.BatchNormalization):
-    """``BatchNormalization`` whose statistics several processes pool."""
-
-    def gathered(self, statistics: tf.Tensor) -> tf.Tensor:
-        """Concatenate the processes' rows, [1, 3, channels], with gradients."""
-        raise NotImplementedError
-
-    # Keras's statistics of each process, and the number of their values, are
-    # combined by the rule of Chan, Golub and LeVeque, which does not cancel
-    # where the mean is large.
-    def _moments(
-        self, inputs: tf.Tensor, mask: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        moments = super()._moments(inputs, mask)
-        if compat.in_stateless_scope():  # Keras finds out a shape.
-            return moments
-        mean, variance = (tf.reshape(moment, [-1]) for moment in moments)
-        if mask is None:
-            values = tf.size(inputs)
-        else:
-            of_one = tf.size(inputs) // tf.maximum(tf.size(mask), 1)
-            values = of_one * tf.math.count_nonzero(mask, dtype=tf.int32)
-        count = tf.cast(values / tf.size(mean), mean.dtype)
-        # In a loop no exchange begins before the last step's has ended.
-        with tf.control_dependencies([self.moving_mean._value.read_value()]):
-            mine = tf.stack([mean, variance, tf.ones_like(mean) * count])
-        everyone = self.gathered(mine[tf.newaxis])
-        means, variances, counts = tf.unstack(everyone, axis=1)
-        shares = tf.math.divide_no_nan(counts, tf.reduce_sum(counts, 0))
-        mean = tf.reduce_sum(shares * means, 0)
-        apart = tf.math.squared_difference(means, mean)
-        return mean, tf.reduce_sum(shares * (variances + apart), 0)
-
-
 @keras.saving.register_keras_serializable("keras_towers.horovod")
-class SyncBatchNormalization(PooledBatchNormalization):
+class SyncBatchNormalization(keras.layers.BatchNormalization):
     """``BatchNormalization`` with the statistics of the batches of all ranks.
 
     In training only, and also where a rank has more examples than another, or
@@ -75,20 +41,43 @@ class SyncBatchNormalization(PooledBatchNormalization):
             )
         super().__init__(**kwargs)
 
-    def gathered(self, statistics: tf.Tensor) -> tf.Tensor:
-        """Concatenate the statistics of all ranks, with gradients."""
-        transport = HorovodTransport()
+    # Keras's statistics of each process, and the number of their values, are
+    # combined by the rule of Chan, Golub and LeVeque, which does not cancel
+    # where the mean is large.
+    def _moments(
+        self, inputs: tf.Tensor, mask: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        moments = super()._moments(inputs, mask)
+        if compat.in_stateless_scope():  # Keras finds out a shape.
+            return moments
+        mean, variance = (tf.reshape(moment, [-1]) for moment in moments)
+        if mask is None:
+            values = tf.size(inputs)
+        else:
+            of_one = tf.size(inputs) // tf.maximum(tf.size(mask), 1)
+            values = of_one * tf.math.count_nonzero(mask, dtype=tf.int32)
+        count = tf.cast(values / tf.size(mean), mean.dtype)
+        # In a loop no exchange begins before the last step's has ended.
+        with tf.control_dependencies([self.moving_mean._value.read_value()]):
+            statistics = tf.stack([mean, variance, tf.ones_like(mean) * count])
+        of_ranks = _gather(statistics[tf.newaxis])
+        means, variances, counts = tf.unstack(of_ranks, axis=1)
+        shares = tf.math.divide_no_nan(counts, tf.reduce_sum(counts, 0))
+        mean = tf.reduce_sum(shares * means, 0)
+        between = tf.math.squared_difference(means, mean)
+        return mean, tf.reduce_sum(shares * (variances + between), 0)
 
-        @tf.custom_gradient
-        def gather(mine: tf.Tensor) -> Any:
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                # Each rank's loss depends on what this one has given.
-                key = next_key("batch_norm_gradient")
-                (total,) = transport.all_reduce([upstream], key)
-                # The rank may change in an elastic job.
-                return total[hvd.rank_op()][tf.newaxis]
 
-            key = next_key("batch_norm")
-            return transport.all_gather(mine, key), gradient
+@tf.custom_gradient
+def _gather(statistics: tf.Tensor) -> Any:
+    """Concatenate the rows [1, 3, channels] of all ranks."""
+    transport = HorovodTransport()
 
-        return gather(statistics)
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        # Each rank's loss depends on what this one has given.
+        key = next_key("batch_norm_gradient")
+        (total,) = transport.all_reduce([upstream], key)
+        # The rank may change in an elastic job.
+        return total[hvd.rank_op()][tf.newaxis]
+
+    return transport.all_gather(statistics, next_key("batch_norm")), gradient

@@ -1,4 +1,4 @@
-"""Steps that take their batch in more parts where memory is not enough."""
+"""The first steps of a call, which may show how to divide its batches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.step.global_batch import GlobalStep
 
-# So many steps of a call run with a copy of what they change. What a step
-# needs, the next ones need as well: by then it is known to be there.
+# What shows in a step shows in the first ones: what is not divided, and the
+# memory that is needed.
 _FIRST_STEPS = 3
 # So often a step is repeated to find out why it was cancelled.
 _CANCELLED = 10
 
 
-class FittingFunction:
-    """A function of Keras that runs steps, within the memory there is.
+class FirstSteps:
+    """A function of Keras that runs steps, and divides batches as they need it.
 
-    For ``micro_batches="auto"``. If memory is not enough in the first steps of
-    a call, it puts back what these have changed, and runs them again with twice
-    as many micro-batches.
+    It looks at the first batches of a call. Parts that turn out to have other
+    numbers of rows than the first are given to all towers as a whole. With
+    ``micro_batches="auto"``, if memory is not enough, it puts back what these
+    steps have changed, and runs them again with twice as many micro-batches.
 
     Args:
         function: what Keras has made, of an iterator or of a list of batches.
@@ -47,38 +48,77 @@ class FittingFunction:
         self._make = make
         self._model = model
         self._step = step
-        self._micro_batches = 1
+        self._fits_memory = step.config.micro_batches == "auto"
+        self._undivided: set[str] = set()
+        self._micro_batches = step.micro_batches
         self._variables = _Variables()
         self._steps = 0
         self._largest = 0
 
     def begin(self) -> None:
-        """Begin a call: its first steps may need more memory than others."""
+        """Begin a call: its batches may be other ones."""
         self._steps = 0
 
     def __call__(self, data: Any) -> Any:
         """Run as many steps as Keras runs at a time."""
+        is_first = self._steps < _FIRST_STEPS
         spec = None
         if isinstance(data, tf.data.Iterator):
-            if self._steps >= _FIRST_STEPS:
+            if not is_first:
                 return self._run_once(data)
             spec = data.element_spec
         if isinstance(data, list):
             batches = data
+        elif spec is None and not self._fits_memory:
+            # TensorFlow has divided the batches.
+            return self._run_once(data)
         else:
             number = self._model.steps_per_execution
             batches = list(itertools.islice(data, number))
-        if not batches:
+        if not batches and spec is None:
             raise StopIteration
-        rows = max(self._rows_of(batch) for batch in batches)
-        if self._steps >= _FIRST_STEPS and rows <= self._largest:
+        if not batches:
+            # Keras's step begins, and finds that there is no more data.
+            return self._run_once(data)
+        self._see_rows(batches)
+        if not self._fits_memory:
+            self._steps += 1
             return self._run_once(_as_before(data, batches, spec))
+        rows = max(self._rows_of(batch) for batch in batches)
+        if not is_first and rows <= self._largest:
+            return self._run_once(_as_before(data, batches, spec))
+        result = self._run_in_memory(data, batches, spec, rows)
+        self._steps += 1
+        self._largest = max(self._largest, rows)
+        return result
+
+    def _see_rows(self, batches: Sequence[Any]) -> None:
+        """Give all towers as a whole what has other numbers of rows."""
+        if self._step.config.batches != "split":
+            return
+        undivided: set[str] = set()
+        for batch in batches:
+            if data_lib.is_whole(batch):
+                undivided |= self._step.rows.see(batch)
+        if undivided <= self._undivided:
+            return
+        self._undivided |= undivided
+        announce(
+            f"parts of the batches of model {self._model.name!r} have other "
+            f"numbers of rows than the first, so that all towers get them as a "
+            f"whole: {', '.join(sorted(undivided))}"
+        )
+        self._function = self._make()
+
+    def _run_in_memory(
+        self, data: Any, batches: Sequence[Any], spec: Any, rows: int
+    ) -> Any:
+        """Run steps, with more micro-batches where memory is not enough."""
         cancelled = 0
         while True:
             self._variables.read()
             try:
-                result = self._run(_as_before(data, batches, spec))
-                break
+                return self._run_once(_as_before(data, batches, spec))
             except tf.errors.ResourceExhaustedError:
                 self._variables.put_back()
                 if self._micro_batches >= rows:
@@ -91,25 +131,18 @@ class FittingFunction:
                 cancelled += 1
                 if cancelled == _CANCELLED:
                     raise
-        self._variables.forget()
-        self._steps += 1
-        self._largest = max(self._largest, rows)
-        return result
 
     def _run_once(self, data: Any) -> Any:
-        """Run steps that are known to have the memory that they need."""
-        result = self._run(data)
-        self._variables.forget()
-        return result
-
-    def _run(self, data: Any) -> Any:
         step = self._step
         step.micro_batches = self._micro_batches
-        step.on_trace = self._variables.add
+        if self._fits_memory:
+            step.on_trace = self._variables.add
         try:
-            return self._function(data)
+            result = self._function(data)
         finally:
             step.on_trace = lambda graph: None
+        self._variables.forget()
+        return result
 
     def _take_more_parts(self, rows: int) -> None:
         self._micro_batches = min(2 * self._micro_batches, rows)

@@ -1,20 +1,33 @@
-"""Optimizers that reduce their gradients over the ranks."""
+"""Optimizers and tapes that reduce their gradients over the ranks."""
 
 from __future__ import annotations
 
+import copy
 import functools
-import warnings
+import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 
-from keras_towers.engines.dropin import check_compression, models, plain
+from keras_towers.engines.dropin import (
+    check_compression,
+    models,
+    plain,
+    variable_key,
+)
 from keras_towers.engines.dropin.optimizer import distribute, reducer_of
-from keras_towers.engines.horovod.hvd.functions import prepare_process
+from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
+from keras_towers.transport import next_key
+
+if TYPE_CHECKING:
+    _GradientTape = Any
+else:  # A mixin for tapes.
+    _GradientTape = object
 
 
 def DistributedOptimizer(
@@ -73,19 +86,18 @@ def DistributedOptimizer(
     Raises:
         TowerError: an argument is invalid, or ``hvd.init()`` was not called.
     """
-    options = checked_options(
-        "DistributedOptimizer",
+    options = _checked_options(
         name=name or f"Distributed{type(optimizer).__name__}",
         device_dense=device_dense,
         device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        predivide=gradient_predivide_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
         op=op,
         groups=groups,
         num_groups=num_groups,
         process_set=process_set,
-        scale_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
     )
     distribute(
         optimizer,
@@ -118,7 +130,7 @@ def PartialDistributedOptimizer(
     Raises:
         TowerError: ``local_layers`` are not layers.
     """
-    layers = layers_in(local_layers)
+    layers = _layers_in(local_layers)
     optimizer = DistributedOptimizer(optimizer, *args, **kwargs)
     reducer = reducer_of(optimizer)
     assert reducer is not None
@@ -160,24 +172,143 @@ def load_model(
     )
 
 
-def checked_options(
-    what: str, num_groups: int = 0, **arguments: Any
-) -> Options:
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, *args: Any, **kwargs: Any
+) -> tf.GradientTape:
+    """Make a tape whose ``gradient`` is reduced over all ranks.
+
+    For custom loops, with a plain optimizer: an optimizer that is distributed
+    reduces by itself.
+
+    Args:
+        gradtape: a tape, used or not.
+        *args: as for ``horovod.tensorflow.DistributedGradientTape``;
+            ``DistributedOptimizer`` describes them.
+        **kwargs: likewise.
+
+    Returns:
+        A tape of the same class that has recorded the same. Its ``gradient``
+        takes variables of Keras and TensorFlow, in any structure.
+
+    Raises:
+        TowerError: an argument is invalid, or ``hvd.init()`` was not called.
+
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(x, training=True), y)
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> grads = tape.gradient(loss, model.trainable_variables)
+        >>> optimizer.apply(grads, model.trainable_variables)
+    """
+    signature = inspect.signature(hvd.DistributedGradientTape)
+    call = signature.bind(gradtape, *args, **kwargs)
+    call.apply_defaults()
+    arguments = call.arguments
+    tape: Any = copy.copy(arguments.pop("gradtape"))
+    options = _checked_options(name="DistributedGradientTape", **arguments)
+    prepare_process()
+    tape_class: Any = type(tape)
+    tape.__class__ = _distributed_class(tape_class)
+    tape._options = options
+    tape._local_keys = set()
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    *args: Any,
+    local_layers: Any = None,
+    **kwargs: Any,
+) -> tf.GradientTape:
+    """A ``DistributedGradientTape`` that does not reduce some layers.
+
+    Args:
+        gradtape: a tape.
+        *args: as for ``DistributedGradientTape``.
+        local_layers: a built layer or layers that each rank trains with its
+            own gradients.
+        **kwargs: as for ``DistributedGradientTape``.
+
+    Returns:
+        The tape.
+
+    Raises:
+        TowerError: ``local_layers`` are not layers.
+    """
+    tape: Any = DistributedGradientTape(gradtape, *args, **kwargs)
+    for layer in _layers_in(local_layers):
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
+
+
+@functools.cache
+def _distributed_class(base: Any) -> type:
+    if issubclass(base, _Distributed):
+        raise TowerError(
+            "the tape is already distributed: call "
+            "hvd.DistributedGradientTape only once per tape."
+        )
+    return type(base.__name__, (_Distributed, base), {})
+
+
+@functools.cache
+def _reducer(options: Options, key: str) -> GradientReducer:
+    """The one reducer of all tapes that an eager loop makes in one place."""
+    return GradientReducer(options, key)
+
+
+class _Distributed(_GradientTape):
+    """Mixin that makes a distributed tape of its original class."""
+
+    _options: Options
+    _local_keys: set[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Do not reduce the gradient of a variable, as in Horovod."""
+        self._local_keys.add(variable_key(source))
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The gradients of all ranks, in the structure of the sources."""
+        del use_generic_names  # Names are the same on all ranks in any case.
+        grads = super().gradient(target, sources, output_gradients, **kwargs)
+        reducer = _reducer(self._options, next_key("tape"))
+        reducer.local_keys = self._local_keys
+        reduced = reducer.reduce(
+            tf.nest.flatten(grads), tf.nest.flatten(sources)
+        )
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Pairs of a local source and its gradient, and of a global one."""
+        grads = self.gradient(target, sources, *args, **kwargs)
+        pairs: tuple[list[Any], list[Any]] = [], []
+        for source, grad in zip(sources, grads, strict=True):
+            is_global = variable_key(source) not in self._local_keys
+            pairs[is_global].append((source, grad))
+        return pairs
+
+
+def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
     """Make options of a user's arguments, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
-            "Horovod is not initialized: call hvd.init() before "
-            f"hvd.{what}(...)."
+            "Horovod is not initialized: call hvd.init() before you distribute "
+            "an optimizer or a tape."
         )
-    if num_groups:
-        warnings.warn(
-            "num_groups is now called groups", DeprecationWarning, stacklevel=3
-        )
-        if arguments["groups"] is None:
-            arguments["groups"] = num_groups
-    groups = arguments["groups"]
+    if groups is None and num_groups:
+        groups = num_groups
     if isinstance(groups, list):
-        arguments["groups"] = tuple(
+        groups = tuple(
             tuple(plain(variable).ref() for variable in group)
             for group in groups
         )
@@ -186,24 +317,25 @@ def checked_options(
             f"groups is {groups!r}: give a number of groups, or a list of "
             "lists of variables."
         )
-    options = Options(**arguments)
+    options = Options(groups=groups, **arguments)
     _check_op(options.op)
     check_compression(options.compression, "hvd")
-    if options.predivide != 1.0:
+    factor = options.gradient_predivide_factor
+    if factor != 1.0:
         if options.op != hvd.Average:
             raise TowerError(
                 "gradient_predivide_factor applies only to averages: leave it "
                 "out, or use op=hvd.Average."
             )
-        if options.predivide <= 0 or hvd.rocm_built():
+        if factor <= 0 or hvd.rocm_built():
             raise TowerError(
-                f"gradient_predivide_factor is {options.predivide!r}: it must "
-                "be greater than 0, and 1 with ROCm."
+                f"gradient_predivide_factor is {factor!r}: it must be greater "
+                "than 0, and 1 with ROCm."
             )
     return options
 
 
-def layers_in(local_layers: Any) -> list[keras.Layer]:
+def _layers_in(local_layers: Any) -> list[keras.Layer]:
     """The layers, one or several, that a user has given as local."""
     layers = [] if local_layers is None else keras.tree.flatten(local_layers)
     if not all(isinstance(layer, keras.Layer) for layer in layers):

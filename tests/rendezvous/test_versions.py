@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.rendezvous import check, store
+from keras_towers.rendezvous import store, versions
 from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.store_server import StoreServer
 
@@ -41,12 +41,12 @@ def test_what_may_differ_between_ranks(caplog, its, refused, said):
     its = {k: v for k, v in {**MINE, **its}.items() if v is not None}
     if refused:
         with pytest.raises(TowerError, match=said):
-            check.compare("a", MINE, "b", its)
+            versions.compare_facts("a", MINE, "b", its)
         return
     with caplog.at_level(logging.WARNING, "keras_towers"):
-        check.compare("a", MINE, "b", its, warns=False)
+        versions.compare_facts("a", MINE, "b", its, warns=False)
         assert not caplog.messages
-        check.compare("a", MINE, "b", its)
+        versions.compare_facts("a", MINE, "b", its)
     assert len(caplog.messages) == (said is not None)
     assert said is None or said in caplog.text
 
@@ -61,8 +61,8 @@ def test_who_joins_is_compared_with_who_came_first(monkeypatch):
         monkeypatch.setenv("HOROVOD_RANK", str(rank))
         monkeypatch.setenv("HOROVOD_HOSTNAME", f"h{rank}")
         facts = {**MINE, **other}
-        monkeypatch.setattr(check, "facts", lambda engine: facts)
-        check.introduce("Horovod")
+        monkeypatch.setattr(versions, "process_facts", lambda engine: facts)
+        versions.compare_with_first_rank("Horovod")
         joined.append(rank)
 
     try:
@@ -80,13 +80,13 @@ def test_who_joins_is_compared_with_who_came_first(monkeypatch):
 
 
 def test_facts_of_this_process(monkeypatch, tmp_path):
-    script = tmp_path / ("x" * 99 + ".py")
+    script = tmp_path / "train.py"
     script.write_text("train()")
     monkeypatch.setattr(sys, "argv", [str(script)])
     digest = hashlib.sha256(b"train()").hexdigest()[:8]
-    found = check.facts.__wrapped__("Horovod")
+    found = versions.process_facts.__wrapped__("Horovod")
     assert found.keys() == MINE.keys()
     assert found["Python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert found["script"] == f"{'x' * 60} ({digest})"
+    assert found["script"] == f"train.py ({digest})"
     monkeypatch.setattr(sys, "argv", ["-c"])
-    assert "script" not in check.facts.__wrapped__("Horovod")
+    assert "script" not in versions.process_facts.__wrapped__("Horovod")

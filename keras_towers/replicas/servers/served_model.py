@@ -1,4 +1,4 @@
-"""The copies of a model's variables that parameter servers hold."""
+"""A model that the workers of a job train, and its variables on servers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,57 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.tower_variables import component
-from keras_towers.parameter_servers.connection import Connection
+from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
 from keras_towers.replicas.servers.barrier import PARTS
+from keras_towers.replicas.servers.workers import Workers
 
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
 
 
-class ServerVariables:
-    """Copies of a model's variables on parameter servers, found by name."""
+class ServedModel:
+    """What the parts of a session share: the model's place among the workers.
 
-    # All workers create them in the same order. In every worker the Keras
-    # variables keep their local values; the copies take their place inside
-    # in_place and at_servers.
+    Attributes:
+        variables: its copies on the servers.
+        workers: those of the ``fit`` that runs.
+        calls: operations that end by ``FitEnded`` once the chief has ended
+            the ``fit``.
+        splits_batches: whether the workers share each batch.
+    """
+
+    workers: Workers
+
+    def __init__(self, peers: ServerPeers, number: int, splits_batches: bool):
+        self.peers = peers
+        self.connection = peers.connection
+        self.rank: int = peers.rank
+        self.name = f"{peers.prefix}/model_{number}"
+        self.server: str = self.connection.devices[0]
+        self.splits_batches = splits_batches
+        self.variables: ServerVariables = ServerVariables(
+            self.name,
+            self.connection,
+            lambda function: self.workers.run(function),
+        )
+        self.calls: Functions = Functions(self.run_in_step)
+        self.connection.dropped.drop_with(self, self.name)
+
+    def run_in_step(self, function: Any) -> list[Any]:
+        """Run a concrete function, unless the chief ends the ``fit``."""
+        return self.workers.run(function, in_step=True)
+
+
+class ServerVariables:
+    """Copies of a model's variables on parameter servers, found by name.
+
+    All workers create them in the same order. In every worker the Keras
+    variables keep their local values; the copies take their place inside
+    in_place and at_servers.
+    """
 
     def __init__(
         self,
@@ -77,10 +112,10 @@ class ServerVariables:
             for optimizer in state.optimizers
             for slot, weight in state_lib.slots_of(optimizer)
         }
-        for each in self._all:
-            dtype = keras.backend.standardize_dtype(each.dtype)
-            if each not in self._copies and dtype != "string":
-                self._add(each, slots.get(id(each)))
+        for local in self._all:
+            dtype = keras.backend.standardize_dtype(local.dtype)
+            if local not in self._copies and dtype != "string":
+                self._add(local, slots.get(id(local)))
 
     def _add(
         self, local: keras.Variable, beside: keras.Variable | None
@@ -102,7 +137,7 @@ class ServerVariables:
     def __contains__(self, local: Any) -> bool:
         return isinstance(local, keras.Variable) and local in self._copies
 
-    def of(self, local: Any) -> tf.Variable:
+    def copy_of(self, local: Any) -> tf.Variable:
         """Return the copy of a variable."""
         self._check([local])
         return self._copies[local]
@@ -124,8 +159,8 @@ class ServerVariables:
         optimizer in a condition or a loop writes them, too.
         """
         paths = {
-            id(component(each._value).handle): each.path
-            for each in self._held(self.trained)
+            id(component(local._value).handle): local.path
+            for local in self._held(self.trained)
         }
         trained = {
             id(inside): paths[id(outside)]
@@ -147,53 +182,53 @@ class ServerVariables:
 
     def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
         """Write local values into the copies; None: of all variables."""
-        mine = [
-            each
-            for each in self._held(variables)
-            if each._value is not self._copies[each]
+        changed = [
+            local
+            for local in self._held(variables)
+            if local._value is not self._copies[local]
         ]
 
         def body() -> None:
-            for each in mine:
-                copy = self._copies[each]
-                value = component(each._value).read_value()
+            for local in changed:
+                copy = self._copies[local]
+                value = component(local._value).read_value()
                 with tf.device(copy.device):
                     copy.assign(value, read_value=False)
 
-        self._call("put", mine, body)
+        self._call("put", changed, body)
 
     def get(self) -> None:
         """Write the copies into the local variables."""
-        mine = self._held(None)
-        self._call("get", mine, lambda: self.copy_here(mine))
+        held = self._held(None)
+        self._call("get", held, lambda: self.copy_here(held))
 
     def copy_here(
         self, variables: Sequence[keras.Variable] | None = None
     ) -> None:
         """Do as ``get``, as part of a function; None: the trained weights."""
         variables = self.trained if variables is None else variables
-        self.take(variables, self.read(variables))
+        self.write_here(variables, self.read(variables))
 
     def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Read the copies, where they are, as part of a function."""
         values = []
-        for each in variables:
-            copy = self._copies[each]
+        for local in variables:
+            copy = self._copies[local]
             with tf.device(copy.device):
                 values.append(copy.read_value())
         return values
 
-    def take(
+    def write_here(
         self,
         variables: Sequence[keras.Variable],
         values: Sequence[tf.Tensor],
     ) -> None:
         """Write what was read into the local variables."""
-        for each, value in zip(variables, values, strict=True):
-            local = component(each._value)
-            if local is not self._copies[each]:
-                with tf.device(local.device):
-                    local.assign(value, read_value=False)
+        for local, value in zip(variables, values, strict=True):
+            native = component(local._value)
+            if native is not self._copies[local]:
+                with tf.device(native.device):
+                    native.assign(value, read_value=False)
         variables_lib.copy_to_towers(variables)
 
     def send(
@@ -253,15 +288,15 @@ class ServerVariables:
     def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
         before = []
         try:
-            for each in self._held(variables):
-                if each._value is not self._copies[each]:
+            for local in self._held(variables):
+                if local._value is not self._copies[local]:
                     # Recorded first, so that a Ctrl-C is undone, too.
-                    before.append((each, each._value))
-                    each._value = self._copies[each]
+                    before.append((local, local._value))
+                    local._value = self._copies[local]
             yield
         finally:
-            for each, value in before:
-                each._value = value
+            for local, value in before:
+                local._value = value
 
     @contextlib.contextmanager
     def at_servers(
@@ -299,10 +334,10 @@ def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     least = max(settings.PART_BYTES, sum(sizes) / PARTS)
     parts: list[list[keras.Variable]] = []
     left = 0.0
-    for each, size in zip(reversed(trained), reversed(sizes), strict=True):
+    for weight, size in zip(reversed(trained), reversed(sizes), strict=True):
         if left <= 0:
             parts.append([])
             left = least
-        parts[-1].append(each)
+        parts[-1].append(weight)
         left -= size
     return parts if len(parts) > 1 else []

@@ -1,0 +1,110 @@
+"""Whether ranks run the same versions, and the same script."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from keras_towers._imports import packages
+from keras_towers.errors import TowerError
+from keras_towers.rendezvous import store
+
+logger: logging.Logger = logging.getLogger("keras_towers")
+
+# How many parts of a version have to be the same; None: all of them. With other
+# differences ranks may train alike, and do so with a warning.
+_SAME: dict[str, int | None] = {
+    **{"TensorFlow": 2, "Keras": 2},
+    **{"keras_towers": None, "Horovod": None, "BytePS": None},
+}
+
+
+@functools.cache
+def process_facts(engine: str = "") -> dict[str, str]:
+    """What this process runs, which should be the same on all ranks."""
+    import keras_towers
+
+    found = {
+        "TensorFlow": _version("tensorflow"),
+        "Keras": _version("keras"),
+        "keras_towers": keras_towers.__version__,
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+    if engine:
+        found[engine] = _version(engine.lower())
+    # Of a notebook or a command line there is none.
+    with contextlib.suppress(OSError):
+        script = Path(*sys.argv[:1])
+        digest = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
+        found["script"] = f"{script.name} ({digest})"
+    return found
+
+
+def _version(module: str) -> str:
+    """The version of a module that may not have been imported."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return version or ", ".join(packages(module).values())
+
+
+def compare_facts(
+    me: str,
+    my_facts: Mapping[str, str],
+    other: str,
+    their_facts: Mapping[str, str],
+    *,
+    warns: bool = True,
+) -> None:
+    """Compare the facts of two ranks, and refuse what may not train alike."""
+    refused, warned = [], []
+    for name in dict.fromkeys((*my_facts, *their_facts)):
+        parts = _SAME.get(name)
+        ours = my_facts.get(name, "").split(".")
+        theirs = their_facts.get(name, "").split(".")
+        if name in _SAME and ours[:parts] != theirs[:parts]:
+            refused.append(name)
+        elif ours != theirs:
+            warned.append(name)
+
+    def differs(names: Sequence[str]) -> str:
+        one, two = (
+            " and ".join(
+                f"{n} {facts[n]}" if n in facts else f"no {n}" for n in names
+            )
+            for facts in (my_facts, their_facts)
+        )
+        return f"{me} has {one}, but {other} has {two}"
+
+    if refused:
+        raise TowerError(
+            f"{differs(refused)}, and they may not train alike: install the "
+            "same versions everywhere."
+        )
+    if warned and warns:
+        logger.warning("%s: results may differ.", differs(warned))
+
+
+def compare_with_first_rank(engine: str) -> None:
+    """Compare this rank with the one of its job that has come first.
+
+    Before the engine connects, which other versions of it may not survive.
+    Nobody waits: so does a worker that joins an elastic job, and the others
+    need not know of it.
+    """
+    server = store.from_environment()
+    if server is None or not server.signed:
+        return  # Once connected, the ranks compare by the engine.
+    me = "rank {RANK} on {HOSTNAME}".format_map(
+        {
+            name: os.environ.get(f"HOROVOD_{name}", "?")
+            for name in ("RANK", "HOSTNAME")
+        }
+    )
+    my_facts = process_facts(engine)
+    other, their_facts = server.first(store.FACTS, (me, my_facts))
+    compare_facts(me, my_facts, other, their_facts)

@@ -1,0 +1,163 @@
+"""Workers that apply their own gradients to the weights on the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from keras_towers.errors import TowerError
+from keras_towers.fit.contract import UpdateCall
+from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
+from keras_towers.replicas.averages import refuse_without_update
+from keras_towers.replicas.resources import Functions, after_writes
+from keras_towers.replicas.servers.barrier import LEFT, Barrier
+from keras_towers.replicas.servers.served_model import ServedModel
+from keras_towers.replicas.servers.session import WorkerUpdates
+
+logger = logging.getLogger("keras_towers")
+
+
+class DirectUpdates(WorkerUpdates):
+    """Every worker updates the weights on the servers by itself.
+
+    All workers come to a barrier when they have read the weights, and when they
+    have updated them. Where nobody waits for others, each has a barrier of its
+    own, which knows where a worker that comes back was.
+    """
+
+    def __init__(self, served: ServedModel, sync: bool):
+        self._served = served
+        self._sync = sync
+        self.epochs_together = sync and served.splits_batches
+        size = served.peers.size
+        self.spare = 0 if sync else size
+        name, device, rank = served.name, served.server, served.rank
+        if sync:
+            self._barrier = Barrier(f"{name}/barrier", device, rank, size)
+            self._barriers = [self._barrier]
+        else:
+            self._barriers = [
+                Barrier(f"{name}/barrier_{other}", device, 0, 1)
+                for other in range(size)
+            ]
+            self._barrier = self._barriers[rank]
+        self.notes = self._barrier
+        self._visits: int | None = None
+        self._taken = False
+
+    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        for optimizer in optimizers:
+            if takes_turns(optimizer, self._served.variables.trained):
+                raise TowerError(
+                    f"the optimizer {optimizer.name!r} accumulates gradients, "
+                    "averages weights, scales the loss or has a constraint to "
+                    "obey, which workers cannot do at the same time: use "
+                    "SyncReplicasStrategy, which updates once for all of them."
+                )
+            if self._sync and self._served.rank == 0:
+                _warn_of_differences(optimizer)
+
+    def begin(self, fit: int) -> None:
+        for index, barrier in enumerate(self._barriers):
+            self._served.calls(("begin", index), barrier.begin)
+
+    def come_back(self) -> int | None:
+        self._visits = self._count_visits()
+        if self._visits == LEFT:
+            self._served.workers.wait_for_end()
+            return None
+        # One more than twice its steps, unless it has not read the weights that
+        # its last one led to.
+        return self._visits // 2
+
+    def _count_visits(self) -> int:
+        (visits,) = self._served.calls("enter", self._barrier.enter)
+        return int(visits)
+
+    def enter(self) -> bool:
+        visits, self._visits = self._visits, None
+        if visits is None:
+            visits = self._count_visits()
+        if visits == 0:
+            self._served.calls("first", self._read_first)
+        elif visits % 2:
+            self._served.calls("wait", lambda: self._barrier.wait())
+        return visits > 0 and visits % 2 == 0
+
+    def _read_first(self) -> None:
+        variables = self._served.variables
+        values = variables.read(variables.trained)
+        self.have_read(values)
+        variables.write_here(variables.trained, values)
+
+    @contextlib.contextmanager
+    def trace_step(self) -> Iterator[None]:
+        self._taken = False
+        yield
+        variables, barrier = self._served.variables, self._barrier
+        if variables.trained and not self._taken:
+            refuse_without_update("which updates the weights on the servers")
+        # Of each part as soon as its updates have been made, wherever they are.
+        for index, part in enumerate(variables.parts):
+            with tf.control_dependencies(variables.read(part)):
+                barrier.publish(
+                    barrier.rank, barrier.end_of_step_count(), index
+                )
+        with after_writes():
+            barrier.arrive()
+
+    def take(self, call: UpdateCall) -> None:
+        self._taken = True
+        variables = self._served.variables
+        there = variables.at_servers(call.optimizer, call.variables)
+        with there, atomic.filled(True):
+            call.run()
+
+    def due(self) -> tf.Tensor:
+        return self._barrier.end_of_step_count()
+
+    def wait(self, number: tf.Tensor) -> tf.Tensor:
+        with tf.device(self._served.server):
+            return tf.reduce_max(self._barrier.wait(number))
+
+    def have_read(self, values: Sequence[tf.Tensor]) -> None:
+        # What has been read stays as it was while it is sent.
+        with tf.control_dependencies(values):
+            arrived = self._barrier.arrive()
+        with tf.control_dependencies(arrived):
+            self._barrier.wait()
+
+    def leave(self) -> None:
+        # Also once the chief has ended the fit.
+        Functions(self._served.workers.run)("leave", self._barrier.leave)
+
+
+def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
+    """Say why the weights will not be those of one device, if they will not."""
+    config = optimizer.get_config()
+    reasons = [
+        f"{name}={config[name]}"
+        for name in (
+            "momentum",
+            "weight_decay",
+            "clipnorm",
+            "global_clipnorm",
+            "clipvalue",
+        )
+        if config.get(name)
+    ]
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        reasons.insert(0, type(optimizer).__name__)
+    if isinstance(config.get("learning_rate"), dict):
+        reasons.append("a schedule of learning rates, which counts updates")
+    if reasons:
+        logger.warning(
+            "every worker updates the weights by itself, several times a step: "
+            "with %s they will not be those of one device. "
+            "SyncReplicasStrategy updates once a step.",
+            ", ".join(reasons),
+        )
