@@ -64,22 +64,12 @@ def rule(*types: str) -> Callable[[FunctionT], FunctionT]:
 
 def axes(*types: str) -> Callable[[FunctionT], FunctionT]:
     """Register a function that names the axes that operations share."""
-
-    def add(function: FunctionT) -> FunctionT:
-        AXES.update(dict.fromkeys(types, function))
-        return function
-
-    return add
+    return _set_in(AXES, types)
 
 
 def shape_of(*types: str) -> Callable[[FunctionT], FunctionT]:
     """Register a function that returns the shape of operations' outputs."""
-
-    def add(function: FunctionT) -> FunctionT:
-        SHAPES.update(dict.fromkeys(types, function))
-        return function
-
-    return add
+    return _set_in(SHAPES, types)
 
 
 def notes(*types: str) -> Callable[[FunctionT], FunctionT]:
@@ -97,6 +87,16 @@ def _added_to(
     def add(function: FunctionT) -> FunctionT:
         for type_ in types:
             functions.setdefault(type_, []).append(function)
+        return function
+
+    return add
+
+
+def _set_in(
+    functions: dict[str, Any], types: Sequence[str]
+) -> Callable[[FunctionT], FunctionT]:
+    def add(function: FunctionT) -> FunctionT:
+        functions.update(dict.fromkeys(types, function))
         return function
 
     return add
