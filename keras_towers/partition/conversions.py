@@ -140,39 +140,42 @@ class Converter:
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
         """Give blocks an axis of their own, ahead of that of their rows."""
-        blocks = self.builder.constant(layout.blocks, SIZE)
-        rows = self.times(layout.rows, units)
-        return self._reshaped(tensor, shape, layout.axis, 1, [blocks, rows])
+        axis, rows = layout.axis, self.times(layout.rows, units)
+        sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
+        return self._reshaped(tensor, sizes, axis, -1)
 
     def _blocks_joined(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        rows = self.times(layout.count, units)
-        axis = layout.axis
-        apart = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
-        return self._reshaped(tensor, apart, axis, 2, [rows])
+        axis, rows = layout.axis, self.times(layout.count, units)
+        sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
+        return self._reshaped(tensor, sizes, axis, 1)
 
     def _reshaped(
-        self,
-        tensor: Tensor,
-        shape: Sequence[Any],
-        axis: int,
-        count: int,
-        sizes: Sequence[Tensor],
+        self, tensor: Tensor, sizes: Sequence[Any], axis: int, shift: int
     ) -> Tensor:
-        """Replace some axes of a tensor by axes of other sizes."""
-        build = self.builder
-        before = build.op("Shape", [tensor], is_repeated=True, out_type=SIZE)
-        target = [
-            build.constant(size, SIZE)
-            if isinstance(size, int)
-            else self.entry(before, index)
-            for index, size in enumerate(shape)
-        ]
-        target[axis : axis + count] = sizes
-        known = [*static(shape)]
-        known[axis : axis + count] = [None] * len(sizes)
-        return build.op("Reshape", [tensor, self.vector(target, SIZE)], known)
+        """Return a tensor of other sizes.
+
+        Args:
+            tensor: it.
+            sizes: tensors, or sizes in symbols; those that are not known are
+                those of the tensor.
+            axis: the first axis that has another size.
+            shift: by how much axes behind it were more to the right.
+        """
+        before = self.builder.op(
+            "Shape", [tensor], is_repeated=True, out_type=SIZE
+        )
+        target = []
+        for index, size in enumerate(sizes):
+            if isinstance(size, int):
+                size = self.builder.constant(size, SIZE)
+            elif not isinstance(size, Tensor):
+                at = index if index < axis else index + shift
+                size = self.entry(before, at)
+            target.append(size)
+        given = [tensor, self.vector(target, SIZE)]
+        return self.builder.op("Reshape", given, static(sizes))
 
     def local(self, value: Value) -> Tensor:
         """Return the value of one device where a tower uses it."""
