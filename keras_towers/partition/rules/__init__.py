@@ -1,7 +1,7 @@
 """What operations make of rows and of parts of sums, by families."""
 
 from keras_towers.partition.rules import (  # noqa: F401
-    batches,
+    batched,
     control_flow,
     draws,
     elementwise,
