@@ -162,10 +162,10 @@ def _is_named(name: str, wanted: str) -> bool:
     """Whether a name, possibly without job, task and index, is a device's."""
     known = tf.DeviceSpec.from_string(name)
     try:
-        asked = tf.DeviceSpec.from_string(wanted)
+        spec = tf.DeviceSpec.from_string(wanted)
         # This process may be a task of a cluster.
         task = known.replace(device_type=None, device_index=None)
-        full = task.make_merged_spec(asked).to_string()
+        full = task.make_merged_spec(spec).to_string()
         return canonical(full) == canonical(name)
     except ValueError:
         return False

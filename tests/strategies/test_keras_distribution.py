@@ -189,15 +189,15 @@ class Joined:
 
 def test_devices_of_a_job(monkeypatch):
     monkeypatch.setattr(distribution_lib, "_job", Joined)
-    own = distribution_lib._own
+    of_rank = distribution_lib._devices_of_rank
     names = keras.distribution.list_devices()
     assert names == [f"cpu:{index}" for index in range(16)]
     assert keras.src.backend.distribution_lib.num_processes() == 2
-    assert own(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
-    assert own(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
+    assert of_rank(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
+    assert of_rank(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
     for wrong in (["cpu:0"], ["cpu:0", "cpu:8", "cpu:9"]):
         with pytest.raises(kt.TowerError, match="each of the 2 processes"):
-            own(wrong, 1, 2)
+            of_rank(wrong, 1, 2)
 
 
 def test_a_job_is_joined_before_training(monkeypatch, caplog):
