@@ -35,7 +35,7 @@ from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import SeenByKeras
 from keras_towers.fit.context import patches, traced
 from keras_towers.fit.update import optimizers as optimizers_lib
-from keras_towers.partition.own_mean import own_mean
+from keras_towers.partition.rules.means import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
