@@ -133,8 +133,8 @@ def refused(fn, traced):
 @pytest.mark.parametrize(
     ("first", "second", "here", "there", "traced"),
     [
-        (made(), made("odd"), "'odd' [2] float32", "no such variable", True),
-        (None, made(), "'extra' [2] float32", "no such variable", False),
+        (made(), made("odd"), "'odd' [2] float32", "'extra' [2]", True),
+        (None, made(), "'extra' [2] float32", "creates nothing", False),
         (made(), None, "creates nothing", "'extra' [2] float32", True),
         (made(), made(dtype="float64"), "[2] float64", "[2] float32", False),
         (made(), made("extra", lambda: tf.ones((3, 1))), "[3, 1]", "[2]", True),

@@ -3,182 +3,145 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import building
-from keras_towers.fit.calls.call import SeenByKeras, refuse_empty
-from keras_towers.fit.calls.synchronous import run_alone
+from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls.synchronous import TowerCalls, run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
-from keras_towers.fit.update.reduce import UpdateOnce
-from keras_towers.fit.weights.adoption import Adoption
+from keras_towers.fit.data.iterator import Undistributed
+from keras_towers.fit.update.reduce import WeightUpdate
 
 
-class NoOpCalls:
+class NoOpCalls(TowerCalls):
     """Runs Keras's methods, with empty steps for training and validation."""
 
-    # Keras's own method runs epochs, counts steps and calls callbacks; only its
-    # iterator and step function are replaced.
-    alone: bool = False
+    # Keras's own method runs epochs, counts steps and calls callbacks; only the
+    # step function is replaced, and the data where it need not be read.
 
-    def __init__(self, update: UpdateOnce, logs: Mapping[str, float]):
-        self._strategy = update.config.strategy
+    def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
         # The block may be a trial of what is to be trained after it.
-        self.adoption: Adoption = Adoption(update.config, update, keeps=False)
+        super().__init__(update, keeps=False)
         self._logs = logs
 
-    def run(self, asked: KerasCall) -> Any:
-        model, trains = asked.model, asked.trains
+    @property
+    def alone(self) -> bool:
+        return False
+
+    def run(self, keras_call: KerasCall) -> Any:
+        model, arguments = keras_call.model, keras_call.arguments
         if "_maybe_symbolic_build" not in vars(model):
             # It is shadowed only during a fit, whose callbacks may call this.
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
         # Keras passes this argument where fit itself calls evaluate.
-        if not trains and not asked.given.get("_use_cached_eval_dataset"):
+        in_fit = arguments.get("_use_cached_eval_dataset")
+        if not keras_call.trains and not in_fit:
             # A callback may call it during fit: undo the shadows of that.
             names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
             own = {n: getattr(type(model), n).__get__(model) for n in names}
             with patches.shadowed(model, {"_distribute_strategy": None, **own}):
-                return run_alone(asked)
-        call = _NoOpCall(self._strategy, asked, self._logs)
-        optimizer = getattr(model, "optimizer", None) if trains else None
+                return run_alone(keras_call)
+        call = _NoOpCall(self._config.strategy, keras_call, self._logs)
+        optimizer = getattr(model, "optimizer", None)
         ends = {"finalize_variable_values": lambda variables: None}
+        if optimizer is None or not keras_call.trains:
+            ends = {}
         with (
             patches.shadowed(model, call.shadows()),
-            patches.shadowed(optimizer, ends if optimizer else {}),
+            patches.shadowed(optimizer, ends),
         ):
-            return run_alone(asked)
+            return run_alone(keras_call)
 
 
 class _NoOpCall:
     """Replaces Keras's steps during one call."""
 
     def __init__(
-        self, strategy: Strategy, asked: KerasCall, logs: Mapping[str, float]
+        self,
+        strategy: Strategy,
+        keras_call: KerasCall,
+        logs: Mapping[str, float],
     ):
         self._strategy = strategy
-        self._asked = asked
+        self._keras_call = keras_call
         self._logs = logs
+        arguments = keras_call.arguments
+        self._has_data = arguments.get("x") is not None
+        if keras_call.kind == "fit":
+            self._check_steps(arguments)
+
+    def _check_steps(self, arguments: dict[str, Any]) -> None:
+        for name in ("steps_per_epoch", "batch_size"):
+            # Keras treats a negative number of steps as None.
+            if (arguments.get(name) or 0) < 0:
+                raise TowerError(
+                    f"{name}={arguments[name]!r} is not allowed: give a whole "
+                    "number, 1 or more, or None."
+                )
+        if not self._has_data:
+            if not arguments.get("steps_per_epoch"):
+                raise TowerError(
+                    "fit was given neither data nor a number of steps: give "
+                    "steps_per_epoch, or data to count the steps of."
+                )
+            arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
+            arguments["shuffle"] = False
 
     def shadows(self) -> dict[str, Any]:
-        trains = self._asked.trains
-        name = "train_function" if trains else "test_function"
+        """Return the model attributes to shadow, by name."""
+        name = "train_function" if self._keras_call.trains else "test_function"
         return {
-            "_distribute_strategy": SeenByKeras(self._strategy, self),
-            "_maybe_symbolic_build": self._begin if trains else _nothing,
+            # By it, fit's own call of evaluate comes back here.
+            "_distribute_strategy": call_lib.SeenByKeras(self._strategy, self),
+            "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,
-            f"make_{name}": _nothing,
+            f"make_{name}": lambda *args, **kwargs: None,
         }
 
-    def iterator(self, **kwargs: Any) -> Steps:
-        return Steps(**kwargs)
+    def iterator(self, **kwargs: Any) -> Any:
+        return compat.TFEpochIterator(Undistributed, **kwargs)
 
-    def is_step(self, fn: Any) -> bool:
-        return False
-
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        raise AssertionError("NoOpStrategy runs no step")
-
-    def _begin(
-        self, iterator: Steps | None = None, data_batch: Any = None
-    ) -> None:
-        kind, model = self._asked.kind, self._asked.model
+    def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
+        kind, model = self._keras_call.kind, self._keras_call.model
         if iterator is not None:
-            iterator.refuse_none(kind, model)
+            data_batch = iterator._distributed_dataset.element_spec
+            batches = iterator.data_adapter.num_batches
+            if batches == 0 and self._keras_call.trains:
+                call_lib.refuse_empty(kind, model)
+            # Keras treats a negative number of steps as None.
+            if batches is not None or (iterator.steps_per_epoch or 0) > 0:
+                _count_only(iterator, batches)
         # Callbacks may read the weights; nothing else is used.
-        if building.needs_build(model, "predict"):
-            batch = data_batch if iterator is None else iterator.spec()
-            if batch is not None:
-                building.build(model, batch, kind)
+        trains = self._keras_call.trains and self._has_data
+        if trains and call_lib.needs_build(model, "predict"):
+            call_lib.build(model, data_batch, kind)
 
     def _report(self, _: Any = None) -> dict[str, float]:
         return dict(self._logs)
 
     def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
-        steps = itertools.islice(
-            iterator, self._asked.model.steps_per_execution
-        )
-        if not sum(1 for _ in steps):
+        number = self._keras_call.model.steps_per_execution
+        if not sum(1 for _ in itertools.islice(iterator, number)):
             raise StopIteration
         return self._report()
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-class Steps(compat.TFEpochIterator):
-    """Counts the steps of an epoch; reads data only if its size is unknown."""
-
-    data_adapter: Any
-
-    def __init__(self, x: Any = None, **kwargs: Any):
-        self._given = {
-            name: kwargs.get(name) for name in ("steps_per_epoch", "batch_size")
-        }
-        self._has_data = x is not None
-        if x is None:
-            if not kwargs.get("steps_per_epoch"):
-                raise TowerError(
-                    "fit was given neither data nor a number of steps: give "
-                    "steps_per_epoch, or data to count the steps of."
-                )
-            x = tf.data.Dataset.from_tensors(0).repeat()
-            kwargs["shuffle"] = False
-        # TFEpochIterator.__init__ would make a dataset, which for some kinds
-        # of data reads batches.
-        super(compat.TFEpochIterator, self).__init__(x=x, **kwargs)
-        self._source = self.data_adapter
-        batches = self.data_adapter.num_batches
-        # Keras treats a negative steps_per_epoch as None.
-        self._reads = batches is None and (self.steps_per_epoch or 0) <= 0
-        if not self._reads:
-            self.data_adapter = _Unread(batches)
-
-    def refuse_none(self, kind: str, model: keras.Model) -> None:
-        """Reject training with zero steps an epoch."""
-        for name, value in self._given.items():
-            if value is not None and value < 0:
-                raise TowerError(
-                    f"{name}={value!r} is not allowed: give a whole number, 1 "
-                    "or more, or None."
-                )
-        if self.data_adapter.num_batches == 0:
-            refuse_empty(kind, model)
-
-    def spec(self) -> Any:
-        """Return the element spec of a batch, or None without data."""
-        if not self._has_data:
-            return None
-        return self._source.get_tf_dataset().element_spec
-
-    def _get_iterator(self) -> Any:
-        if self._reads:
-            return self.data_adapter.get_tf_dataset()
-        batches = self.data_adapter.num_batches
-        if batches is None:
-            return itertools.repeat(None)
-        return itertools.repeat(None, batches)
-
-
-class _Unread:
-    """A Keras data adapter for data that is never read."""
-
-    # The original adapter would start prefetching at the start of an epoch.
-
-    def __init__(self, num_batches: int | None):
-        self.num_batches = num_batches
-
-    def on_epoch_begin(self) -> None:
-        pass
-
-    def on_epoch_end(self) -> None:
-        pass
+def _count_only(iterator: Any, batches: int | None) -> None:
+    """Let an epoch iterator of Keras count steps without reading data."""
+    repeats = () if batches is None else (batches,)
+    iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
+    # Its own one would begin to read ahead when an epoch begins.
+    iterator.data_adapter = SimpleNamespace(
+        num_batches=batches,
+        on_epoch_begin=lambda: None,
+        on_epoch_end=lambda: None,
+    )
