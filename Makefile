@@ -94,7 +94,7 @@ bench: $(STAMP)
 
 # With Horovod, and with PyTorch and JAX where they are installed.
 field: engines
-	$(BIN)/python -m benchmarks field $(FIELD_ARGS)
+	$(BIN)/python -m benchmarks.field $(FIELD_ARGS)
 
 # Into site/; a link to nowhere is an error.
 docs: $(DOCS)

@@ -1,1 +1,1 @@
-"""The benchmarks of the documentation: ``python -m benchmarks``."""
+"""The benchmarks of the documentation."""

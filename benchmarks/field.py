@@ -1,9 +1,9 @@
-"""The field: other frameworks, loops by hand, and which of them count.
+"""The field: other frameworks, and loops by hand.
 
+``python -m benchmarks.field`` measures them beside this package's strategies.
 A row counts only if its losses are those of one device, after MLPerf's rule
 that figures of speed are compared only between trainings that reach the same
-result. The whole beginning of the curve has to agree, because a wrong mean
-over replicas shows in the second step.
+result.
 """
 
 # PyTorch and JAX are optional.
@@ -12,18 +12,16 @@ over replicas shows in the second step.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from keras_towers.bench import report
-from keras_towers.bench.compare import Comparison
+import typer
+
 from keras_towers.bench.models import Workload
-from keras_towers.bench.report import COLUMNS, Column, Spread
 from keras_towers.bench.rows import (
     ROWS,
     Row,
@@ -33,168 +31,27 @@ from keras_towers.bench.rows import (
     fit,
     keras_alone,
 )
-from keras_towers.bench.runner import Sample
+from keras_towers.bench.runner import Setting
+from keras_towers.cli import Command
+from keras_towers.cli.bench import (
+    BatchSize,
+    Device,
+    JsonPath,
+    Models,
+    On,
+    Repeats,
+    Steps,
+    Strategies,
+    Timeout,
+    Towers,
+    compare,
+)
 from keras_towers.errors import TowerError
-
-REFERENCE, FROZEN = "plain", "plain-frozen"
-# Of two losses, relative to the reference's. Other orders of summation stay far
-# below it; a mean over other examples, or another optimizer, far above.
-TOLERANCE = 1e-3
-# How many times that training has to change the losses, so that half of its
-# effect does not pass for all of it.
-_TELLING = 2
-FIELD_COLUMNS = {
-    "examples_per_s": Column(
-        "examples\n/s", "of the global batch, by the median step.", "{:.0f}"
-    ),
-    "efficiency": Column(
-        "effi-\nciency",
-        "throughput relative to n times one device of the same backend; none "
-        "where devices share cores.",
-        "{:.0f} %",
-        100,
-    ),
-    **{
-        name: COLUMNS[name]
-        for name in ("step_ms", "cost_ms", "first_step_s", "memory_mb")
-    },
-}
-
-
-class Field(Comparison):
-    """A comparison in which only rows with the reference's losses count."""
-
-    columns = FIELD_COLUMNS
-
-    def results(self) -> list[dict[str, Any]]:
-        """Return one result per row, model and number of devices."""
-        refused = self._refused()
-        results = report.summarize(self.rows, self.samples, refused)
-        devices = len(self.facts["gpus"])
-        if self.setting.device == "cpu":
-            devices = self.facts["cores"]
-        for result in results:
-            throughput = inverse(result["step_ms"], 1e3 * self.setting.batch)
-            count, plain = result["replicas"], result["to_plain"]
-            divides = 1 < count <= devices
-            result["examples_per_s"] = throughput
-            efficiency = inverse(plain, 1 / count) if divides else None
-            result["efficiency"] = efficiency
-        return [r for r in results if r["row"] != FROZEN]
-
-    def _refused(self) -> dict[tuple[str, int, str], str]:
-        """Say why rows do not count, by model, number of devices and name."""
-        ran = {
-            (s.cell.model, s.cell.row, s.cell.repeat): s.result
-            for s in self.samples
-            if s.cell.replicas == 1
-        }
-        refused = {}
-        for sample in self.samples:
-            cell = sample.cell
-            if self.rows[cell.row].alone or cell.row == FROZEN:
-                continue
-            reference, still = (
-                ran.get((cell.model, name, cell.repeat), {})
-                for name in (REFERENCE, FROZEN)
-            )
-            if why := why_not(sample, reference, still):
-                refused[cell.key] = why
-        return refused
-
-
-def inverse(spread: Spread | None, factor: float) -> Spread | None:
-    """Divide a factor by what was measured."""
-    if spread is None:
-        return None
-    return Spread(
-        factor / spread.median, factor / spread.high, factor / spread.low
-    )
-
-
-def why_not(
-    sample: Sample, reference: Mapping[str, Any], frozen: Mapping[str, Any]
-) -> str:
-    """Say why a sample does not count, or nothing.
-
-    Args:
-        sample: the sample.
-        reference: the reference's result; empty: it failed.
-        frozen: its result where weights stay as they are.
-    """
-    if sample.error:
-        return "failed"
-    if not reference or not frozen:
-        return "the reference failed"
-    why = difference(sample.result["losses"], reference["losses"])
-    if why or sample.cell.row == REFERENCE:
-        return why
-    return undecided(reference["losses"], frozen["losses"])
-
-
-def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
-    """Say where two curves differ first, or nothing if they agree.
-
-    Args:
-        losses: the loss of each step, as a mean over the global batch.
-        reference: the losses to agree with.
-
-    Example:
-        >>> difference([2.3, 1.0], [2.3, 2.1])
-        'loss differs from step 2 on (1.000 against 2.100)'
-    """
-    if not reference:
-        return "the reference has no losses"
-    if len(losses) != len(reference):
-        return f"{len(losses)} losses, against {len(reference)}"
-    for step, (mine, other) in enumerate(
-        zip(losses, reference, strict=True), 1
-    ):
-        # Infinity is no loss to agree on, and NaN agrees with nothing.
-        if not (math.isfinite(other) and _close(mine, other)):
-            shown = f"{mine:.3f} against {other:.3f}"
-            if f"{mine:.3f}" == f"{other:.3f}":
-                shown = f"{mine:.7g} against {other:.7g}"
-            return f"loss differs from step {step} on ({shown})"
-    return ""
-
-
-def undecided(reference: Sequence[float], frozen: Sequence[float]) -> str:
-    """Say why equal curves would not show that a row trains, or nothing.
-
-    Args:
-        reference: the loss of each step.
-        frozen: the same, where weights stay as they are.
-
-    Example:
-        >>> undecided([2.3, 2.2999, 2.2998], [2.3, 2.3, 2.3])
-        'training changes the loss by at most 0.0087% in 3 steps, ...'
-    """
-    moved = max(
-        (
-            abs(mine - other) / abs(other) if other else math.inf
-            for mine, other in zip(frozen, reference, strict=True)
-            if mine != other
-        ),
-        default=0.0,
-    )
-    if not moved < _TELLING * TOLERANCE:
-        return ""
-    return (
-        f"training changes the loss by at most {100 * moved:.2g}% in "
-        f"{len(reference)} steps, which would not show a row that does not "
-        "train: use a larger learning rate, which takes no longer"
-    )
-
-
-def _close(mine: float, other: float) -> bool:
-    return abs(mine - other) <= TOLERANCE * abs(other)
 
 
 def loop(
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
-    model: Any,
 ) -> Trainer:
     """Train with a custom loop, without metrics and callbacks."""
 
@@ -212,7 +69,7 @@ def loop(
                     times.first_step_s = time.perf_counter() - start
         return times
 
-    return Trainer(train, model)
+    return Trainer(train)
 
 
 @contextlib.contextmanager
@@ -248,7 +105,7 @@ def stock_loop(work: Workload) -> Iterator[Trainer]:
         return strategy.run(step, args=(x, y))
 
     data = tf.data.Dataset.from_tensor_slices(work.part()).batch(work.share)
-    yield loop(lambda steps: data.take(steps).prefetch(2), run, model)
+    yield loop(lambda steps: data.take(steps).prefetch(2), run)
 
 
 @contextlib.contextmanager
@@ -292,7 +149,7 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
         return loss.detach()
 
     try:
-        yield loop(batches, step, model)
+        yield loop(batches, step)
     finally:
         distributed.destroy_process_group()
 
@@ -328,22 +185,8 @@ def _averaging(optimizer: Any) -> Any:
     return Averaging.from_config(optimizer.get_config())
 
 
-def _drop_in(optimizer: Any) -> Any:
-    """Return the optimizer of a script written for Horovod."""
-    from keras_towers import horovod as hvd
-
-    hvd.init()
-    return hvd.DistributedOptimizer(optimizer)
-
-
-def _frozen(optimizer: Any) -> Any:
-    """Make an optimizer leave the weights as they are."""
-    optimizer.apply = lambda *args, **kwargs: None
-    return optimizer
-
-
 def _jax_devices(device: str, count: int) -> list[str]:
-    """Split a CPU into devices of JAX, or check that it sees the GPUs."""
+    """Split a CPU into devices of JAX, or name the GPUs."""
     if device == "cpu":
         os.environ["XLA_FLAGS"] = (
             f"--xla_force_host_platform_device_count={count} "
@@ -357,7 +200,6 @@ def _jax_devices(device: str, count: int) -> list[str]:
 
 
 def _torch_devices(device: str, count: int) -> list[str]:
-    """Use the CPU, or check that PyTorch sees the GPUs."""
     if device == "cpu":
         return ["cpu"]
     import torch
@@ -366,22 +208,14 @@ def _torch_devices(device: str, count: int) -> list[str]:
 
 
 def _gpus(backend: str, seen: int, count: int) -> list[str]:
+    # Both would train on the CPU.
     if seen < count:
-        raise TowerError(
-            f"{backend} sees {seen} GPUs instead of {count}: install its build "
-            "for GPUs"
-        )
+        raise TowerError(f"{backend} sees {seen} of {count} GPUs")
     return [f"gpu:{index}" for index in range(count)]
 
 
 _DEVICES = {"torch": _torch_devices, "jax": _jax_devices}
 _FIELD = [
-    Row(
-        "plain-frozen",
-        partial(keras_alone, wrap=_frozen),
-        "plain Keras, whose weights stay as they are",
-        Runs.ONE,
-    ),
     *(
         Row(
             f"plain-{backend}",
@@ -422,14 +256,6 @@ _FIELD = [
         Runs.RANKS,
         engine="horovod",
     ),
-    Row(
-        "horovod-drop-in",
-        partial(keras_alone, wrap=_drop_in),
-        "keras_towers.horovod.DistributedOptimizer",
-        Runs.RANKS,
-        ours=True,
-        engine="horovod",
-    ),
     *(
         Row(
             f"compute-{backend}",
@@ -451,3 +277,54 @@ FIELD: dict[str, Row] = {
     for row in (*ROWS.values(), *_FIELD)
     if row.name not in _OTHERS
 }
+
+_COLUMNS = (
+    "examples_per_s",
+    "efficiency",
+    "step_ms",
+    "cost_ms",
+    "first_step_s",
+    "memory_mb",
+)
+app = typer.Typer(add_completion=False)
+
+
+@app.command(cls=Command)
+def main(
+    models: Models = "small,large,cnn",
+    towers: Towers = "auto",
+    strategies: Strategies = "default",
+    steps: Steps = 60,
+    batch_size: BatchSize = 64,
+    repeats: Repeats = 1,
+    device: On = Device.AUTO,
+    timeout: Timeout = 300,
+    json_path: JsonPath = None,
+) -> None:
+    """Compare frameworks on the same model, weights and data.
+
+    A row counts only if its losses are those of one device. On CPUs a device is
+    a core, and all steps wait for their losses.
+    """
+    compare(
+        FIELD,
+        Setting(
+            device,
+            batch_size,
+            steps,
+            timeout,
+            repeats,
+            frameworks=True,
+            rows="benchmarks.field:FIELD",
+        ),
+        _COLUMNS,
+        json_path,
+        models=models,
+        towers=towers,
+        processes=towers,
+        strategies=f"plain,{strategies}",
+    )
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.field")

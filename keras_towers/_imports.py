@@ -53,10 +53,10 @@ def check() -> None:
 
 def packages(module: str) -> dict[str, str]:
     """The installed packages that contain a module, and their versions."""
-    found = metadata.packages_distributions().get(module, [])
+    names = metadata.packages_distributions().get(module, [])
     # They may be written with underscores.
     return {
-        name.lower().replace("_", "-"): metadata.version(name) for name in found
+        name.lower().replace("_", "-"): metadata.version(name) for name in names
     }
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from keras_towers._imports import packages
 from keras_towers.errors import CompatibilityError
 
-KNOWN_TO_WORK = "TensorFlow 2.20 and 2.21 with Keras 3.14 and 3.15"
+TESTED_VERSIONS = {"TensorFlow": ("2.20", "2.21"), "Keras": ("3.14", "3.15")}
+"""The first and the last version of each that is known to work."""
 
 TABLE: dict[str, set[str]] = {}
 """The names in use of each object, by the object's path."""
@@ -70,14 +71,21 @@ def _gone(what: str) -> CompatibilityError:
     return CompatibilityError(
         f"keras_towers needs {what}, which is missing in the installed "
         f"versions ({_installed_versions()}). It is known to work with "
-        f"{KNOWN_TO_WORK}: install one of these, or a newer keras_towers."
+        f"{tested_versions()}: install one of these, or a newer keras_towers."
+    )
+
+
+def tested_versions() -> str:
+    """Name the versions that are known to work."""
+    return " and ".join(
+        f"{name} {first} to {last}"
+        for name, (first, last) in TESTED_VERSIONS.items()
     )
 
 
 def _installed_versions() -> str:
-    found = packages("tensorflow")
-    found |= packages("keras")
-    named = [f"{name} {version}" for name, version in found.items()]
+    installed = packages("tensorflow") | packages("keras")
+    named = [f"{name} {version}" for name, version in installed.items()]
     return ", ".join(named) or "neither TensorFlow nor Keras"
 
 
@@ -349,7 +357,6 @@ in_stateless_scope = resolve(
 _GLOBAL = f"{_KERAS}.backend.common.global_state"
 global_state = resolve(_GLOBAL, "set_global_attribute")
 get_global_attribute = resolve(f"{_GLOBAL}:get_global_attribute")
-set_global_attribute = resolve(f"{_GLOBAL}:set_global_attribute")
 distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
 resolve("keras.distribution:DataParallel", "_is_multi_process")
 

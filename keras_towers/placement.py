@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import logging
 import math
@@ -11,9 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
-
-from keras_towers.devices import as_whole_number, canonical
-from keras_towers.errors import TowerError
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -23,7 +18,7 @@ SMALL_BYTES = 64 * 1024 * 4
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A variable by its own name, its bytes (0: unknown) and its device."""
+    """A variable by its name, its bytes (0: unknown) and its device."""
 
     name: str
     bytes: int
@@ -55,10 +50,6 @@ class LeastLoadedPlacement:
         devices: the devices to fill, in order.
         placed: every ``Placed`` variable, in the order of the calls.
 
-    Raises:
-        TowerError: no devices, an invalid or repeated device name, or a
-            ``small_bytes`` that is not a whole number of at least 0.
-
     Example:
         >>> place = LeastLoadedPlacement(["/device:GPU:0", "/device:GPU:1"])
         >>> place("dense/kernel", (784, 512), "float32")
@@ -73,25 +64,17 @@ class LeastLoadedPlacement:
         small_device: str | None = None,
         small_bytes: int = SMALL_BYTES,
     ):
-        known = _checked_devices(devices)
-        self.devices: tuple[str, ...] = tuple(known)
-        if small_device is not None:
-            # Count its load under one name, even if it is spelled differently.
-            names = {_parts(name): name for name in known}
-            small_device = names.get(_parts(small_device), small_device)
-            known.append(small_device)
+        self.devices: tuple[str, ...] = tuple(devices)
         self.placed: list[Placed] = []
         self._small_device = small_device
-        self._small_bytes = _checked_bytes(small_bytes)
-        self._bytes = dict.fromkeys(known, 0)
-        self._numbers = dict.fromkeys(known, 0)
-        self._names: dict[str, Placed] = {}
+        self._small_bytes = small_bytes
+        self.clear()
 
     def __call__(self, name: str, shape: Any, dtype: Any) -> str:
         """Assign a device to a variable.
 
         Args:
-            name: its name for ``device_of`` and warnings.
+            name: its name.
             shape: its shape, which may be partly known, or None.
             dtype: its dtype.
 
@@ -117,9 +100,7 @@ class LeastLoadedPlacement:
             )
         self._bytes[device] += bytes_
         self._numbers[device] += 1
-        placed = Placed(self._own_name(name), bytes_, device)
-        self._names[placed.name] = placed
-        self.placed.append(placed)
+        self.placed.append(Placed(name, bytes_, device))
         return device
 
     @property
@@ -127,28 +108,14 @@ class LeastLoadedPlacement:
         """The bytes that each device holds."""
         return dict(self._bytes)
 
-    def device_of(self, name: str) -> str:
-        """Return the device of a variable.
-
-        Args:
-            name: its name; the second one with that name is ``name_1``.
-
-        Raises:
-            TowerError: no variable with this name was placed.
-        """
-        if name not in self._names:
-            raise TowerError(
-                f"no variable {name!r} was placed. Placed variables: "
-                f"{', '.join(self._names) or 'none'}."
-            )
-        return self._names[name].device
-
     def clear(self) -> None:
         """Forget all variables."""
         self.placed.clear()
-        self._names.clear()
-        self._bytes = dict.fromkeys(self._bytes, 0)
-        self._numbers = dict.fromkeys(self._numbers, 0)
+        known = [*self.devices]
+        if self._small_device is not None:
+            known.append(self._small_device)
+        self._bytes = dict.fromkeys(known, 0)
+        self._numbers = dict.fromkeys(known, 0)
 
     def describe(self) -> str:
         """Return a table of the variables and bytes on each device.
@@ -170,60 +137,10 @@ class LeastLoadedPlacement:
             for device, number, bytes_ in rows
         )
 
-    def _own_name(self, name: str) -> str:
-        own, number = name, 0
-        while own in self._names:
-            number += 1
-            own = f"{name}_{number}"
-        return own
-
 
 def byte_size(shape: Any, dtype: Any) -> int | None:
     """The size of a variable in bytes, None if its shape or dtype has none."""
-    shape, each = tf.TensorShape(shape), tf.as_dtype(dtype).size
-    if not shape.is_fully_defined() or not each:
+    shape, item_bytes = tf.TensorShape(shape), tf.as_dtype(dtype).size
+    if not shape.is_fully_defined() or not item_bytes:
         return None
-    return math.prod(shape.as_list()) * each
-
-
-def _checked_devices(devices: Any) -> list[str]:
-    """Return device names as a list; refuse none, and those named twice."""
-    several = isinstance(devices, Iterable) and not isinstance(devices, str)
-    names = list(devices) if several else []
-    if not names:
-        given = names if several else devices
-        raise TowerError(
-            f"devices={given!r} names no devices: give a list of at least "
-            "one name, such as '/device:CPU:0'."
-        )
-    numbers = collections.Counter(map(_parts, names))
-    doubled = dict.fromkeys(n for n in names if numbers[_parts(n)] > 1)
-    if doubled:
-        raise TowerError(
-            f"devices={names!r} has {', '.join(doubled)} more than once: "
-            "name each device once."
-        )
-    return names
-
-
-def _parts(name: Any) -> tuple:
-    """The parts of a device name, independent of its spelling."""
-    if isinstance(name, str) and name.startswith("/"):
-        with contextlib.suppress(ValueError):
-            parts = canonical(name)
-            if parts[3] is not None or "/job:" in name:
-                return parts
-    raise TowerError(
-        f"{name!r} is not a device name: give one such as "
-        "'/device:GPU:0' or '/job:ps/task:1/device:CPU:0'."
-    )
-
-
-def _checked_bytes(small_bytes: Any) -> int:
-    number = as_whole_number(small_bytes)
-    if number is None or number < 0:
-        raise TowerError(
-            f"small_bytes={small_bytes!r} is not allowed: give a whole number "
-            "of bytes, 0 or more."
-        )
-    return number
+    return math.prod(shape.as_list()) * item_bytes

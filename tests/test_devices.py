@@ -51,7 +51,7 @@ def test_every_way_to_name_towers(towers, cpus):
     ],
     ids=str,
 )
-def test_bad_towers(towers, expected):
+def test_towers_that_cannot_be_are_refused(towers, expected):
     with pytest.raises(kt.TowerError) as error:
         kt.TowerStrategy(towers)
     for part in expected:
@@ -119,13 +119,13 @@ def test_the_last_call_of_virtual_towers_counts(devices):
         assert kt.TowerStrategy().num_towers == number
 
 
-def test_bad_number_of_virtual_towers():
+def test_a_wrong_number_of_virtual_towers_is_refused():
     for towers in (0, True, 2.0, None):
         with pytest.raises(kt.TowerError, match="whole number, 1 or more"):
             kt.virtual_towers(towers)
 
 
-def test_virtual_towers_too_late():
+def test_virtual_towers_after_tensorflow_has_started_are_refused():
     said = rf"virtual_towers\({TOWERS + 1}\) .* too late.*{TOWERS} CPU"
     with pytest.raises(kt.TowerError, match=said):
         kt.virtual_towers(TOWERS + 1)

@@ -1,40 +1,244 @@
-"""A comparison of strategies, from the options to the report."""
+"""A comparison of strategies: its measurements, results and tables."""
 
 from __future__ import annotations
 
 import json
+import math
 import signal
+import statistics
 import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from keras_towers.bench import report
-from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import Row, Runs, find
-from keras_towers.bench.runner import (
-    Sample,
-    Setting,
-    plan,
-    run_cell,
-    store,
-)
+from keras_towers.bench.rows import Row, Runs
+from keras_towers.bench.runner import Sample, Setting, plan, run_cell, store
 from keras_towers.doctor import probe
-from keras_towers.errors import TowerError
 from keras_towers.system import handled
 
-_MOST_DEVICES = 8
+# A measurement of one row, by repeat.
+Repeats = Mapping[int, float]
+# Of two losses, relative to plain Keras's. Other orders of summation stay far
+# below it; a mean over other examples, or another optimizer, far above.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of several repeats, and their minimum and maximum."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Summarize one value per repeat; None if there are no values."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(statistics.median(known), min(known), max(known))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table, and its explanation below."""
+
+    title: str
+    legend: str
+    form: str = "{:.2f}"
+    # Whether the smallest and largest of all repeats are shown.
+    ranges: bool = False
+
+
+COLUMNS = {
+    "examples_per_s": Column(
+        "examples\n/s", "of the global batch, by the median step.", "{:.0f}"
+    ),
+    "efficiency": Column(
+        "effi-\nciency",
+        "throughput relative to n times one device of the same backend; none "
+        "where devices share cores.",
+        "{:.0%}",
+    ),
+    "step_ms": Column(
+        "ms",
+        "milliseconds from the start of one batch to the start of the next: "
+        "median over a run and its processes, then over all repeats.",
+    ),
+    "to_plain": Column(
+        "÷ plain",
+        "time relative to one device in the same repeat; next to it the "
+        "smallest and largest of all repeats.",
+        ranges=True,
+    ),
+    "to_stock": Column(
+        "÷ best\nstock",
+        "time relative to the fastest row of TensorFlow's own (*).",
+        ranges=True,
+    ),
+    "cost_ms": Column(
+        "above\ncompute",
+        "milliseconds above the compute row of the same repeat, where as many "
+        "processes train concurrently without exchanging anything.",
+        ranges=True,
+    ),
+    "first_step_s": Column(
+        "first\nstep",
+        "seconds from the call of fit to the end of its first batch, in a new "
+        "process, with all that is traced and compiled for it.",
+        "{:.1f} s",
+    ),
+    "epoch_cost_s": Column(
+        "epoch", "per-epoch overhead of fit, beside the steps.", "{:.2f} s"
+    ),
+    "memory_mb": Column(
+        "memory",
+        "growth of the resident memory at its peak, from before the model is "
+        "built, in all processes together.",
+        "{:.0f} MB",
+    ),
+}
+
+
+def summarize(
+    rows: Mapping[str, Row],
+    samples: Sequence[Sample],
+    batch: int,
+    devices: int,
+    exact: bool = False,
+) -> list[dict[str, Any]]:
+    """Combine all repeats into one result per row, in the order of samples.
+
+    Args:
+        rows: the rows, by name.
+        samples: what was measured.
+        batch: examples of a global batch.
+        devices: how many the machine has.
+        exact: whether a row counts only if its losses are those of plain Keras.
+    """
+    refused = _refused(rows, samples) if exact else {}
+    groups: dict[tuple[str, int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.cell.key, []).append(sample)
+    # The median step of each repeat that did not fail, of rows that count.
+    steps: dict[tuple[str, int, str], Repeats] = {
+        key: {
+            s.cell.repeat: statistics.median(s.result["step_ms"])
+            for s in repeats
+            if not (s.error or key in refused)
+        }
+        for key, repeats in groups.items()
+    }
+    results = []
+    for key, repeats in groups.items():
+        model, replicas, name = key
+        row, times = rows[name], steps[key]
+        stock = {
+            other: statistics.median(of.values())
+            for (*where, other), of in steps.items()
+            if where == [model, replicas] and of and rows[other].stock
+        }
+        best = min(stock, key=stock.__getitem__, default="")
+        plain = steps.get((model, 1, row.plain), {})
+        fastest = steps.get((model, replicas, best), {})
+        compute: Repeats = {}
+        if not row.alone:
+            compute = steps.get((model, replicas, row.compute), {})
+        measured = [s.result for s in repeats if not s.error]
+        counted = [] if key in refused else measured
+        results.append(
+            {
+                "model": model,
+                "replicas": replicas,
+                "row": name,
+                "examples_per_s": Spread.of(
+                    1e3 * batch / ms for ms in times.values()
+                ),
+                "efficiency": Spread.of(
+                    plain[r] / times[r] / replicas
+                    for r in times
+                    if r in plain and 1 < replicas <= devices
+                ),
+                "step_ms": Spread.of(times.values()),
+                "to_plain": ratio(times, plain),
+                "to_stock": ratio(times, fastest),
+                "cost_ms": Spread.of(
+                    times[r] - compute[r] for r in times if r in compute
+                ),
+                **{
+                    column: Spread.of(result[column] for result in counted)
+                    for column in ("first_step_s", "epoch_cost_s", "memory_mb")
+                },
+                "choice": measured[0].get("choice") if measured else None,
+                "best_stock": best,
+                "reason": refused.get(key, ""),
+                "error": next((s.error for s in repeats if s.error), ""),
+            }
+        )
+    return results
+
+
+def ratio(times: Repeats, others: Repeats) -> Spread | None:
+    """Divide two rows repeat by repeat, where both were measured."""
+    return Spread.of(times[r] / others[r] for r in times if r in others)
+
+
+def _refused(
+    rows: Mapping[str, Row], samples: Sequence[Sample]
+) -> dict[tuple[str, int, str], str]:
+    """Say why rows do not count, by model, number of devices and name."""
+    plain = {
+        (s.cell.model, s.cell.repeat): s.result.get("losses", ())
+        for s in samples
+        if s.cell.row == "plain"
+    }
+    refused = {}
+    for sample in samples:
+        cell = sample.cell
+        if rows[cell.row].alone or sample.error:
+            continue
+        reference = plain.get((cell.model, cell.repeat), ())
+        if why := difference(sample.result["losses"], reference):
+            refused[cell.key] = why
+    return refused
+
+
+def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
+    """Say where two curves differ first, or nothing if they agree.
+
+    The whole beginning of the curve has to agree, because a wrong mean over
+    replicas shows in the second step.
+
+    Args:
+        losses: the loss of each step, as a mean over the global batch.
+        reference: the losses to agree with; empty: there are none.
+
+    Example:
+        >>> difference([2.3, 1.0], [2.3, 2.1])
+        'loss differs from step 2 on (1 against 2.1)'
+    """
+    if not reference:
+        return "plain Keras failed"
+    pairs = zip(losses, reference, strict=True)
+    for step, (loss, wanted) in enumerate(pairs, 1):
+        # Infinity is no loss to agree on, and NaN agrees with nothing.
+        close = math.isclose(loss, wanted, rel_tol=TOLERANCE)
+        if not (math.isfinite(wanted) and close):
+            shown = f"{loss:.7g} against {wanted:.7g}"
+            return f"loss differs from step {step} on ({shown})"
+    return ""
 
 
 @dataclass
 class Comparison:
     """Rows, models and numbers of replicas, and their measurements."""
-
-    columns: ClassVar[Mapping[str, report.Column]] = report.COLUMNS
 
     rows: dict[str, Row]
     skipped: dict[str, str]
@@ -45,52 +249,6 @@ class Comparison:
     samples: list[Sample] = field(default_factory=list)
     complete: bool = False
     titles: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls,
-        rows: Mapping[str, Row],
-        setting: Setting,
-        *,
-        models: str,
-        towers: str | None,
-        processes: str | None,
-        strategies: str,
-    ) -> Self:
-        """Make a comparison from comma-separated options of a command."""
-        sources = _models(models)
-        given = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
-        numbers = {
-            Runs.ONE: [1],
-            Runs.DEVICES: _numbers("--towers", towers, 1),
-            Runs.RANKS: _numbers("--processes", processes, 2),
-        }
-        asked = {runs for runs, text in given.items() if text is not None}
-        chosen, skipped = _rows(rows, strategies, asked)
-        facts = probe.machine_facts(setting.timeout_s)
-        gpus, batch = len(facts["gpus"]), setting.batch
-        most = max(map(max, filter(None, numbers.values())))
-        if setting.device == "auto":
-            wanted = max(most, 2) if "auto" in given.values() else most
-            device = "gpu" if gpus >= wanted else "cpu"
-            setting = replace(setting, device=device)
-        on_gpus = setting.device == "gpu"
-        there = gpus if on_gpus else facts["cores"]
-        for runs, text in given.items():
-            if text == "auto":
-                # One core is enough for two devices, which then share it.
-                count = _shared(batch, max(2, min(there, _MOST_DEVICES)))
-                numbers[runs], most = [count], max(most, count)
-        if on_gpus and gpus < most:
-            raise TowerError(f"{most} GPUs are needed, {gpus} visible")
-        for count in (*numbers[Runs.DEVICES], *numbers[Runs.RANKS]):
-            if batch % count:
-                raise TowerError(
-                    f"{count} replicas cannot share --batch-size {batch} "
-                    "equally"
-                )
-        return cls(chosen, skipped, sources, numbers, setting, facts)
 
     def run(self, console: Console) -> None:
         """Measure all cells but those of rows that failed, or until Ctrl-C."""
@@ -106,9 +264,8 @@ class Comparison:
                 with ends, Progress(console=console, transient=True) as bar:
                     task = bar.add_task("models", total=len(cells))
                     for model, path in stored.items():
-                        told = store(model, path, self.setting)
-                        self.titles[model] = told["title"]
-                        self.notes += filter(None, [told["note"]])
+                        stored_model = store(model, path, self.setting)
+                        self.titles[model] = stored_model["title"]
                     for done, cell in enumerate(cells):
                         title = f"{cell.title} ({done + 1} of {len(cells)})"
                         bar.update(task, completed=done, description=title)
@@ -134,20 +291,85 @@ class Comparison:
 
     def results(self) -> list[dict[str, Any]]:
         """Return one result per row, model and number of replicas."""
-        return report.summarize(self.rows, self.samples)
+        on_cpu = self.setting.device == "cpu"
+        gpus, cores = len(self.facts["gpus"]), self.facts["cores"]
+        return summarize(
+            self.rows,
+            self.samples,
+            self.setting.batch,
+            cores if on_cpu else gpus,
+            self.setting.frameworks,
+        )
 
-    def show(self, console: Console) -> None:
-        """Print a table for each model, explanations, and failures."""
-        results, columns = self.results(), self.columns
-        report.show_results(console, self.rows, results, self.titles, columns)
-        skipped = [f"skipped: {n}: {why}" for n, why in self.skipped.items()]
-        where = probe.describe_machine(self.facts)
-        for line in (*self.notes, *skipped, where):
-            report.say(console, line)
-        report.show_failures(console, self.samples)
+    def show(self, console: Console, columns: Sequence[str]) -> None:
+        """Print a table for each model, and explain all that is in it."""
+        results = self.results()
+        shown = {
+            name: COLUMNS[name]
+            for name in columns
+            if any(result[name] for result in results)
+        }
 
-    def document(self) -> dict[str, Any]:
-        """Return options, machine and results, as written to JSON."""
+        def explain(text: str) -> None:
+            console.print(text, style="dim", highlight=False, markup=False)
+
+        for model, title in self.titles.items():
+            of_model = [r for r in results if r["model"] == model]
+            if of_model:
+                console.print(self._table(title, of_model, shown))
+        for column in shown.values():
+            explain(f"{column.title.replace(chr(10), ' ')}: {column.legend}")
+        for name in dict.fromkeys(result["row"] for result in results):
+            if self.rows[name].note:
+                explain(f"{name}: {self.rows[name].note}.")
+        for name, why in self.skipped.items():
+            explain(f"skipped: {name}: {why}")
+        explain(probe.describe_machine(self.facts))
+        for result in results:
+            kind = "failed" if result["error"] else "does not count"
+            if why := result["error"] or result["reason"]:
+                where = f"{result['model']}, {result['replicas']} replicas"
+                row = f"[red]{kind}:[/] {where}, {result['row']}"
+                console.print(row, highlight=False)
+                explain(why)
+
+    def _table(
+        self,
+        title: str,
+        results: Sequence[dict[str, Any]],
+        columns: Mapping[str, Column],
+    ) -> Table:
+        """Create a table with a section for each number of replicas."""
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("n", justify="right", no_wrap=True)
+        table.add_column("strategy", no_wrap=True)
+        for column in columns.values():
+            table.add_column(column.title, justify="right")
+        before = None
+        for result in results:
+            count = result["replicas"]
+            if before not in (None, count):
+                table.add_section()
+            cells = (_shown(result[n], column) for n, column in columns.items())
+            number = "" if count == before else str(count)
+            table.add_row(number, self._name(result), *cells)
+            before = count
+        return table
+
+    def _name(self, result: dict[str, Any]) -> str:
+        name, choice = result["row"], result["choice"]
+        text = f"[bold]{name}[/]" if self.rows[name].ours else name
+        # Some names already contain it.
+        if choice and not name.endswith(choice):
+            text += f" ({choice})"
+        if name == result["best_stock"]:
+            text += " *"
+        if result["error"]:
+            return f"{text} [red]failed[/]"
+        return f"{text} [red]✗[/]" if result["reason"] else text
+
+    def as_json(self) -> str:
+        """Return options, machine, measurements and results."""
         settings = {
             **asdict(self.setting),
             "models": self.models,
@@ -159,87 +381,20 @@ class Comparison:
             "machine": self.facts,
             "settings": settings,
             "skipped": self.skipped,
-            "notes": self.notes,
             "samples": self.samples,
             "results": self.results(),
         }
-        return json.loads(json.dumps(document, default=asdict))
-
-    def write(self, path: Path | None) -> None:
-        """Write the document to a file, if one is given."""
-        if path:
-            text = json.dumps(self.document(), indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
+        return json.dumps(document, default=asdict, indent=1) + "\n"
 
 
-def _models(text: str) -> list[str]:
-    """Split comma-separated names of models, and functions."""
-    names = _words(text)
-    known = ", ".join(MODELS)
-    if not names:
-        raise TowerError(f"no model given; choose {known}")
-    for name in names:
-        if name not in MODELS and ":" not in name:
-            raise TowerError(
-                f"unknown model '{name}'; choose {known}, or a function of "
-                "your own as MODULE:FUNCTION"
-            )
-    return names
-
-
-def _rows(
-    rows: Mapping[str, Row], text: str, asked: Collection[Runs]
-) -> tuple[dict[str, Row], dict[str, str]]:
-    """Return the rows to measure, and why default ones are not."""
-    able: dict[str, Row] = {}
-    skipped = {}
-    for name in _words(text):
-        if name == "default":
-            default = {
-                n: r for n, r in rows.items() if r.default and r.runs in asked
-            }
-            able |= {n: r for n, r in default.items() if not r.missing}
-            skipped = {n: r.missing for n, r in default.items() if r.missing}
-            continue
-        able[name] = row = find(rows, name)
-        if row.missing:
-            raise TowerError(f"{name}: {row.missing}")
-        if row.runs not in asked:
-            option = "--towers" if row.runs is Runs.DEVICES else "--processes"
-            raise TowerError(f"{name} needs {option} N")
-    if not able:
-        raise TowerError(f"no strategy given; choose {', '.join(rows)}")
-    # Those first that figures of others are relative to.
-    wanted = {row.plain for row in able.values()}
-    wanted |= {r.compute for r in able.values() if r.runs is Runs.RANKS}
-    return {n: r for n, r in rows.items() if n in wanted} | able, skipped
-
-
-def _words(text: str) -> list[str]:
-    """Split comma-separated words."""
-    words = (word.strip() for word in text.split(","))
-    return list(dict.fromkeys(filter(None, words)))
-
-
-def _numbers(option: str, text: str | None, least: int) -> list[int]:
-    """Parse comma-separated whole numbers from ``least``."""
-    if text in (None, "auto"):
-        return []
-    words = _words(text or "")
-    counts = sorted({int(word) for word in words if word.isdecimal()})
-    if not counts or counts[0] < least or not all(map(str.isdecimal, words)):
-        raise TowerError(
-            f"{option} takes whole numbers from {least}, not '{text}'"
-        )
-    return counts
-
-
-def _shared(batch: int, most: int) -> int:
-    """Return the largest number of devices that can share a batch equally."""
-    for count in range(most, 1, -1):
-        if batch % count == 0:
-            return count
-    raise TowerError(
-        f"no number of devices from 2 to {most} can share --batch-size "
-        f"{batch} equally"
+def _shown(spread: Spread | None, column: Column) -> str:
+    """Format a median and, where repeats are compared, their range."""
+    if spread is None:
+        return "–"
+    median, low, high = (
+        column.form.format(value)
+        for value in (spread.median, spread.low, spread.high)
     )
+    if not column.ranges or spread.low == spread.high:
+        return median
+    return f"{median}\n[dim]{low}–{high}[/]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,10 @@ class Stored:
         import numpy as np
 
         model, *data = self._made()
-        note = ""
+        kind = ""
         if not data:
             data = list(random_examples(model, self.source, examples))
-            note = f"{self.source}: random examples"
+            kind = ", random examples"
         arrays: list[Any] = []
 
         def index(leaf: Any) -> int:
@@ -107,7 +107,7 @@ class Stored:
         np.savez(self.folder / _WEIGHTS, *model.get_weights())
         (self.folder / _STRUCTURE).write_text(json.dumps(structure))
         parameters = f"{model.count_params():,} parameters"
-        return {"title": f"{self.source}, {parameters}", "note": note}
+        return {"title": f"{self.source}, {parameters}{kind}"}
 
     def build(self, wrap: Wrap | None = None) -> Any:
         """Build and compile the model with the stored weights."""
@@ -135,8 +135,8 @@ class Stored:
         import keras
 
         source = self.source
-        own = f"{__name__}:{source}"
-        built = user_functions.call(own if source in MODELS else source)
+        target = f"{__name__}:{source}" if source in MODELS else source
+        built = user_functions.call(target)
         model, *data = built if isinstance(built, (tuple, list)) else (built,)
         if not isinstance(model, keras.Model) or len(data) not in (0, 2):
             raise TowerError(
@@ -185,12 +185,12 @@ class Workload:
         """Return this process's share of each global batch."""
         import keras
 
-        def mine(array: Any) -> Any:
+        def rows_of_rank(array: Any) -> Any:
             shape = (self.steps, self.size, self.share)
             parts = array.reshape(*shape, *array.shape[1:])
             return parts[:, self.rank].reshape(-1, *array.shape[1:])
 
-        x, y = keras.tree.map_structure(mine, self.data)
+        x, y = keras.tree.map_structure(rows_of_rank, self.data)
         return x, y
 
 
@@ -219,34 +219,39 @@ def _array(leaf: Any, source: str) -> Any:
 
 def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     """Make examples from a model's inputs, outputs and compiled loss."""
+    import keras
     import numpy as np
 
+    from keras_towers import compat
+
     random = np.random.default_rng(0)
-
-    def refused(why: str) -> TowerError:
-        return TowerError(
+    inputs = getattr(model, "inputs", None) or []
+    outputs = model.outputs if inputs else []
+    shapes = [tensor.shape[1:] for tensor in (*inputs, *outputs)]
+    if len(outputs) != 1 or any(None in shape for shape in shapes):
+        raise TowerError(
             f"{source} returned a model without data, for which none can be "
-            f"made: {why}; return (model, x, y)"
+            "made: it has no inputs of known shape, or several outputs; "
+            "return (model, x, y)"
         )
-
-    if not model.built or not getattr(model, "inputs", None):
-        raise refused("the shape of its inputs is not known")
-    if len(model.outputs) != 1:
-        raise refused(f"it has {len(model.outputs)} outputs")
-    for tensor in (*model.inputs, *model.outputs):
-        if None in tensor.shape[1:]:
-            raise refused(f"a shape of it is {tuple(tensor.shape)}")
     # Every embedding has to know them.
-    ids = min(_embedded(model), default=2)
+    ids = min(
+        (
+            layer.input_dim
+            for layer in compat.layers_of(model)
+            if isinstance(layer, keras.layers.Embedding)
+        ),
+        default=2,
+    )
 
-    def inputs(tensor: Any) -> Any:
+    def examples_for(tensor: Any) -> Any:
         shape = (examples, *tensor.shape[1:])
         if "int" in str(tensor.dtype):
             return random.integers(ids, size=shape, dtype=np.int32)
         return random.random(shape, dtype=np.float32)
 
-    x = [inputs(tensor) for tensor in model.inputs]
-    *sides, classes = model.outputs[0].shape[1:]
+    x = [examples_for(tensor) for tensor in inputs]
+    *sides, classes = outputs[0].shape[1:]
     # A loss is given by name, by class or as function.
     loss = getattr(model.loss, "name", None) or getattr(
         model.loss, "__name__", model.loss
@@ -263,13 +268,3 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
         if "binary" in loss or "hinge" in loss:
             y = y.round()
     return x[0] if len(x) == 1 else x, y
-
-
-def _embedded(model: Any) -> Iterator[int]:
-    """Yield how many ids each embedding knows."""
-    import keras
-
-    for layer in getattr(model, "layers", ()):
-        if isinstance(layer, keras.layers.Embedding):
-            yield layer.input_dim
-        yield from _embedded(layer)

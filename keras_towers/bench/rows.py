@@ -40,12 +40,10 @@ class Trainer:
     Attributes:
         train: trains so many steps per epoch and epochs; the last argument is
             whether every step waits for its loss.
-        model: the model, trained.
         choice: the mode that the strategy has chosen, if it has any.
     """
 
     train: Callable[[int, int, bool], Times]
-    model: Any
     choice: str | None = None
 
 
@@ -70,7 +68,7 @@ def fit(
         )
         return times
 
-    return Trainer(train, model, choice)
+    return Trainer(train, choice)
 
 
 def _recorder(times: Times, waits: bool) -> Any:

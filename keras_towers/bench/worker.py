@@ -29,7 +29,6 @@ ROUNDS = 3
 _SETTLING_STEPS = 3
 _SHORT_EPOCHS, _SKIPPED_EPOCHS, _SHORT_EPOCH_STEPS = 5, 2, 4
 _POLL_S = 0.005
-_WITNESSES = 1000
 
 
 def main() -> None:
@@ -116,8 +115,8 @@ class Growth:
 
 def _kilobytes(field: str) -> int:
     status = Path("/proc/self/status").read_text()
-    found = re.search(rf"{field}:\s+(\d+) kB", status)
-    return int(found[1]) if found else 0
+    size = re.search(rf"{field}:\s+(\d+) kB", status)
+    return int(size[1]) if size else 0
 
 
 def steps_needed(batches: int, over: int) -> int:
@@ -164,7 +163,7 @@ def measure(
         epoch_s = differences(short.epochs)[_SKIPPED_EPOCHS:]
         steps_ms = _SHORT_EPOCH_STEPS * statistics.median(step_ms)
         cost_s = statistics.median(epoch_s) - steps_ms / 1e3
-    megabytes, witness = memory.megabytes(), last_weights(trainer.model)
+    megabytes = memory.megabytes()
     store.put(f"done.{work.rank}", True)
     while alone and not all_left("done"):
         # If a rank stopped early, the others would run on a less busy machine.
@@ -176,7 +175,6 @@ def measure(
         "epoch_cost_s": cost_s,
         "memory_mb": megabytes,
         "choice": trainer.choice,
-        "witness": witness,
     }
 
 
@@ -184,15 +182,6 @@ def differences(times: Sequence[float], over: int = 1) -> list[float]:
     """Return seconds per step, averaged over ``over`` steps from each time."""
     pairs = zip(times, times[over:], strict=False)
     return [(end - start) / over for start, end in pairs]
-
-
-def last_weights(model: Any) -> list[float]:
-    """Return weights of a Keras model's last layer: a bias, or a part of it."""
-    import numpy as np
-
-    # On any backend, of any shape and dtype.
-    last = np.asarray(model.trainable_variables[-1].numpy(), np.float64)
-    return last.ravel()[:_WITNESSES].tolist()
 
 
 if __name__ == "__main__":

@@ -5,13 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from keras_towers.doctor.checks import Finding, Status, look
+from keras_towers.bench.rows import ROWS
+from keras_towers.bench.runner import Cell, Sample, Setting, run_cell, store
+from keras_towers.doctor.checks import (
+    NOT_INSTALLED,
+    Finding,
+    Status,
+    check_all,
+)
+from keras_towers.errors import TowerError
 
 _MARKS = {
     Status.BAD: "[red]✗[/]",
@@ -19,6 +31,19 @@ _MARKS = {
     Status.NOTE: "[dim]–[/]",
     Status.OK: "[green]✓[/]",
 }
+# The strategies that connect the processes, by what carries their tensors.
+OVER = {
+    name: strategy
+    for name, strategy in (
+        ("TensorFlow", "multi-worker"),
+        ("parameter servers", "sync-replicas"),
+        ("Horovod", "horovod"),
+    )
+    if strategy in ROWS
+}
+_MODEL, _RANKS = "small", 2
+# Room for the effect of summation order on float32 losses.
+_TOLERANCE = 1e-5
 
 
 def doctor(
@@ -42,46 +67,77 @@ def doctor(
     """
     console = Console(highlight=False, quiet=as_json)
     with console.status("checking"):
-        findings = look()
+        findings = check_all()
     _show(console, findings)
-    outputs = []
     if self_test:
         with console.status("training"):
             tested = _self_test(findings)
-        _show(console, [finding for finding, _ in tested])
-        for finding, output in tested:
-            findings.append(finding)
-            if output:
-                outputs.append(output)
-                console.print(output, style="dim", markup=False)
+        _show(console, tested)
+        findings += tested
     bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
     if as_json:
         listed = [dataclasses.asdict(finding) for finding in findings]
-        report = {"ok": not bad, "findings": listed}
-        if outputs:
-            report["self_test_output"] = "\n".join(outputs)
-        typer.echo(json.dumps(report, indent=2))
+        typer.echo(json.dumps({"ok": not bad, "findings": listed}, indent=2))
     if bad:
         raise typer.Exit(1)
 
 
-def _self_test(findings: list[Finding]) -> list[tuple[Finding, str]]:
-    """Run the self-test over the engines that work; say why others are not."""
-    from keras_towers.bench import self_test
+def _self_test(findings: list[Finding]) -> list[Finding]:
+    """Run the self-test over what is installed, if all of that works."""
+    if any(finding.state is Status.BAD for finding in findings):
+        why = "not run: see the problems above"
+        return [Finding("Self-test", "two processes", why, Status.NOTE)]
+    missing = [f.name for f in findings if f.value == NOT_INSTALLED]
+    return run_self_test([over for over in OVER if over not in missing])
 
-    horovod = next((f for f in findings if f.name == "Horovod"), None)
-    there = horovod and horovod.state in (Status.OK, Status.WARNING)
-    healthy = all(f.state is not Status.BAD for f in findings)
-    able = [o for o in self_test.OVER if healthy and (there or o != "Horovod")]
-    tested = self_test.run(able) if able else []
-    why = "not run: see the problems above"
-    if healthy:
-        why = "not run: Horovod, which is optional, is not installed"
-    for over in (o for o in self_test.OVER if o not in able):
-        finding = Finding("Self-test", f"over {over}", why, Status.NOTE)
-        tested.append((finding, ""))
-    return tested
+
+def run_self_test(
+    wanted: Sequence[str], timeout_s: float = 180
+) -> list[Finding]:
+    """Train alone and as jobs, and compare the losses."""
+    setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
+    alone = Sample(Cell(_MODEL, "plain", 1, 0))
+    findings = []
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:
+        stored = Path(folder, "model")
+        try:
+            store(_MODEL, stored, setting)
+            alone = run_cell(ROWS["plain"], alone.cell, setting, stored)
+        except TowerError as error:
+            alone.error = str(error)
+        if alone.error:
+            return [_tested("one process", "failed", alone.error)]
+        for over in wanted:
+            start, row = time.monotonic(), OVER[over]
+            cell = Cell(_MODEL, row, _RANKS, 0)
+            sample = run_cell(ROWS[row], cell, setting, stored)
+            text, failure = compare_losses(alone, sample)
+            text += f" ({time.monotonic() - start:.0f} s, on the CPU)"
+            findings.append(_tested(f"over {over}", text, failure))
+    return findings
+
+
+def _tested(name: str, text: str, error: str) -> Finding:
+    advice = f"The self-test {name} failed: {error}" if error else ""
+    state = Status.BAD if error else Status.OK
+    return Finding("Self-test", name, text, state, advice)
+
+
+def compare_losses(alone: Sample, job: Sample) -> tuple[str, str]:
+    """Compare a job's losses with those of one process.
+
+    Returns:
+        What was found, and why that is an error; empty: it is none.
+    """
+    if job.error:
+        return f"a job of {_RANKS} processes failed", job.error
+    losses = alone.result["losses"], job.result["losses"]
+    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    text = f"largest difference of a loss to one process {difference:.1e}"
+    # Written so that NaN fails.
+    passed = difference <= _TOLERANCE
+    return text, "" if passed else "its losses are not those of one process"
 
 
 def _show(console: Console, findings: list[Finding]) -> None:

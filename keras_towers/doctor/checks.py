@@ -19,7 +19,8 @@ from keras_towers.doctor import probe
 from keras_towers.engines import ENGINES
 from keras_towers.system import usable_cores
 
-INSTALL_HOROVOD = "keras-towers install horovod"
+NOT_INSTALLED = "not installed"
+"""The value of an engine that is not there."""
 _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
@@ -48,7 +49,7 @@ class Finding:
     advice: str = ""
 
 
-def look() -> list[Finding]:
+def check_all() -> list[Finding]:
     """Run all checks that need no training."""
     recipes: list[Recipe] = [
         engine.load(engine.recipe)()
@@ -57,17 +58,17 @@ def look() -> list[Finding]:
     ]
     # Each starts a process that imports TensorFlow.
     with ThreadPoolExecutor(2) as pool:
-        facts_later = pool.submit(probe.look)
+        facts_later = pool.submit(probe.tensorflow_state)
         engines_later = [
             pool.submit(recipe.find_installed) for recipe in recipes
         ]
         facts = facts_later.result()
-        found = [later.result() for later in engines_later]
+        installed = [later.result() for later in engines_later]
     return [
         *versions(facts),
         *devices(facts),
-        *engines(facts, recipes, found),
-        *build_tools(needed=not any(each and each.loads for each in found)),
+        *engines(facts, recipes, installed),
+        *build_tools(needed=not any(e and e.loads for e in installed)),
     ]
 
 
@@ -89,10 +90,9 @@ def versions(facts: dict[str, Any]) -> Iterator[Finding]:
         advice = f"Install a TensorFlow that works: {_INSTALL_TENSORFLOW}."
         yield finding("TensorFlow", value, Status.BAD, advice)
         return
-    known = known_versions(facts.get("known_to_work", ""))
-    yield _library("TensorFlow", facts, known)
+    yield _library("TensorFlow", facts)
     if "keras_error" not in facts:
-        yield _library("Keras", facts, known)
+        yield _library("Keras", facts)
     elif backend == "tensorflow":
         value = f"does not import: {facts['keras_error']}"
         advice = "Install Keras 3: pip install --upgrade keras."
@@ -126,19 +126,17 @@ def devices(facts: dict[str, Any]) -> Iterator[Finding]:
         yield finding("GPUs", value, Status.WARNING, advice)
     else:
         yield finding("GPUs", "none", Status.NOTE)
-    if not facts["built_with_cuda"]:
+    if facts["built_with_cuda"]:
+        yield finding("NCCL", "in TensorFlow")
+    else:
         value = "not in this TensorFlow (built for CPUs)"
         yield finding("NCCL", value, Status.NOTE)
-    elif len(gpus) < 2:
-        yield finding("NCCL", "in TensorFlow; needs two GPUs", Status.NOTE)
-    else:
-        yield finding("NCCL", f"in TensorFlow, for {len(gpus)} GPUs")
 
 
 def engines(
     facts: dict[str, Any],
     recipes: Iterable[Recipe],
-    found: Iterable[InstalledEngine | None],
+    installed: Iterable[InstalledEngine | None],
 ) -> Iterator[Finding]:
     """Check the engines that connect devices and processes."""
     finding = partial(Finding, "Engines")
@@ -146,39 +144,29 @@ def engines(
         yield finding("TowerStrategy", "see the problems above", Status.NOTE)
     else:
         yield finding("TowerStrategy", "in this package")
-    if facts.get("distribution"):
-        value = "DataParallel trains on towers, after `import keras_towers`"
-        yield finding("keras.distribution", value)
-    elif "distribution" in facts:
-        value = "not connected: it trains on one device"
-        advice = (
-            "Use keras_towers.TowerStrategy instead of keras.distribution, or "
-            "install a Keras that is known to work."
-        )
-        yield finding("keras.distribution", value, Status.WARNING, advice)
-    for recipe, engine in zip(recipes, found, strict=True):
+    for recipe, engine in zip(recipes, installed, strict=True):
         yield finding(recipe.title, *_engine(recipe, engine, facts))
 
 
 def _engine(
-    recipe: Recipe, found: InstalledEngine | None, facts: dict[str, Any]
+    recipe: Recipe, engine: InstalledEngine | None, facts: dict[str, Any]
 ) -> tuple[str, Status, str]:
     """Return the value, the severity and the advice of an engine."""
     name, install = recipe.title, f"keras-towers install {recipe.name}"
     again = f"{install} --rebuild" if recipe.for_one_cpu else install
-    if found is None:
-        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
-    running, value = facts.get("tensorflow"), found.version
-    if found.tensorflow:
-        value += f" for TensorFlow {found.tensorflow}"
-    if not found.loads:
+    if engine is None:
+        return NOT_INSTALLED, Status.NOTE, f"{recipe.purpose}: {install}."
+    running, value = facts.get("tensorflow"), engine.version
+    if engine.tensorflow:
+        value += f" for TensorFlow {engine.tensorflow}"
+    if not engine.loads:
         advice = f"Build {name} for this TensorFlow and this machine: {again}."
-        return f"{value}; does not load: {found.error}", Status.BAD, advice
-    value += f"; built in: {found.built_in}"
-    if running and found.tensorflow and found.tensorflow != running:
+        return f"{value}; does not load: {engine.error}", Status.BAD, advice
+    value += f"; built in: {engine.built_in}"
+    if running and engine.tensorflow and engine.tensorflow != running:
         advice = f"Build {name} for TensorFlow {running}: {again}."
         return value, Status.WARNING, advice
-    if facts.get("gpus") and not found.parts.get("NCCL"):
+    if facts.get("gpus") and not engine.parts.get("NCCL"):
         advice = (
             f"{name} was built without NCCL and {recipe.without_nccl}: "
             f"{install} --with-nccl."
@@ -209,14 +197,6 @@ def build_tools(needed: bool) -> Iterator[Finding]:
         yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)
 
 
-def known_versions(text: str) -> dict[str, tuple[str, str]]:
-    """Parse ``compat.KNOWN_TO_WORK`` to the first and last version of each."""
-    pattern = r"(TensorFlow|Keras) (\d+\.\d+) (?:and|to) (\d+\.\d+)"
-    return {
-        name: (first, last) for name, first, last in re.findall(pattern, text)
-    }
-
-
 def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
     """Tell of packages with the same module, of which one is enough."""
     names = list(packages)
@@ -230,14 +210,13 @@ def _side_by_side(name: str, packages: dict[str, str]) -> Finding:
     return Finding("Versions", f"{name}, twice", value, Status.WARNING, advice)
 
 
-def _library(
-    name: str, facts: dict[str, Any], known: dict[str, tuple[str, str]]
-) -> Finding:
+def _library(name: str, facts: dict[str, Any]) -> Finding:
     """Compare a library's version with the tested ones."""
     version = facts[name.lower()]
     packages = ", ".join(facts.get("packages", {}).get(name, ()))
     shown = f"{version} ({packages})" if packages else version
-    first, last = known.get(name, (version, version))
+    tested = facts.get("tested_versions", {})
+    first, last = tested.get(name, (version, version))
     if _minor(first) <= _minor(version) <= _minor(last):
         return Finding("Versions", name, shown)
     advice = f"{name} {version} is untested; {first} to {last} are tested."

@@ -19,7 +19,7 @@ from keras_towers.subprocesses import NoAnswer, ask_python
 from keras_towers.system import usable_cores
 
 
-def look(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
+def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
     """Run this module in a fresh process; return facts, or an ``"error"``."""
     environment = {
         "KERAS_BACKEND": "tensorflow",
@@ -35,13 +35,13 @@ def look(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
 def machine_facts(timeout_s: float) -> dict[str, Any]:
     """Return the facts that put figures in context, or raise an error."""
     _imports.check()
-    found = look(timeout_s)
-    error = found.get("error") or found.get("keras_error")
+    state = tensorflow_state(timeout_s)
+    error = state.get("error") or state.get("keras_error")
     if error:
         raise TowerError(f"cannot start: {error}")
     return {
-        "tensorflow": found["tensorflow"],
-        "keras": found["keras"],
+        "tensorflow": state["tensorflow"],
+        "keras": state["keras"],
         "horovod": _version("horovod"),
         "torch": _version("torch"),
         "jax": _version("jax"),
@@ -49,7 +49,7 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor_name(),
         "cores": usable_cores(),
-        "gpus": found["gpus"],
+        "gpus": state["gpus"],
     }
 
 
@@ -109,11 +109,7 @@ def _facts() -> dict[str, Any]:
     except Exception as error:
         facts["compat_error"] = _short(error)
     else:
-        facts["known_to_work"] = compat.KNOWN_TO_WORK
-        if facts["backend"] == "tensorflow":
-            from keras_towers.strategies import keras_distribution
-
-            facts["distribution"] = keras_distribution.is_connected()
+        facts["tested_versions"] = compat.TESTED_VERSIONS
     return facts
 
 

@@ -27,10 +27,10 @@ from keras_towers.parameter_servers.server_store import (
 )
 from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import watch
-from keras_towers.rendezvous.addresses import answers, is_reachable
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.network import answers, is_reachable
 from keras_towers.rendezvous.store import Store, tell_connected, wait
 from keras_towers.transport import plain
 

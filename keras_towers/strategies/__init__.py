@@ -114,11 +114,11 @@ def find(name: str) -> EntryPoint:
         )
     if name in STRATEGIES:
         return EntryPoint(name, f"keras_towers:{STRATEGIES[name].kind}", GROUP)
-    found = list(entry_points(group=GROUP, name=name))
-    if not found:
+    entries = list(entry_points(group=GROUP, name=name))
+    if not entries:
         known = strategy_names()
         raise TowerError(
             f"unknown strategy '{name}'; known are {', '.join(known)}"
             f"{did_you_mean(name, known)}"
         )
-    return found[0]
+    return entries[0]

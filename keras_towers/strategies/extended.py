@@ -27,16 +27,16 @@ from keras_towers.transport import SingleProcess, Transport, next_key
 def _not_repeated() -> Iterator[None]:
     """Drop what TensorFlow logs in a notebook: devices, and errors twice."""
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_shown(record: logging.LogRecord) -> bool:
         known = record.module in ("coordinator", "mirrored_strategy")
         return record.levelno > logging.INFO or not known
 
     logger = tf.get_logger()
-    logger.addFilter(is_news)
+    logger.addFilter(is_shown)
     try:
         yield
     finally:
-        logger.removeFilter(is_news)
+        logger.removeFilter(is_shown)
 
 
 class TowerExtended(compat.MirroredExtended):

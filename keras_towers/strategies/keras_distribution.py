@@ -22,7 +22,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
-from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.fit.hooks import methods as hooks
 from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport
@@ -63,13 +63,13 @@ def _initialize(
 
     horovod = engines.find("horovod")
     transport = horovod.load(horovod.transport)()
-    for name, given, actual in (
+    for name, number, actual in (
         ("num_processes", num_processes, transport.size),
         ("process_id", process_id, transport.rank),
     ):
-        if given not in (None, actual):
+        if number not in (None, actual):
             raise TowerError(
-                f"keras.distribution.initialize() got {name}={given}, but the "
+                f"keras.distribution.initialize() got {name}={number}, but the "
                 f"launcher made it {actual}: leave it out, and the environment "
                 f"variable KERAS_DISTRIBUTION_{name.upper()} too."
             )
@@ -81,10 +81,10 @@ def _list_devices(
     original: Callable[..., list[str]], device_type: str | None = None
 ) -> list[str]:
     """List the devices of all processes, such as ``"cpu:0"``."""
-    own = original(device_type)
-    if not own or _job.size == 1:
-        return own
-    kind = own[0].partition(":")[0]
+    local = original(device_type)
+    if not local or _job.size == 1:
+        return local
+    kind = local[0].partition(":")[0]
     return [f"{kind}:{n}" for n in range(_per_rank(kind) * _job.size)]
 
 
@@ -110,25 +110,25 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
         from keras_towers.strategies.tower import TowerStrategy
 
         return TowerStrategy(names)
-    own = _own(names, _job.rank, _job.size)
-    if batches == "each" and len(own) > 1:
+    devices = _devices_of_rank(names, _job.rank, _job.size)
+    if batches == "each" and len(devices) > 1:
         raise TowerError(
             f"auto_shard_dataset=False needs one device for each process, but "
-            f"{', '.join(own)} are this one's: start a process for each device."
+            f"{', '.join(devices)} are this one's: start a process for each."
         )
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
-    by_number = own == [f"{kind}:0"]
+    by_number = devices == [f"{kind}:0"]
     return strategies.strategy(
         "horovod",
         batches=batches,
-        towers=1 if by_number else list[int | str](own),
+        towers=1 if by_number else list[int | str](devices),
     )
 
 
-def _own(names: list[str], rank: int, size: int) -> list[str]:
-    """This rank's part of a job's devices, by their names in this process."""
-    found = collections.defaultdict(list)
+def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
+    """A rank's part of a job's devices, by their names in its process."""
+    of_ranks = collections.defaultdict(list)
     for name in names:
         try:
             *_, kind, index = devices_lib.canonical(f"/{name.lstrip('/')}")
@@ -139,17 +139,16 @@ def _own(names: list[str], rank: int, size: int) -> list[str]:
             ) from None
         kind = str(kind).lower()
         owner, local = divmod(index, _per_rank(kind))
-        found[owner].append(f"{kind}:{local}")
-    if sorted(found) != list(range(size)) or (
-        len({len(own) for own in found.values()}) > 1
-    ):
+        of_ranks[owner].append(f"{kind}:{local}")
+    counts = {len(devices) for devices in of_ranks.values()}
+    if sorted(of_ranks) != list(range(size)) or len(counts) > 1:
         raise TowerError(
             f"DataParallel has the devices {', '.join(names)}, but each of the "
             f"{size} processes needs one, or the same number of them. Create "
             "it after keras.distribution.initialize(), and give devices from "
             "keras.distribution.list_devices(), or none for all."
         )
-    return found[rank]
+    return of_ranks[rank]
 
 
 def _per_rank(kind: str) -> int:
@@ -179,7 +178,7 @@ _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
 )
 
 
-class _InThread(threading.local):
+class _ThreadState(threading.local):
     """The state of a thread, for which Keras keeps a distribution, too."""
 
     strategy: BaseStrategy | None = None
@@ -187,108 +186,98 @@ class _InThread(threading.local):
     running = False
 
 
-_here = _InThread()
+_thread = _ThreadState()
 
 
 def connect() -> None:
     """Connect ``keras.distribution`` to towers, after Keras's import."""
     global _connected
     if _connected is None:
-        _connected = hooks.connect(_entered, _chosen, _BACKEND)
+        _connected = hooks.connect(_around_call, _set_distribution, _BACKEND)
 
 
 def disconnect() -> None:
     """Undo ``connect``; models on towers become ordinary ones."""
     global _connected
-    _follow(None)
+    _move_models_to(None)
     if _connected is not None:
         _connected.close()
     _connected = None
 
 
-def is_connected() -> bool:
-    """Whether ``keras.distribution`` trains on towers."""
-    return _connected is not None
-
-
-def _entered(
-    kind: str, model: keras.Model
-) -> contextlib.AbstractContextManager[None]:
-    """Run a call of a model's method as this thread's distribution says."""
-    placed = tf.distribute.has_strategy() or home_of(model) is not None
-    if (
-        kind in TRAINING
-        and not placed
-        and not keras.distribution.distribution()
-    ):
-        check_not_alone(kind, model.name)
-    return _following()
-
-
 @contextlib.contextmanager
-def _following() -> Iterator[None]:
+def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
+    """Run a call of a model's method as this thread's distribution says."""
+    distribution = keras.distribution.distribution()
+    placed = tf.distribute.has_strategy() or home_of(model) is not None
+    if kind in TRAINING and not placed and not distribution:
+        check_not_alone(kind, model.name)
     # A call inside a call, as of evaluate() in fit().
-    if _here.running:
+    if _thread.running:
         yield
         return
-    distribution = keras.distribution.distribution()
-    strategy = None
-    if distribution is not None:
-        _check(distribution)
-        _refuse_in_scope(distribution)
-        strategy = _strategy_of(distribution)
-    last = _here.strategy
-    _follow(strategy)
-    if strategy is None:
+    last = _thread.strategy
+    if distribution is None:
+        _move_models_to(None)
         # A model on towers enters their scope by itself, also where
         # clear_session() has dropped the distribution.
         inside = last is not None and tf.distribute.get_strategy() is last
         with hooks.one_device() if inside else contextlib.nullcontext():
             yield
         return
-    _here.running = True
+    _check_kind(distribution)
+    _refuse_in_scope(distribution)
+    strategy = _strategy_of(distribution)
+    _move_models_to(strategy)
+    _thread.running = True
     try:
         with hooks.unsharded(distribution), strategy.scope():
             yield
     finally:
-        _here.running = False
+        _thread.running = False
 
 
-def _chosen(store: Callable[[], None], distribution: Any) -> None:
+def _set_distribution(store: Callable[[], None], distribution: Any) -> None:
     """Store a distribution; the models of the last one leave its towers."""
     if distribution is not None:
-        _check(distribution)
-    if _here.running and distribution is not keras.distribution.distribution():
+        _check_kind(distribution)
+    if (
+        _thread.running
+        and distribution is not keras.distribution.distribution()
+    ):
         raise TowerError(
             "the distribution was changed while a model trains: change it "
             "before or after the call of fit()."
         )
     store()
-    found = None if distribution is None else _strategies.get(distribution)
-    _follow(found)
+    # Models go to a new strategy when they are called.
+    strategy = None
+    if distribution is not None:
+        strategy = _strategies.get(distribution)
+    _move_models_to(strategy)
 
 
-def _follow(strategy: BaseStrategy | None) -> None:
-    """Turn models on any other strategy into ordinary ones."""
-    last = _here.strategy
+def _move_models_to(strategy: BaseStrategy | None) -> None:
+    """Turn models on this thread's last strategy into ordinary ones."""
+    last = _thread.strategy
     if last is strategy:
         return
-    _here.strategy = None
+    _thread.strategy = None
     if last is not None:
-        assert _here.patched is not None
-        with _here.patched:
+        assert _thread.patched is not None
+        with _thread.patched:
             # In an error, ranks do not wait for one another.
             last.__exit__(*sys.exc_info())
     if strategy is not None:
         from keras_towers.fit.hooks import keras as keras_hooks
 
-        _here.patched = contextlib.ExitStack()
-        _here.patched.enter_context(keras_hooks.installed())
-        _here.strategy = strategy
+        _thread.patched = contextlib.ExitStack()
+        _thread.patched.enter_context(keras_hooks.installed())
+        _thread.strategy = strategy
         strategy._components.adoption.note_what_is_made()
 
 
-def _check(distribution: Any) -> None:
+def _check_kind(distribution: Any) -> None:
     if not isinstance(distribution, keras.distribution.DataParallel):
         raise TowerError(
             f"{type(distribution).__name__} is not available on TensorFlow, "
@@ -300,7 +289,7 @@ def _check(distribution: Any) -> None:
 def _refuse_in_scope(distribution: Any) -> None:
     current = tf.distribute.get_strategy()
     # A model that is on its towers enters their scope by itself.
-    if tf.distribute.has_strategy() and current is not _here.strategy:
+    if tf.distribute.has_strategy() and current is not _thread.strategy:
         raise TowerError(
             f"a model is to train under {type(distribution).__name__} of "
             f"keras.distribution and, at the same time, in the scope of "
@@ -314,8 +303,8 @@ def _strategy_of(distribution: Any) -> BaseStrategy:
     """Return the strategy of a distribution: always the same one."""
     sharded = distribution.auto_shard_dataset or _job.size == 1
     batches: Batches = "split" if sharded else "each"
-    found = _strategies.get(distribution)
-    if found is None or found.batches != batches:
-        found = _strategy_for(distribution, batches)
-        _strategies[distribution] = found
-    return found
+    strategy = _strategies.get(distribution)
+    if strategy is None or strategy.batches != batches:
+        strategy = _strategy_for(distribution, batches)
+        _strategies[distribution] = strategy
+    return strategy

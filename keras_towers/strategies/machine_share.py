@@ -34,18 +34,18 @@ def share_machine(
     gpus = tf.config.list_physical_devices("GPU")
     if not isinstance(towers, int) or not gpus:
         return towers
-    own = os.environ.get(OWN_GPUS)
-    first = 0 if own else place.local_rank * towers
+    shows_own = os.environ.get(OWN_GPUS)
+    first = 0 if shows_own else place.local_rank * towers
     if first + towers > len(gpus):
         raise TowerError(
             f"rank {place.rank} has local rank {place.local_rank} and "
             f"needs {towers} GPU(s), but its machine has only {len(gpus)}: "
             f"start at most {len(gpus) // towers} processes there."
         )
-    mine = gpus[first : first + towers]
+    share = gpus[first : first + towers]
     # If TensorFlow has already started, the other GPUs stay visible but unused.
     with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices(mine, "GPU")
-    if tf.config.get_visible_devices("GPU") == mine:
+        tf.config.set_visible_devices(share, "GPU")
+    if tf.config.get_visible_devices("GPU") == share:
         return list(range(towers))
     return list(range(first, first + towers))

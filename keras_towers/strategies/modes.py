@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport
@@ -105,7 +103,9 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
     return "gpu", f"NCCL cannot run: {obstacle}"
 
 
-def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
+def update_of(
+    config: TowerConfig, options: Options, mode: Mode
+) -> WeightUpdate:
     """Create the update of towers that all-reduce their gradients."""
     reduce = mode.reduce
     over_ranks: Callable[[Any], Any] = list
@@ -143,7 +143,7 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
-    kind = UpdateOnce if updates == "once" else UpdateEach
+    kind = WeightUpdate if updates == "once" else UpdateEach
     return kind(config, reduce, rounds)
 
 
@@ -177,45 +177,6 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if not held:
         return [line]
     return [line, f"optimizer state: {', '.join(held)}"]
-
-
-def check_rank_options(options: Options) -> None:
-    """Refuse options between ranks that contradict each other."""
-    steps = options.sync_every
-    outer = options.outer_momentum, options.outer_learning_rate
-    if steps is None:
-        if outer != (0, 1):
-            raise TowerError(
-                "outer_momentum and outer_learning_rate are those of the step "
-                "that ends a round: give its length, such as sync_every=16."
-            )
-        return
-    if steps < 1:
-        raise TowerError(
-            f"sync_every={steps!r} is not allowed: give the number of steps in "
-            "a round, 1 or more, or None."
-        )
-    if not 0 <= outer[0] < 1 or not 0 < outer[1] < math.inf:
-        raise TowerError(
-            f"outer_momentum={outer[0]!r} with outer_learning_rate={outer[1]!r}"
-            " is not allowed: give a momentum of 0 or more and less than 1, "
-            "and a learning rate of more than 0."
-        )
-    for other, why in (
-        (
-            options.updates == "sharded" and 'updates="sharded"',
-            "lets each rank update a share of the weights only",
-        ),
-        (
-            not options.average and "average=False",
-            "sums gradients, of which a rank would have its part only",
-        ),
-    ):
-        if other:
-            raise TowerError(
-                f"sync_every={steps} contradicts {other}, which {why}: leave "
-                "one of them out."
-            )
 
 
 def describe_rank_options(options: Options) -> list[str]:

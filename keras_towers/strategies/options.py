@@ -26,7 +26,6 @@ from keras_towers.reduction import (
     CompressionName,
     GradientPacker,
 )
-from keras_towers.strategies import modes
 from keras_towers.strategies.modes import ModeName
 
 
@@ -129,7 +128,47 @@ class Options(StepOptions):
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
                 "the number of parts of a tower's rows, 1 or more, or 'auto'."
             )
-        modes.check_rank_options(self)
+        self._check_rounds()
+
+    def _check_rounds(self) -> None:
+        """Refuse options of rounds between ranks that contradict others."""
+        steps = self.sync_every
+        momentum, rate = self.outer_momentum, self.outer_learning_rate
+        if steps is None:
+            if (momentum, rate) != (0, 1):
+                raise TowerError(
+                    "outer_momentum and outer_learning_rate are those of the "
+                    "step that ends a round: give its length, such as "
+                    "sync_every=16."
+                )
+            return
+        if steps < 1:
+            raise TowerError(
+                f"sync_every={steps!r} is not allowed: give the number of "
+                "steps in a round, 1 or more, or None."
+            )
+        if not 0 <= momentum < 1 or not 0 < rate < math.inf:
+            raise TowerError(
+                f"outer_momentum={momentum!r} with outer_learning_rate={rate!r}"
+                " is not allowed: give a momentum of 0 or more and less than "
+                "1, and a learning rate of more than 0."
+            )
+        other = ""
+        if self.updates == "sharded":
+            other = (
+                'updates="sharded", which lets each rank update a share of the '
+                "weights only"
+            )
+        elif not self.average:
+            other = (
+                "average=False, which sums gradients, of which a rank would "
+                "have its part only"
+            )
+        if other:
+            raise TowerError(
+                f"sync_every={steps} contradicts {other}: leave one of them "
+                "out."
+            )
 
 
 class StepKeywords(TypedDict, total=False):

@@ -76,7 +76,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         **options: Unpack[StepKeywords],
     ):
         check("ps_device", ps_device, Literal["cpu", "gpu"] | None)
-        given = options_of(self, StepKeywords, options)
+        checked = options_of(self, StepKeywords, options)
         devices = devices_lib.resolve(towers)
         if ps_device is None:
             ps_device = "gpu" if len(devices) <= 2 else "cpu"
@@ -87,7 +87,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
             [traced.short_name(device) for device in homes]
         )
-        super().__init__(devices, given)
+        super().__init__(devices, checked)
         self._compose(UpdateAtVariable(self._config, self._place))
 
     def _place(self, variable: keras.Variable) -> str:

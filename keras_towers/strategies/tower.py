@@ -70,6 +70,6 @@ class TowerStrategy(BaseStrategy):
         towers: devices_lib.Towers | None = None,
         **options: Unpack[AllReduceKeywords],
     ):
-        given = options_of(self, AllReduceKeywords, options)
-        super().__init__(devices_lib.resolve(towers), given)
+        checked = options_of(self, AllReduceKeywords, options)
+        super().__init__(devices_lib.resolve(towers), checked)
         self._compose()

@@ -7,43 +7,35 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # What a tower does in a step, in order.
-OF_TOWERS = ("compute", "wait", "reduction", "update")
-# What a step consists of: between its phases on towers and around them.
-OF_STEPS = ("input", *OF_TOWERS, "rest", "callbacks")
-
-
-class Took(NamedTuple):
-    """Seconds that a phase takes of a step: over all steps, and of calls."""
-
-    mean: float
-    median: float
+TOWER_PHASES = ("compute", "wait", "reduction", "update")
 
 
 class Calls(NamedTuple):
-    """The times of C calls of the train function, in seconds since 1970."""
+    """The calls of the train function; times are in seconds since 1970.
+
+    Attributes:
+        begins: when each began.
+        returned: when it returned; NaN where callbacks run in another thread.
+        ended: when all callbacks had run.
+        traced: 1 if it traced the step, else 0.
+    """
 
     begins: np.ndarray
-    # NaN where callbacks run in another thread.
-    ends: np.ndarray
-    # When all callbacks had run.
-    nexts: np.ndarray
+    returned: np.ndarray
+    ended: np.ndarray
+    traced: np.ndarray
 
     @property
-    def returned(self) -> np.ndarray:
+    def returns(self) -> np.ndarray:
         """When the train function had returned, as far as is known."""
-        return np.where(np.isnan(self.ends), self.nexts, self.ends)
-
-    def at(self, moments: np.ndarray) -> np.ndarray:
-        """The indices of the calls that run at given moments; -1: none yet."""
-        return np.searchsorted(self.begins, moments, side="right") - 1
-
-    def have(self, moments: np.ndarray) -> np.ndarray:
-        """Whether each call has one of the moments in it."""
-        return np.isin(np.arange(len(self.begins)), self.at(moments))
+        return np.where(np.isnan(self.returned), self.ended, self.returned)
 
 
-def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """Return begins and ends, [steps, towers, updates, 2], of ``OF_TOWERS``."""
+def tower_phases(stamps: np.ndarray) -> dict[str, np.ndarray]:
+    """Return begin and end of each phase: [steps, towers, updates, 2].
+
+    They are NaN where a tower was in no such phase.
+    """
     begun, computed, reduced, updated = np.moveaxis(stamps, -1, 0)
     last = latest(computed, axis=1, keepdims=True)
     # Sums that only one tower reads are those of all.
@@ -61,7 +53,6 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
         "reduction": (last, sums),
         "update": (np.where(np.isnan(updated), np.nan, sums), updated),
     }
-    # NaN where a tower was in no such phase.
     return {
         name: np.stack(
             np.broadcast_arrays(begin, np.maximum(begin, end)), axis=-1
@@ -71,126 +62,101 @@ def of_towers(stamps: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Steps(NamedTuple):
-    """Positions of S steps in the calls of the train function; -1: in none."""
+    """Steps of towers, in the calls of the train function.
+
+    Attributes:
+        call: the index of each step's call; -1: in none.
+        ready: when Keras's loop was ready for it.
+        begins: when the first tower began.
+        ends: when the last one ended.
+        counts: whether it does: not if its call traced, unless all did.
+    """
 
     call: np.ndarray
     ready: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
+    counts: np.ndarray
 
 
-def in_calls(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
+def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     """Find the call of each step, from the phases of this rank's towers."""
-    every = np.stack([phases[name] for name in OF_TOWERS])
-    begins = -latest(-every[..., 0], axis=(0, 2, 3))
-    ends = latest(every[..., 1], axis=(0, 2, 3))
-    call = calls.at(begins)
+    bounds = np.stack([phases[name] for name in TOWER_PHASES])
+    begins = -latest(-bounds[..., 0], axis=(0, 2, 3))
+    ends = latest(bounds[..., 1], axis=(0, 2, 3))
+    call = np.searchsorted(calls.begins, begins, side="right") - 1
     # A callback may train a step, too.
-    returned = calls.returned[call] if len(calls.begins) else begins
-    call = np.where(begins <= returned, call, -1)
-    goes_on = np.r_[False, call[1:] == call[:-1]][: len(call)]
-    before = np.r_[np.nan, ends[:-1]][: len(call)]
-    called = calls.begins[call] if len(calls.begins) else begins
-    ready = np.minimum(np.where(goes_on, before, called), begins)
-    return Steps(call, ready, begins, ends)
+    call = np.where(begins <= calls.returns[call], call, -1)
+    goes_on = np.diff(call, prepend=-2) == 0
+    # A call with several steps is ready for the next when one has ended.
+    before = np.roll(ends, 1)
+    ready = np.minimum(np.where(goes_on, before, calls.begins[call]), begins)
+    inside = call >= 0
+    counts = inside & (calls.traced[call] == 0)
+    counts = counts if counts.any() else inside
+    return Steps(call, ready, begins, ends, counts)
 
 
-def settled(steps: Steps, calls: Calls, traced: np.ndarray) -> np.ndarray:
-    """Choose the steps of calls that did not trace, if there are any."""
-    inside = steps.call >= 0
-    if not inside.any():
-        return inside
-    counts = inside & ~calls.have(traced)[steps.call]
-    return counts if counts.any() else inside
-
-
-def of_steps(
-    phases: dict[str, np.ndarray], calls: Calls, traced: np.ndarray
-) -> dict[str, Took]:
-    """Return the seconds of ``OF_STEPS``, which together are a step.
+def step_seconds(
+    phases: dict[str, np.ndarray], calls: Calls
+) -> dict[str, np.ndarray]:
+    """Return the seconds that each step that counts takes in each phase.
 
     Computing and waiting, also for a core to begin on, are means over this
-    rank's towers; of the other phases the longest one counts.
+    rank's towers; of the other phases the longest one counts. What follows the
+    steps of a call is shared equally among them.
     """
-    steps = in_calls(phases, calls)
-    inside = settled(steps, calls, traced)
-    if not inside.any():
+    steps = find_steps(phases, calls)
+    call, begins = steps.call[steps.counts], steps.begins[steps.counts]
+    if not len(call):
         return {}
-    call, total = steps.call[inside], len(calls.begins)
-    numbers = np.bincount(call, minlength=total)
-    last = np.zeros(total)
-    np.maximum.at(last, call, steps.ends[inside])
-    sums = {
-        "input": np.bincount(call, (steps.begins - steps.ready)[inside], total),
-        "rest": np.maximum(calls.returned - last, 0),
-        "callbacks": calls.nexts - calls.returned,
-    }
-    for name in OF_TOWERS:
-        spans = np.nansum(np.diff(phases[name])[inside, ..., 0], axis=2)
-        together = name in ("compute", "wait")
+    numbers = np.maximum(np.bincount(call, minlength=len(calls.begins)), 1)
+    last = np.zeros(len(calls.begins))
+    np.maximum.at(last, call, steps.ends[steps.counts])
+    seconds = {"input": begins - steps.ready[steps.counts]}
+    for name in TOWER_PHASES:
+        spans = np.nansum(np.diff(phases[name])[steps.counts, ..., 0], axis=2)
         if name == "wait":
-            began = phases["compute"][inside, :, 0, 0]
-            spans += began - steps.begins[inside, np.newaxis]
-        seconds = spans.mean(axis=1) if together else spans.max(axis=1)
-        sums[name] = np.bincount(call, seconds, total)
-    kept = numbers > 0
-    return {name: _took(sums[name][kept], numbers[kept]) for name in OF_STEPS}
+            began = phases["compute"][steps.counts, :, 0, 0]
+            spans += began - begins[:, np.newaxis]
+        is_mean = name in ("compute", "wait")
+        seconds[name] = spans.mean(axis=1) if is_mean else spans.max(axis=1)
+    rest = np.maximum(calls.returns - last, 0)
+    seconds["rest"] = (rest / numbers)[call]
+    callbacks = calls.ended - calls.returns
+    seconds["callbacks"] = (callbacks / numbers)[call]
+    return seconds
 
 
-def of_one_device(calls: Calls, traced: np.ndarray) -> dict[str, Took]:
-    """Return seconds of calls and callbacks, where no step is divided."""
-    # A call that finds the end of the data does not return.
-    done = ~np.isnan(calls.ends)
-    fresh = calls.have(traced)
-    if not fresh.any():
-        # Whatever runs the steps has prepared the first one, unseen.
-        fresh[:1] = True
-    for wanted in (done & ~fresh, done, ~fresh):
-        if wanted.any():
-            calls = Calls(*(times[wanted] for times in calls))
-            break
+def call_seconds(calls: Calls) -> dict[str, np.ndarray]:
+    """Return the seconds of calls and callbacks, where no step is divided."""
     if not len(calls.begins):
         return {}
+    # A call that finds the end of the data does not return, and whatever runs
+    # the steps prepares the first one.
+    done = ~np.isnan(calls.returned)
+    later = np.arange(len(done)) > 0
+    for count in (done & later, later):
+        if count.any():
+            calls = Calls(*(values[count] for values in calls))
+            break
     return {
-        "step": _took(calls.returned - calls.begins),
-        "callbacks": _took(calls.nexts - calls.returned),
+        "step": calls.returns - calls.begins,
+        "callbacks": calls.ended - calls.returns,
     }
 
 
-def _took(seconds: np.ndarray, steps: np.ndarray | int = 1) -> Took:
-    """Measure calls with numbers of steps."""
-    each = seconds / steps
-    mean = seconds.sum() / np.broadcast_to(steps, seconds.shape).sum()
-    return Took(float(mean), float(np.median(each)))
+def span_seconds(spans: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the seconds of the steps of towers that have none in common.
 
-
-def of_spans(
-    spans: np.ndarray, towers: int
-) -> tuple[dict[str, Took], dict[str, np.ndarray]]:
-    """Summarise the steps of towers that have no step in common.
-
-    Args:
-        spans: tower, begin and end of each step. The first step of a tower may
-            be traced and does not count.
-        towers: how many there are.
+    A tower's first step may be traced, and does not count if there are others.
     """
-    seconds = spans[:, 2] - spans[:, 1]
-    of_tower = [seconds[spans[:, 0] == tower] for tower in range(towers)]
-    later = [steps[len(steps) > 1 :] for steps in of_tower]
-    means = [steps.mean() if len(steps) else np.nan for steps in later]
-    took = {"a tower's step": _took(np.concatenate(later))}
-    return took, {"step": np.array(means)}
-
-
-def per_tower(phases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Mean seconds of each tower in each phase, over all steps."""
-    found = {}
-    for name, bounds in phases.items():
-        seconds = np.diff(bounds, axis=-1)[..., 0]
-        there = ~np.isnan(seconds).all(axis=(0, 2))
-        sums = np.nansum(seconds, axis=2)
-        found[name] = np.where(there, np.mean(sums, axis=0), np.nan)
-    return found
+    later = []
+    for tower in np.unique(spans[:, 0]):
+        _, begins, ends = spans[spans[:, 0] == tower].T
+        seconds = ends - begins
+        later.append(seconds[1:] if len(seconds) > 1 else seconds)
+    return {"a tower's step": np.concatenate(later)}
 
 
 def latest(times: np.ndarray, **axes: Any) -> np.ndarray:

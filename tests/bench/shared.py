@@ -22,7 +22,6 @@ RANK = {
     "epoch_cost_s": None,
     "memory_mb": 10.0,
     "choice": None,
-    "witness": [0.5],
 }
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 long = pytest.mark.long
 LIMIT_S = 240
 BENCH = (sys.executable, "-m", "keras_towers.cli.main", "bench")
-FIELD = (sys.executable, "-m", "benchmarks", "field")
+FIELD = (sys.executable, "-m", "benchmarks.field")
 MINE = """
 import keras
 
@@ -28,8 +28,6 @@ def build():
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
 """
-# They do not train the one model, and would not count.
-OTHERS = ("compute", "plain-frozen")
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def path(tmp_path):
             FIELD,
             "--models mine:build --towers 2 --device cpu --timeout 150 "
             "--strategies tower,stock-loop",
-            ["compute", "plain", "plain-frozen", "stock-loop", "tower"],
+            ["compute", "plain", "stock-loop", "tower"],
             marks=long,
         ),
     ],
@@ -84,10 +82,11 @@ def test_rows_train_the_same(path, command, arguments, rows):
     plain = losses["plain"]
     assert plain[0] > plain[-1]
     for row, of_row in losses.items():
-        is_other = of_row != pytest.approx(plain, rel=1e-4)
-        assert is_other == (row in OTHERS), row
+        is_equal = of_row == pytest.approx(plain, rel=1e-4)
+        # Its processes exchange nothing.
+        assert is_equal == (row != "compute"), row
     for result in document["results"]:
-        assert not result["reason"]
+        assert not (result["error"] or result["reason"])
         assert result["first_step_s"]["median"] > 0
         assert result["to_plain"]["median"] > 0
 

@@ -6,7 +6,6 @@ from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs, find
 from keras_towers.bench.runner import Cell, Setting, combine
-from keras_towers.errors import TowerError
 from keras_towers.rendezvous import environments
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
@@ -52,14 +51,14 @@ def test_cell_without_a_result(monkeypatch, tmp_path, end, error):
     assert sample.error.startswith(error)
 
 
-def rank(number, witness=0.5):
+def rank(number):
     of = {"step_ms": [number, 9.0], "losses": [number, 4.0]}
     means = {"first_step_s": 2 * number, "memory_mb": 100 * number}
-    return RANK | of | means | {"choice": "cpu", "witness": [witness]}
+    return RANK | of | means | {"choice": "cpu"}
 
 
 def test_ranks_are_put_together():
-    assert combine([rank(2.0), rank(4.0)], alone=False) == {
+    assert combine([rank(2.0), rank(4.0)]) == {
         "step_ms": [2.0, 9.0, 4.0, 9.0],
         # Of the global batch.
         "losses": [3.0, 4.0],
@@ -68,14 +67,6 @@ def test_ranks_are_put_together():
         "memory_mb": 600.0,
         "choice": "cpu",
     }
-
-
-@pytest.mark.parametrize("other", [0.6, float("nan")])
-def test_row_that_exchanges_nothing_is_found_out(other):
-    ranks = [rank(1.0), rank(1.0, other)]
-    with pytest.raises(TowerError, match="gradients were not exchanged"):
-        combine(ranks, alone=False)
-    assert combine(ranks, alone=True)["losses"] == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("launcher", environments.LAUNCHERS)

@@ -13,7 +13,7 @@ from keras_towers.bench import worker
 from keras_towers.bench.models import Workload
 from keras_towers.bench.rows import Times, Trainer, fit
 from keras_towers.bench.runner import Setting
-from keras_towers.bench.worker import Growth, differences, last_weights
+from keras_towers.bench.worker import Growth, differences
 from keras_towers.rendezvous.store import FileStore
 
 
@@ -51,8 +51,7 @@ def counting(folder, calls):
             pass
         return Times(batches, starts, [2.0] * steps, 0.25)
 
-    weights = [None, keras.Variable([1.0])]
-    return Trainer(train, types.SimpleNamespace(trainable_variables=weights))
+    return Trainer(train)
 
 
 def work(folder, size, model=None, batch=8):
@@ -106,13 +105,3 @@ def test_each_step_has_its_own_loss(tmp_path):
     assert len(first.batches) == 6 and len(first.epochs) == 3
     assert first.first_step_s > 0
     assert not second.losses
-
-
-def test_ranks_agree_on_weights_of_any_shape():
-    for last, found in (
-        (keras.Variable(2.0), [2.0]),
-        (keras.Variable(np.zeros(3), dtype="bfloat16"), [0.0] * 3),
-        (keras.Variable(np.ones((4, 300))), [1] * 1000),
-    ):
-        model = types.SimpleNamespace(trainable_variables=[None, last])
-        assert last_weights(model) == found

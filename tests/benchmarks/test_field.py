@@ -6,13 +6,13 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import charts
-from benchmarks.__main__ import app
-from benchmarks.field import FIELD, TOLERANCE, Field, difference, undecided
+from benchmarks.field import FIELD, app
 from keras_towers.bench import runner
-from keras_towers.bench.rows import ROWS, Row, find
+from keras_towers.bench.compare import TOLERANCE, Comparison, difference
+from keras_towers.bench.rows import Row, find
 from keras_towers.bench.runner import Cell, Sample, Setting
 from keras_towers.doctor import probe
+from keras_towers.errors import TowerError
 from tests.bench.shared import FACTS, RANK
 
 
@@ -21,33 +21,15 @@ from tests.bench.shared import FACTS, RANK
     [
         ([2.5 * (1 + 0.9 * TOLERANCE)], [2.5], ""),
         ([2.5, 0.123], [2.5, 0.456], "step 2 on (0.123 against 0.456)"),
-        # Where three decimals do not show the difference, more do.
-        ([0.0001234], [0.0001256], "step 1 on (0.0001234 against 0.0001256)"),
-        ([math.nan], [1.0], "step 1 on (nan against 1.000)"),
+        ([math.nan], [1.0], "step 1 on (nan against 1)"),
         # A reference that has diverged is none.
         ([math.nan], [math.nan], "step 1 on (nan against nan)"),
-        ([1.0], [1.0, 1.0], "1 losses, against 2"),
-        ([], [], "the reference has no losses"),
+        ([1.0], [], "plain Keras failed"),
     ],
 )
 def test_row_counts_only_with_the_losses_of_the_reference(mine, other, said):
     found = difference(mine, other)
     assert said in found and bool(said) == bool(found)
-
-
-@pytest.mark.parametrize(
-    ("reference", "still", "said"),
-    [
-        # It is enough that one step shows it, and in either direction.
-        ([2.0, 2.0], [2.0, 1.9], ""),
-        ([2.0, 2.0], [2.0, 2.0], "at most 0% in 2 steps"),
-        # It would pass with half of the effect of training.
-        ([1.0], [1.0 + 1.9 * TOLERANCE], "at most 0.19% in 1 steps"),
-    ],
-)
-def test_losses_have_to_show_that_a_row_trains(reference, still, said):
-    why = undecided(reference, still)
-    assert said in why and bool(said) == bool(why)
 
 
 GOOD, BAD = [2.0, 1.0], [2.0, 1.5]
@@ -60,7 +42,6 @@ def sample(row, devices, ms, losses=GOOD, repeat=0):
 
 SAMPLES = [
     sample("plain", 1, 16.0),
-    sample("plain-frozen", 1, 16.0, [2.0, 2.0]),
     sample("plain-jax", 1, 8.0),
     sample("compute", 2, 9.0, BAD),
     sample("compute-jax", 2, 5.0, BAD),
@@ -74,7 +55,7 @@ SAMPLES = [
 def results_of(samples, cores=8):
     setting = Setting("cpu", 64, 5, 60, frameworks=True)
     facts = FACTS | {"cores": cores}
-    field = Field(FIELD, {}, ["small"], {}, setting, facts, samples)
+    field = Comparison(FIELD, {}, ["small"], {}, setting, facts, samples)
     return {result["row"]: result for result in field.results()}
 
 
@@ -95,7 +76,7 @@ def test_figures_are_relative_to_the_same_backend():
         "jax-data-parallel": [8.0, 8000.0, 0.5, 3.0],
         "tower": [10.0, 6400.0, 0.8, 1.0],
     }
-    assert found["stock-loop"]["failed"]
+    assert found["stock-loop"]["error"] == "[bad]"
     assert found["stock-default"]["reason"].startswith("loss differs")
     # Devices that share cores have none.
     assert results_of(SAMPLES, cores=1)["tower"]["efficiency"] is None
@@ -104,22 +85,14 @@ def test_figures_are_relative_to_the_same_backend():
 @pytest.mark.parametrize(
     ("samples", "reason"),
     [
-        ([], "the reference failed"),
+        ([], "plain Keras failed"),
         (
             [
                 *SAMPLES,
                 sample("plain", 1, 16.0, repeat=1),
-                sample("plain-frozen", 1, 16.0, [2.0, 2.0], 1),
                 sample("tower", 2, 10.0, BAD, 1),
             ],
             "loss differs",
-        ),
-        (
-            [
-                sample("plain", 1, 1.0),
-                sample("plain-frozen", 1, 1.0, [2.0, 1.0001]),
-            ],
-            "larger learning rate",
         ),
     ],
 )
@@ -132,16 +105,14 @@ def test_row_that_does_not_count(samples, reason):
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """Run the command, with workers that are faked."""
-    pytest.importorskip("matplotlib")
 
     def workers(model, stored, setting, row=None, cell=None):
         if cell is None:
-            return [{"title": model, "note": ""}]
+            return [{"title": model}]
         assert setting.rows == "benchmarks.field:FIELD"
-        result = RANK | {"losses": {"plain-frozen": BAD}.get(row.name, GOOD)}
-        # The other one trained a model of its own.
-        other = {"witness": [0.7]} if row.name == "horovod-raw" else {}
-        return [result, result | other]
+        if row.name == "horovod-raw":
+            raise TowerError("exit code 1")
+        return [RANK | {"losses": GOOD}]
 
     monkeypatch.setattr(runner, "run_workers", workers)
     monkeypatch.setattr(probe, "machine_facts", lambda timeout_s: FACTS)
@@ -153,31 +124,16 @@ def command(monkeypatch, tmp_path):
     return run
 
 
-def test_field_is_measured_shown_and_drawn(command, tmp_path):
-    report, chart = tmp_path / "field.json", tmp_path / "field.svg"
-    ended = command(
-        "field", "--models=small", f"--chart={chart}", f"--json={report}"
-    )
+def test_field_is_measured_and_shown(command, tmp_path):
+    report = tmp_path / "field.json"
+    ended = command("--models=small", f"--json={report}")
     assert ended.exit_code == 1
     assert "failed: small, 2 replicas, horovod-raw" in ended.output
     document = json.loads(report.read_text())
     found = {result["row"]: result for result in document["results"]}
     listed = {"plain", "torch-ddp", "jax-data-parallel", "stock-loop", "tower"}
     assert listed <= set(found) and "async" not in found
-    refused = [name for name, result in found.items() if result["reason"]]
-    assert refused == ["horovod-raw"]
+    failed = [name for name, result in found.items() if result["error"]]
+    assert failed == ["horovod-raw"]
     assert found["tower"]["efficiency"]
-    drawn = chart.read_text()
-    assert all(word in drawn for word in ("efficiency", "torch-ddp", "PyTorch"))
-    again = tmp_path / "again.svg"
-    assert not command("draw", str(report), str(again)).exit_code
-    assert again.stat().st_size > 10_000
-
-
-def test_every_row_has_a_kind():
-    for name, row in {**ROWS, **FIELD}.items():
-        kind = charts.kind(name)
-        assert kind in charts.KINDS
-        assert (kind in ("default", "ours")) == row.ours
-    assert charts.kind("tower:mode=cpu") == "ours"
     assert find(FIELD, "torch-ddp").compute == "compute-torch"

@@ -32,12 +32,13 @@ INTERNAL = (
 # Commit.__init__ takes one of them.
 OF_UNKNOWN_BASES = """
 Backup BestModelCheckpoint BroadcastGlobalVariablesCallback ChiefOnly Commit
-Commit.__init__ CommitStateCallback EveryRank Host Host.on_test_end
-Host.on_train_end KerasState LearningRateScheduleCallback
-LearningRateWarmupCallback MetricAverageCallback ModelState ObjectState OfRank
-OfRank.of ReductionCrossDeviceOps ResumingCallback State summarise
-TensorFlowKerasState TensorFlowState Timeline Timeline.first TowerExtended
-UpdateBatchStateCallback UpdateEpochStateCallback VariablesState
+Commit.__init__ CommitStateCallback EveryRank KerasState
+LearningRateScheduleCallback LearningRateWarmupCallback LoopClock
+LoopClock.on_test_end LoopClock.on_train_end MetricAverageCallback ModelState
+ObjectState RankRecording RankRecording.of ReductionCrossDeviceOps
+ResumingCallback State TensorFlowKerasState TensorFlowState Timeline
+Timeline.first Timeline.on_predict_begin TowerExtended UpdateBatchStateCallback
+UpdateEpochStateCallback VariablesState which_steps
 """
 
 

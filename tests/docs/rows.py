@@ -105,10 +105,9 @@ def assert_takes(row, kind, arguments, given):
         assert not [n for n in given if given[n] == accepted[n].default]
 
 
-def tried(row):
-    """The code in a row that is there, as it is written, after a try."""
+def try_code(row):
+    """Use what the code in a row names: options, attributes and functions."""
     kind, last = KINDS.get(row.section, "TowerStrategy"), None
-    found = []
     for node in row.expressions:
         text = ast.unparse(node)
         root, _, path = text.partition("(")[0].partition(".")
@@ -136,7 +135,3 @@ def tried(row):
             if isinstance(node, ast.Call):
                 given = {option.arg: option for option in node.keywords}
                 inspect.signature(named).bind(*node.args, **given)
-        else:
-            continue
-        found.append(text)
-    return found

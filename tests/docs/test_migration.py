@@ -15,7 +15,6 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.docs import migration, rows
 from tests.docs.test_commands import COMMANDS, options_of
-from tests.kit.scripts import ROOT
 from tests.launching.jobs import Launched
 from tests.processes.by_hand import ByHand
 
@@ -23,47 +22,6 @@ ROWS = migration.rows()
 SCRIPTS = migration.scripts()
 HOROVOD = "From Horovod"
 REPLICAS = "From TensorFlow 1's SyncReplicasOptimizer"
-JAX = "From keras.distribution on JAX"
-# Of rows that show no code to try: where what they say is tested, by section
-# and by a part of the first cell.
-ELSEWHERE = {
-    ("From tf.distribute", "`with strategy.scope"): "fit/weights",
-    ("From tf.distribute", "`strategy.run`"): "compatibility",
-    ("From tf.distribute", "num_replicas_in_sync"): "fit/step",
-    ("From tf.distribute", "Dropout draws"): "exactness/test_random.py",
-    ("From tf.distribute", "`drop_remainder"): "exactness",
-    ("From tf.distribute", '`"chief"`'): "rendezvous/test_tf_config.py",
-    ("From tf.distribute", '`"worker"`'): "rendezvous/test_tf_config.py",
-    ("From tf.distribute", '`"ps"`'): "processes/served.py",
-    (
-        "From tf.distribute",
-        '`"evaluator"`',
-    ): "engines/runtime/test_multi_worker.py",
-    (HOROVOD, "`DistributedOptimizer`"): "processes/training.py",
-    (HOROVOD, "`LearningRateWarmup"): "engines/horovod/callbacks.py",
-    (HOROVOD, "STALL_CHECK"): "docs/test_migration.py",
-    ("From BytePS", "`import"): "engines/byteps",
-    ("From BytePS", "`DMLC_ROLE`"): "engines/byteps/test_dmlc.py",
-    ("From BytePS", "`bps.push_pull"): "engines/byteps/two_ranks.py",
-    ("From tensorpack", "InputTrainer()`"): "exactness",
-    ("From tensorpack", "`SimpleTrainer()`"): "exactness",
-    ("From tensorpack", "`steps_per_epoch`"): "strategies/test_noop.py",
-    (REPLICAS, "`opt`"): "exactness/test_contract.py",
-    (REPLICAS, "`replicas_to_aggregate`"): "docs/test_migration.py",
-    (REPLICAS, "`total_num_replicas`"): "docs/test_migration.py",
-    (REPLICAS, "`compute_gradients`"): "strategies/test_sync_replicas.py",
-    (REPLICAS, "`global_step`"): "strategies/test_sync_replicas.py",
-    (JAX, ""): "strategies/test_keras_distribution.py",
-    (JAX, "auto_shard"): "processes/distribution.py",
-    ("From Accelerate", "`gradient_accumulation"): "exactness",
-    ("From Accelerate", "`even_batches"): "exactness",
-    ("From Accelerate", "`accelerator.gather"): "examples/test_examples.py",
-    (
-        "From Accelerate",
-        "`accelerator.clip_grad",
-    ): "partition/cases/gradients.py",
-}
-
 
 # What the scripts start with; n is the number of processes.
 BEGIN = """
@@ -100,23 +58,9 @@ def no_distribution():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.there)
-def test_rows(row):
+def test_code_in_a_row_can_be_used(row):
     """Commands are followed in ``test_commands.py``."""
-    is_command = any(code.startswith("keras-towers ") for code in row.code)
-    shown = [
-        path
-        for (section, part), path in ELSEWHERE.items()
-        if section == row.section and part in row.there
-    ]
-    assert rows.tried(row) or is_command or shown or "none" in row.here
-    for path in shown:
-        assert (ROOT / "tests" / path).exists()
-
-
-def test_every_row_that_is_shown_elsewhere_is_on_the_page():
-    found = [(row.section, row.there) for row in ROWS]
-    for section, part in ELSEWHERE:
-        assert any(section == s and part in there for s, there in found), part
+    rows.try_code(row)
 
 
 def of(section, part):

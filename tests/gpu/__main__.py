@@ -44,7 +44,7 @@ def main(arguments=None):
         parser.add_argument(f"--{kind}", default="", help=more)
     parser.add_argument("--report", type=Path, default=Path("gpu-report.md"))
     options = parser.parse_args(arguments)
-    found = probe.look().get("gpus", [])
+    found = probe.tensorflow_state().get("gpus", [])
     if options.on == "gpu" and not found:
         print(
             "No GPU is visible to TensorFlow, so nothing was run: see "

@@ -70,7 +70,8 @@ def test_a_layer_of_a_mirrored_strategy():
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 def test_empty_data(model, before):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-    for data in ((X[:0], Y[:0]), (dataset.filter(lambda *_: False),)):
+    nothing = dataset.filter(lambda *_: False)
+    for data in ((X[:0], Y[:0]), (nothing,), (dataset.take(0),)):
         for batches, act in (("each", model.fit), ("split", model.evaluate)):
             strategy = kt.TowerStrategy(2, batches=batches)
             empty = "0 (examples|batches)|empty"
@@ -164,12 +165,10 @@ def test_a_model_of_keras_2_is_refused_in_one_line(in_graph):
         strategy.adopt(StepOfKeras2())
 
 
-def test_an_empty_dataset_and_one_without_batches(model, before):
+def test_a_dataset_without_batches(model, before):
     rows = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
     scalars = tf.data.Dataset.from_tensor_slices((X, X[:, 0]))
     with kt.TowerStrategy(2):
-        with pytest.raises(kt.TowerError, match="^the dataset is empty: give"):
-            train(model, rows.batch(4).take(0), None)
         with pytest.raises(ValueError, match="Expected shape"):
             train(model, rows, None)
         with pytest.raises(ValueError, match="incompatible") as error:

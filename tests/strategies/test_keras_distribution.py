@@ -93,7 +93,7 @@ def test_every_call_gives_what_one_device_gives():
 
 
 @pytest.mark.core
-def test_set_for_good_and_ended():
+def test_a_model_stays_on_towers_until_the_distribution_ends():
     traces = []
 
     def loss(y, found):
@@ -148,7 +148,7 @@ def test_a_model_follows_the_distribution():
     same_model(model, reference)
 
 
-def test_conflict_with_a_strategy():
+def test_a_distribution_inside_a_strategy_is_refused():
     model = eager()
     set_distribution(first(2))
     stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
@@ -173,7 +173,9 @@ def model_parallel():
         (lambda: first(2), "while a model trains"),
     ],
 )
-def test_what_is_refused(distribution, said):
+def test_other_distributions_devices_and_changes_are_refused(
+    distribution, said
+):
     model, note = eager(), at_end(lambda: set_distribution(None))
     with pytest.raises(kt.TowerError, match=said), distribution().scope():
         step(model, callbacks=[note])
@@ -189,15 +191,15 @@ class Joined:
 
 def test_devices_of_a_job(monkeypatch):
     monkeypatch.setattr(distribution_lib, "_job", Joined)
-    own = distribution_lib._own
+    of_rank = distribution_lib._devices_of_rank
     names = keras.distribution.list_devices()
     assert names == [f"cpu:{index}" for index in range(16)]
     assert keras.src.backend.distribution_lib.num_processes() == 2
-    assert own(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
-    assert own(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
+    assert of_rank(names, 1, 2) == [f"cpu:{index}" for index in range(8)]
+    assert of_rank(["gpu:0", "gpu:1"], 1, 2) == ["gpu:0"]
     for wrong in (["cpu:0"], ["cpu:0", "cpu:8", "cpu:9"]):
         with pytest.raises(kt.TowerError, match="each of the 2 processes"):
-            own(wrong, 1, 2)
+            of_rank(wrong, 1, 2)
 
 
 def test_a_job_is_joined_before_training(monkeypatch, caplog):

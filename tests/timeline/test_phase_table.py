@@ -1,7 +1,6 @@
 """What is advised where a phase stands out, and what a ``fit`` prints."""
 
 import collections
-import dataclasses
 import re
 import time
 
@@ -11,14 +10,13 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.function import GraphFunction
-from keras_towers.timeline.phases import Took
-from keras_towers.timeline.report import Summary, advise
+from keras_towers.timeline.phase_table import advise
 from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
 
 def took(**phases):
-    return {name: Took(mean, mean) for name, mean in phases.items()}
+    return {name: np.array([mean]) for name, mean in phases.items()}
 
 
 PHASES = took(
@@ -30,56 +28,50 @@ PHASES = took(
     rest=0.002,
     callbacks=0.001,
 )
-GOOD = Summary(
-    PHASES,
-    [f"tower {number}" for number in range(4)],
-    {"compute": np.full(4, 0.08)},
-    local_towers=4,
-    cores=4,
-    traces=1,
-)
-
-
-def changed(phases=None, compute=None, **facts):
-    """A good fit, but for some phases, times of towers, or conditions."""
-    if compute is not None:
-        facts["of_towers"] = {"compute": np.array(compute)}
-    phases = PHASES | took(**(phases or {}))
-    return dataclasses.replace(GOOD, phases=phases, **facts)
+TOWERS = [f"tower {number}" for number in range(4)]
+EQUAL = [0.08] * 4
+WAITING = {"wait": 0.06}
 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("summary", "wanted"),
+    ("changed", "compute", "wanted"),
     [
-        (GOOD, None),
-        (changed({"input": 0.1}), "for 50% of a step (100.00 ms): read ahead"),
-        (changed({"callbacks": 0.05}), "callbacks take 34% of a step"),
-        (changed({"reduction": 0.1}), "reduction of gradients takes"),
-        (changed({"update": 0.1}), "optimizer's update takes"),
+        ({}, EQUAL, ""),
+        ({"input": 0.1}, EQUAL, "for 50% of a step (100.00 ms): read ahead"),
+        ({"callbacks": 0.05}, EQUAL, "callbacks take 34% of a step"),
+        ({"reduction": 0.1}, EQUAL, "reduction of gradients takes"),
+        ({"update": 0.1}, EQUAL, "optimizer's update takes"),
         # The largest one.
-        (changed({"callbacks": 0.05, "input": 0.2}), "waits for its input"),
-        (
-            changed({"wait": 0.06}, compute=[0.08, 0.08, 0.16, 0.08]),
-            "tower 2 computes 2.0 times",
-        ),
+        ({"callbacks": 0.05, "input": 0.2}, EQUAL, "waits for its input"),
+        (WAITING, [0.08, 0.08, 0.16, 0.08], "tower 2 computes 2.0 times"),
         # The clock saw nothing of three towers.
-        (
-            changed({"wait": 0.06}, compute=[0, 0, 0.08, 0]),
-            "tower 2 computes 80000.0 times",
-        ),
-        (changed({"wait": 0.06}), "now for one, now for another"),
-        (changed({"wait": 0.06}, cores=2), "4 towers on 2 core(s)"),
-        (changed(traces=7), "7 calls traced the step"),
-        (Summary(took(step=0.1, callbacks=0.0)), "virtual_towers"),
-        # Steps that are not known may run on several.
-        (Summary(took(step=0.1), GOOD.towers), None),
+        (WAITING, [0, 0, 0.08, 0], "tower 2 computes 80000.0 times"),
+        (WAITING, EQUAL, "now for one, now for another"),
     ],
 )
-def test_advice(summary, wanted):
-    advice = advise(summary)
+def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
+    phases = PHASES | took(**changed)
+    advice = advise(phases, TOWERS, np.array(compute), eager=False)
     assert bool(advice) == bool(wanted)
-    assert (wanted or "") in advice
+    assert wanted in advice
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("towers", "eager", "wanted"),
+    [
+        ([], False, "virtual_towers"),
+        # Steps that are not known may run on several.
+        (TOWERS, False, ""),
+        (TOWERS, True, "without run_eagerly=True"),
+    ],
+)
+def test_advice_where_steps_are_not_divided(towers, eager, wanted):
+    phases = took(step=0.1, callbacks=0.0)
+    advice = advise(phases, towers, np.empty(0), eager)
+    assert bool(advice) == bool(wanted)
+    assert wanted in advice
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from keras_towers.timeline import recorded
+from keras_towers.timeline import recording
 
 pytestmark = pytest.mark.core
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=0.0, traces=0)
     fake = types.SimpleNamespace(time=lambda: clock.now)
-    monkeypatch.setattr(recorded, "time", fake)
+    monkeypatch.setattr(recording, "time", fake)
     return clock
 
 
@@ -29,7 +29,8 @@ def run(host, clock, calls, step=1.0, callbacks=0.5, traces=False):
 
 
 def test_calls_that_trace_and_what_is_between_them(clock):
-    host = recorded.Host(100, lambda: clock.traces)
+    host = recording.LoopClock()
+    host.restart(100, clock)
     for epoch in range(2):
         run(host, clock, 1, step=9, traces=epoch == 0)
         run(host, clock, 3)
@@ -39,8 +40,8 @@ def test_calls_that_trace_and_what_is_between_them(clock):
         host.on_epoch_end(epoch)
         clock.now += 0.25
         host.on_epoch_begin(epoch + 1)
-    host.end_fit()
-    assert (host.count, host.traces, list(host.traced)) == (8, 1, [0])
+    assert host.count == 8
+    assert host.calls()[3].tolist() == [1] + [0] * 7
     validated = 9.5 + 3 * 1.5
     assert list(host.others)[:2] == [
         ("validation", validated, validated + 4),
@@ -49,20 +50,23 @@ def test_calls_that_trace_and_what_is_between_them(clock):
 
 
 def test_only_the_last_calls_are_kept(clock):
-    host = recorded.Host(3)
+    host = recording.LoopClock()
+    host.restart(3, None)
     run(host, clock, 10)
     host.on_epoch_end(0)
     clock.now += 50  # of callbacks behind the epoch, not behind a batch
-    calls = host.calls()
-    assert calls.begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
-    np.testing.assert_array_equal(calls.nexts - calls.ends, [0.5] * 3)
+    begins, returned, ended, _ = host.calls()
+    assert begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
+    np.testing.assert_array_equal(ended - returned, [0.5] * 3)
     assert host.count == 10
 
 
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
-    nothing = np.empty((0, 3)), np.empty(0), np.empty((3, 0))
-    return recorded.OfRank(0, machine, [], first_step, 0, stamps, *nothing, [])
+    nothing = np.empty((0, 3)), np.empty((4, 0))
+    return recording.RankRecording(
+        0, machine, [], first_step, 0, stamps, *nothing, []
+    )
 
 
 def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
@@ -78,9 +82,9 @@ def test_clocks_are_set_by_the_sums_of_the_steps_of_all():
         # It has lost the first one.
         of_rank("a", theirs[1:], first_step=1),
     ]
-    recorded.align(ranks)
+    recording.align(ranks)
     one, other, third = (of.stamps for of in ranks)
     np.testing.assert_array_equal(one, mine[1:])
     np.testing.assert_array_equal(other[[0, 1, 3]], one[[0, 1, 3]])
     np.testing.assert_array_equal(third, theirs[1:])
-    assert recorded.joined(ranks).shape == (4, 6, 1, 4)
+    assert recording.joined(ranks).shape == (4, 6, 1, 4)

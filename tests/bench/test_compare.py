@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from keras_towers.bench.compare import Comparison
-from keras_towers.bench.report import Spread, summarize
+from keras_towers.bench.compare import COLUMNS, Comparison, Spread, summarize
 from keras_towers.bench.rows import ROWS, find
+from keras_towers.bench.runner import Setting
 from tests.bench.shared import FACTS, samples_of
 
 pytestmark = pytest.mark.core
@@ -37,7 +37,7 @@ CASES = {
                 "best_stock": "stock-one-device",
                 "to_plain": (1.125, 0.75, 1.5),
                 "to_stock": (0.85, 0.5, 1.2),
-                "failed": False,
+                "error": "",
             },
         },
     ),
@@ -48,10 +48,10 @@ CASES = {
             "async": ["broke"],
         },
         {
-            "plain": {"failed": False, "best_stock": ""},
-            "tower": {"failed": True, "to_plain": same(2.0)},
+            "plain": {"error": "", "best_stock": ""},
+            "tower": {"error": "broke", "to_plain": same(2.0)},
             "async": dict.fromkeys(["step_ms", "epoch_cost_s", "to_plain"])
-            | {"failed": True},
+            | {"error": "broke"},
         },
     ),
     "cost above compute of the same repeat": (
@@ -70,9 +70,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_columns(name):
+def test_columns_are_computed_repeat_by_repeat(name):
     rows, wanted = CASES[name]
-    results = summarize(ROWS, samples_of(rows))
+    results = summarize(ROWS, samples_of(rows), batch=64, devices=2)
     assert [result["row"] for result in results] == list(rows)
     found = {result["row"]: result for result in results}
     for row, columns in wanted.items():
@@ -87,13 +87,21 @@ def shown(samples):
     titles, skipped = {"large": "large, a model"}, {"byteps": "run `[x]`"}
     console = Console(file=io.StringIO(), width=80)
     comparison = Comparison(
-        rows, skipped, ["large"], {}, None, FACTS, samples, titles=titles
+        rows,
+        skipped,
+        ["large"],
+        {},
+        Setting("cpu", 64, 5, 60),
+        FACTS,
+        samples,
+        titles=titles,
     )
-    comparison.show(console)
+    columns = [c for c in COLUMNS if c not in ("examples_per_s", "efficiency")]
+    comparison.show(console, columns)
     return console.file.getvalue()
 
 
-def test_table():
+def test_table_shows_medians_ranges_and_where():
     fast, slow = [[5.0], [10.0]], [[20.0], [30.0]]
     rows = {"stock-default": slow, "tower": fast, "tower:mode=cpu": fast}
     of_towers = [samples_of(rows, towers, choice="cpu") for towers in (2, 4)]
@@ -115,7 +123,7 @@ def test_table():
     assert "skipped: byteps: run `[x]`" in text
 
 
-def test_table_of_processes():
+def test_table_of_processes_shows_failures_and_cost():
     rows = {"compute": [[10.0]], "horovod": [[12.0]]}
     text = shown(samples_of({**rows, "multi-worker": ["exit code 1"]}))
     assert re.search(r" 2 +compute +10\.00 +– ", text)

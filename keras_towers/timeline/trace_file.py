@@ -1,0 +1,113 @@
+"""Events in the trace format of ``chrome://tracing`` and ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_towers.timeline.phases import Calls, find_steps, tower_phases
+from keras_towers.timeline.recording import RankRecording, joined, tower_names
+
+# The row of a rank's loop; towers have those from 1.
+_LOOP = 0
+
+
+def write(path: Path, ranks: Sequence[RankRecording], last: int) -> None:
+    """Write the events of the last steps, or calls, of aligned ranks."""
+    places = [(r.rank, 1 + k) for r in ranks for k in range(len(r.devices))]
+    rows = {(r.rank, _LOOP): "input and callbacks" for r in ranks}
+    rows |= zip(places, tower_names(ranks), strict=True)
+    events = list(_tower_events(ranks, places, last))
+    for rank in ranks:
+        events += _loop_events(rank, last)
+    events.sort(key=lambda event: event["ts"])
+    start = events[0]["ts"] if events else 0.0
+    for event in events:
+        event["ts"] = round(1e6 * (event["ts"] - start), 1)
+        event["dur"] = round(1e6 * event["dur"], 1)
+    named = [
+        {"name": key, "ph": "M", "pid": rank, "tid": row, "args": {kind: value}}
+        for (rank, row), name in sorted(rows.items())
+        for key, kind, value in (
+            ("process_name", "name", f"rank {rank}"),
+            ("thread_name", "name", name),
+            ("thread_sort_index", "sort_index", row),
+        )
+    ]
+    document = {
+        "traceEvents": [*named, *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"machines": [rank.machine for rank in ranks]},
+    }
+    path.write_text(json.dumps(document))
+
+
+def _event(
+    name: str, place: tuple[int, int], begin: float, end: float, **facts: int
+) -> dict[str, Any]:
+    """Make an event of seconds, in the row of a rank."""
+    return {
+        "name": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "ts": float(begin),
+        "dur": float(end - begin),
+        "args": facts,
+    }
+
+
+def _tower_events(
+    ranks: Sequence[RankRecording], places: Sequence[tuple[int, int]], last: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the phases of the towers' last steps."""
+    stamps = joined(ranks)
+    first = ranks[0].first_step + max(0, len(stamps) - last)
+    for name, bounds in tower_phases(stamps[-last:]).items():
+        for (step, tower, update), begin in np.ndenumerate(bounds[..., 0]):
+            end = float(bounds[step, tower, update, 1])
+            # Comparisons with NaN, for a phase without this tower, are False.
+            if end > begin or (name != "wait" and end == begin):
+                facts = {"step": first + step}
+                if bounds.shape[2] > 1:
+                    facts["update"] = update
+                yield _event(name, places[tower], begin, end, **facts)
+    for rank in ranks:
+        for tower, begin, end in rank.spans[-last:]:
+            yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
+
+
+def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
+    """Yield what Keras's loop has done around the last steps."""
+    calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
+    steps = find_steps(tower_phases(rank.stamps), calls)
+    shown = range(max(0, len(steps.call) - last), len(steps.call))
+    for step in shown:
+        call = steps.call[step]
+        if call < 0:
+            continue
+        goes_on = step > 0 and steps.call[step - 1] == call
+        name = "tracing" if calls.traced[call] and not goes_on else "input"
+        begin, end = steps.ready[step], steps.begins[step]
+        yield _event(name, place, begin, end, step=rank.first_step + step)
+    first = max(0, len(calls.begins) - last)
+    if shown:
+        first = max(0, steps.call[shown[0]])
+    divided = len(steps.call) or len(rank.spans)
+    for call in range(first, len(calls.begins)):
+        begin, end, ended = (
+            times[call] for times in (calls.begins, calls.returns, calls.ended)
+        )
+        if not divided:
+            number = rank.first_call + call
+            yield _event("step", place, begin, end, step=number)
+        if ended > end:
+            yield _event("callbacks", place, end, ended)
+    since = calls.begins[first] if len(calls.begins) else -np.inf
+    for name, begin, end in rank.others:
+        if end >= since:
+            yield _event(name, place, begin, end)
