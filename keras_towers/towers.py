@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -145,11 +146,7 @@ def run_on_each_tower(
         )
     calls, fn = _TowerCalls(), compat.as_here(fn)
 
-    def tower(*args, **kwargs):
-        with calls.recorded():
-            calls.end(fn(*args, **kwargs))
-
-    tf.distribute.get_strategy().run(tower, args, kwargs)
+    tf.distribute.get_strategy().run(calls.run, (fn, *args), kwargs)
     calls.check()
     return [calls.results[index] for index in sorted(calls.results)]
 
@@ -165,17 +162,16 @@ class _RequestedVariable(NamedTuple):
         shape = "?" if self.shape is None else list(self.shape)
         return f"{self.name!r} {shape} {self.dtype or '?'}"
 
-    def same_name(self, other: _RequestedVariable) -> bool:
+    def may_be(self, other: _RequestedVariable) -> bool:
+        """Whether nothing that is known of both differs."""
         # TensorFlow appends a number to names that are taken.
         mine, others = (
-            re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (self, other)
+            v._replace(name=re.sub(r"(_\d+)?(:0)?$", "", v.name))
+            for v in (self, other)
         )
-        return mine == others
-
-    def same_value(self, other: _RequestedVariable) -> bool:
         return all(
-            mine is None or others is None or mine == others
-            for mine, others in zip(self[1:], other[1:], strict=True)
+            one is None or another is None or one == another
+            for one, another in zip(mine, others, strict=True)
         )
 
 
@@ -185,74 +181,54 @@ class _TowerCalls:
     def __init__(self):
         self.results: dict[int, Any] = {}
         self._created: dict[int, list[_RequestedVariable]] = {}
-        self._missing: dict[int, list[_RequestedVariable]] = {}
 
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Record and compare the variables that this tower creates."""
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Run the function on a tower, and compare what it creates."""
         index = compat.current_replica_id()
         self._created[index] = []
-        self._missing[index] = []
         with tf.variable_creator_scope(self._create):
-            yield
-
-    def end(self, result: Any) -> None:
-        """Record the result on this tower."""
-        self.results[compat.current_replica_id()] = _listed(result)
+            self.results[index] = _listed(fn(*args, **kwargs))
 
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         index = compat.current_replica_id()
-        if index is None or index not in self._created:
-            return next_creator(**kwargs)
-        if index == 0:
-            variable = next_creator(**kwargs)
-            requested = _RequestedVariable(
-                kwargs.get("name") or "Variable",
-                _known(variable.shape),
-                variable.dtype.name,
-            )
-            self._created[0].append(requested)
-            return variable
-        # TensorFlow will return tower 0's variable to this tower, without
-        # checking shape and dtype.
-        if not self._created[index]:
-            self._missing[index] = list(self._created[0])
-        requested = _requested(kwargs)
-        self._created[index].append(requested)
-        twin = next(filter(requested.same_name, self._missing[index]), None)
-        if twin is None or not requested.same_value(twin):
-            there = "no such variable" if twin is None else twin.described()
-            raise _other_variables(index, requested.described(), there)
-        self._missing[index].remove(twin)
+        if index in self._created:
+            place = len(self._created[index])
+            self._created[index].append(_requested(kwargs))
+            # TensorFlow will return tower 0's variable to this tower, without
+            # checking shape and dtype.
+            self._check(index, place)
         return next_creator(**kwargs)
+
+    def _check(self, index: int, place: int) -> None:
+        """Compare the variable that two towers have created at a place."""
+        here, there = (
+            next(iter(self._created[tower][place:]), None)
+            for tower in (index, 0)
+        )
+        if here is None or there is None or not here.may_be(there):
+            described = [
+                "nothing" if variable is None else variable.described()
+                for variable in (here, there)
+            ]
+            raise TowerError(
+                f"tower {index} creates other variables than tower 0: it "
+                f"creates {described[0]} where tower 0 creates {described[1]}. "
+                "Either every tower has to create the same variables, in the "
+                "same order, with the same names, shapes and dtypes, or only "
+                "tower 0 may create any."
+            )
 
     def check(self) -> None:
         """Compare the towers after all calls."""
-        for index, missing in sorted(self._missing.items()):
-            if missing:
-                names = ", ".join(
-                    requested.described() for requested in missing
-                )
-                raise _other_variables(index, "nothing", names)
+        for index, created in sorted(self._created.items()):
+            if 0 < len(created) < len(self._created[0]):
+                self._check(index, len(created))
         shares = []
         for _, result in sorted(self.results.items()):
-            pairs = list(_pairs(result))
-            shares.append(
-                NamedGradients(
-                    tuple(name_of(v) for _, v in pairs),
-                    [gradient for gradient, _ in pairs],
-                )
-            )
+            pairs = _pairs(result)
+            names = tuple(name_of(variable) for _, variable in pairs)
+            shares.append(NamedGradients(names, [grad for grad, _ in pairs]))
         check_equal_gradients(shares)
-
-
-def _other_variables(index: int, here: str, there: str) -> TowerError:
-    return TowerError(
-        f"tower {index} creates other variables than tower 0: it creates "
-        f"{here} where tower 0 creates {there}. Either every tower has to "
-        "create the same variables, with the same names, shapes and dtypes, "
-        "or only tower 0 may create any."
-    )
 
 
 def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
@@ -269,15 +245,13 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
                 initial = tf.convert_to_tensor(initial, dtype)
             shape = initial.shape if shape is None else shape
             dtype = initial.dtype if dtype is None else dtype
+    dims: Any = shape
+    known = tf.TensorShape(dims)
     return _RequestedVariable(
         kwargs.get("name") or "Variable",
-        None if shape is None else _known(tf.TensorShape(shape)),
+        tuple(known) if known.is_fully_defined() else None,
         None if dtype is None else tf.as_dtype(dtype).name,
     )
-
-
-def _known(shape: tf.TensorShape) -> tuple | None:
-    return tuple(shape) if shape.is_fully_defined() else None
 
 
 def _listed(result: Any) -> Any:
@@ -294,19 +268,11 @@ def _listed(result: Any) -> Any:
     return result
 
 
-def _pairs(result: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(result: Any) -> list[tuple[Any, Any]]:
     """The ``(gradient, variable)`` pairs in a tower's result."""
-    if isinstance(result, Mapping):
-        result = list(result.values())
-    if not isinstance(result, (list, tuple)):
-        return
     kinds = (tf.Variable, keras.Variable)
-    if (
-        len(result) == 2
-        and isinstance(result[1], kinds)
-        and not isinstance(result[0], kinds)
-    ):
-        yield result[0], result[1]
-        return
-    for item in result:
-        yield from _pairs(item)
+    return [
+        (gradient, variable)
+        for gradient, variable in itertools.pairwise(tf.nest.flatten(result))
+        if isinstance(variable, kinds) and not isinstance(gradient, kinds)
+    ]

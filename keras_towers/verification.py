@@ -18,7 +18,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract
 from keras_towers.fit.context import blocks, patches
 from keras_towers.fit.data.iterator import Undistributed
-from keras_towers.fit.weights import model_binding, model_state
+from keras_towers.fit.weights import adoption, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
 
@@ -124,7 +124,7 @@ def _check(model: Any) -> None:
         raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
     inside = tf.distribute.has_strategy()
     if not inside:
-        model_binding.release_from_home(model)
+        adoption.release_from_home(model)
     if inside or contract.home_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"verify {what}: call it before the `with` block.")

@@ -120,10 +120,7 @@ class ResumingCallback(ResumesFit):
     def _train_apart(self) -> bool:
         """Whether each rank counts its own examples, as with ``sync_every``."""
         adoption = _adoption()
-        return adoption is not None and any(
-            adoption.may_differ_between_ranks(metric)
-            for metric in self._metrics()
-        )
+        return adoption is not None and adoption.ranks_train_apart
 
     def _counts_for_all(self) -> bool:
         """Whether this rank's metrics go on from those of all ranks."""

@@ -257,8 +257,8 @@ def _locked(cache: Path, progress: Progress) -> Iterator[None]:
         lock.release()  # Does nothing to a lock that is not held.
 
 
+_SHOWN = 10
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
-_STEPS = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ERROR = re.compile(
     r"(?:^|\s)(?:fatal )?error: |CMake Error|undefined reference"
     r"|No space left on device|internal compiler error"
@@ -298,40 +298,16 @@ _HINTS = (
         r"Killed signal|internal compiler error: Killed|virtual memory",
         "The machine ran out of memory: set MAKEFLAGS=-j1 and try again.",
     ),
-    (
-        r"No space left on device",
-        "The disk is full: a build needs about 1 GB in the temporary folder "
-        "(set TMPDIR to use another).",
-    ),
-    (
-        r"MATCH THE HASHES",
-        "The package index served a different file from the one on PyPI.",
-    ),
-    (
-        r"externally-managed-environment",
-        "This Python is managed by the system: create a virtual environment "
-        "(python3 -m venv) and install keras-towers there.",
-    ),
-    (
-        r"No matching distribution|Could not find a version"
-        r"|Failed to establish a new connection|NewConnectionError",
-        "pip could not get a package: check the network and pip's index.",
-    ),
 )
 
 
 def progress_in(line: str) -> float | None:
-    """The progress that a line of make or Ninja reports, from 0 to 1."""
+    """The progress that a line of make reports, from 0 to 1."""
     found = _PERCENT.match(line)
-    if found:
-        return min(int(found.group(1)), 100) / 100
-    found = _STEPS.match(line)
-    if found and int(found.group(2)):
-        return min(int(found.group(1)) / int(found.group(2)), 1.0)
-    return None
+    return int(found[1]) / 100 if found else None
 
 
-def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
+def errors_in(lines: Iterable[str]) -> list[str]:
     """The first distinct lines of a log that report errors, else its end."""
     lines = [line.rstrip() for line in lines]
     found: dict[str, None] = {}
@@ -344,9 +320,7 @@ def errors_in(lines: Iterable[str], limit: int = 10) -> list[str]:
             below = filter(None, map(str.strip, lines[index + 1 :]))
             text = " ".join([text, *itertools.islice(below, 3)])
         found[text] = None
-        if len(found) == limit:
-            break
-    return list(found) or [line for line in lines if line.strip()][-limit:]
+    return list(found)[:_SHOWN] or list(filter(None, lines))[-_SHOWN:]
 
 
 def hint_for(lines: Iterable[str], title: str) -> str | None:

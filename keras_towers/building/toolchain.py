@@ -180,19 +180,14 @@ def find_cuda(variables: str) -> Tool:
 
 def find_nccl(variables: str) -> Tool:
     """Find the folder with NCCL's ``include`` and ``lib``."""
-    include = os.environ.get(f"{variables}_NCCL_INCLUDE")
-    if include and (Path(include) / "nccl.h").is_file():
-        text = (Path(include) / "nccl.h").read_text(errors="replace")
-        home: str | None = include
-    else:
-        home = _home(
-            "nccl.h",
-            os.environ.get(f"{variables}_NCCL_HOME"),
-            _package("nccl"),
-            *_toolkits(),
-            "/usr",
-        )
-        text = _text(home, "nccl.h")
+    home = _home(
+        "nccl.h",
+        os.environ.get(f"{variables}_NCCL_HOME"),
+        _package("nccl"),
+        *_toolkits(),
+        "/usr",
+    )
+    text = _text(home, "nccl.h")
     parts = [
         re.search(rf"#define NCCL_{part} (\d+)", text)
         for part in ("MAJOR", "MINOR", "PATCH")

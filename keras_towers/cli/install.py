@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +21,7 @@ from rich.progress import Progress as Bar
 
 from keras_towers import engines
 from keras_towers.errors import TowerError
-from keras_towers.system import handled, writable
+from keras_towers.system import handled
 
 if TYPE_CHECKING:
     from keras_towers.building.build import Progress
@@ -58,14 +56,6 @@ def install(
         bool,
         typer.Option("--rebuild", help="Build even if a cached wheel exists."),
     ] = False,
-    wheel_only: Annotated[
-        Path | None,
-        typer.Option(
-            "--wheel-only",
-            metavar="DIR",
-            help="Only copy the wheel into this folder; install nothing.",
-        ),
-    ] = None,
 ) -> None:
     """Build an engine that connects processes, and install it.
 
@@ -85,42 +75,33 @@ def install(
             f"{kind.title} has no option --{name.replace('_', '-')}: leave it "
             "out"
         )
-    _install(kind(**dict.fromkeys(options, True)), rebuild, wheel_only)
+    _install(kind(**dict.fromkeys(options, True)), rebuild)
 
 
-def _install(recipe: Recipe, rebuild: bool, wheel_only: Path | None) -> None:
+def _install(recipe: Recipe, rebuild: bool) -> None:
     """Build an engine or take it from the cache, and install it."""
     from keras_towers.building import build
 
     console = Console(highlight=False)
-    installed, start = None, time.monotonic()
+    start = time.monotonic()
     try:
         # Compilers run in a process group of their own, and would go on.
         numbers = [signal.SIGTERM, signal.SIGHUP]
         as_ctrl_c = handled(numbers, signal.default_int_handler)
-        with as_ctrl_c, _progress(console) as tell:
-            if wheel_only:
-                writable(wheel_only, "give another one to --wheel-only")
-            wheel, cached = build.build(recipe, tell, rebuild)
-            if wheel_only:
-                shutil.copy2(wheel, wheel_only)
-            else:
-                cached, installed = build.install(recipe, wheel, cached, tell)
+        with as_ctrl_c, _progress(console) as progress:
+            wheel, cached = build.build(recipe, progress, rebuild)
+            cached, engine = build.install(recipe, wheel, cached, progress)
     except KeyboardInterrupt:
         text = f"keras-towers install {recipe.name}: interrupted; nothing was"
         typer.echo(f"{text} installed", err=True)
         raise typer.Exit(130) from None
     seconds = time.monotonic() - start
     how = "from the cache" if cached else f"built in {seconds:.0f} s"
-    if wheel_only:
-        console.print(f"{wheel_only / wheel.name} ({how})", soft_wrap=True)
-        return
-    assert installed is not None
-    version = installed.version
-    if installed.tensorflow:
-        version += f" for TensorFlow {installed.tensorflow}"
+    version = engine.version
+    if engine.tensorflow:
+        version += f" for TensorFlow {engine.tensorflow}"
     console.print(
-        f"{recipe.title} {version} installed, {how}; with {installed.built_in}",
+        f"{recipe.title} {version} installed, {how}; with {engine.built_in}",
         soft_wrap=True,
     )
     console.print("Check it: keras-towers doctor --self-test", style="dim")

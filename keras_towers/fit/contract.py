@@ -1,12 +1,12 @@
-"""The protocols that a strategy is composed of.
+"""The components that a strategy is composed of.
 
 The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the transport between processes, and how a
   batch is distributed;
-* an ``UpdateOnce`` or a subclass: where trained weights and slot variables
+* an ``WeightUpdate`` or a subclass: where trained weights and slot variables
   live, and how reduced gradients are applied;
-* ``Calls``: how a call of ``fit``, ``evaluate``, ... runs.
+* ``TowerCalls`` or a subclass: how a call of ``fit``, ``evaluate``, ... runs.
 
 ``fit/`` depends only on these, never on the type of the strategy.
 """
@@ -22,7 +22,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeAlias,
 )
 
@@ -35,7 +34,8 @@ from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.reduce import UpdateOnce
+    from keras_towers.fit.calls.synchronous import TowerCalls
+    from keras_towers.fit.update.reduce import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
 
 Batches: TypeAlias = Literal["split", "each"]
@@ -219,7 +219,7 @@ class KerasCall:
     original: Callable[..., Any]
     model: keras.Model
     # These may be replaced, as callbacks are.
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
     @classmethod
     def of(
@@ -232,8 +232,8 @@ class KerasCall:
     ) -> KerasCall:
         """Bind the user's arguments to their names."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
-        _, *given = bound.arguments.items()
-        named = dict(given)
+        _, *arguments = bound.arguments.items()
+        named = dict(arguments)
         named.update(named.pop("kwargs", {}))
         return cls(kind, original, model, named)
 
@@ -244,25 +244,7 @@ class KerasCall:
 
     def run(self) -> Any:
         """Run Keras's own method."""
-        return self.original(self.model, **self.given)
-
-
-class Calls(Protocol):
-    """Runs calls of the Keras methods in ``METHODS``."""
-
-    @property
-    def adoption(self) -> Adoption:
-        """The models placed on the towers."""
-        ...
-
-    @property
-    def alone(self) -> bool:
-        """Whether all calls run as plain Keras does."""
-        ...
-
-    def run(self, asked: KerasCall) -> Any:
-        """Run a call of a method of Keras."""
-        ...
+        return self.original(self.model, **self.arguments)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -270,8 +252,8 @@ class Components:
     """The components of a strategy."""
 
     config: TowerConfig
-    update: UpdateOnce
-    calls: Calls
+    update: WeightUpdate
+    calls: TowerCalls
 
     @property
     def adoption(self) -> Adoption:

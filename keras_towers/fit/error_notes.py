@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import watch
 
@@ -20,6 +21,8 @@ from keras_towers.rendezvous import watch
 _DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 _LONGEST = 400
 SHARED = "shared_rendezvous"
+# What is between these in an error of TensorFlow is that of its user.
+_BEGIN, _END = "keras_towers: ", " (keras_towers)"
 # Of the calls that all ranks make.
 _numbers = itertools.count()
 
@@ -49,11 +52,37 @@ def _devices(graph: Any) -> set[str]:
     """The devices that a function and those that it calls name."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
-    found = {op.device for op in operations if op.name not in inputs}
+    devices = {op.device for op in operations if op.name not in inputs}
     for function in graph._functions.values():
         definition = function.cached_definition
-        found |= {node.device for node in definition.node_def}
-    return found
+        devices |= {node.device for node in definition.node_def}
+    return devices
+
+
+def assert_for_user(
+    condition: tf.Tensor, text: str, values: Sequence[Any]
+) -> list[Any]:
+    """Fail a step unless a condition holds; for ``control_dependencies``.
+
+    ``text`` is what the user is told, with ``{}`` for each of the values.
+    """
+    if tf.executing_eagerly():
+        if not condition:
+            raise TowerError(text.format(*map(int, values)))
+        return []
+    said = tf.strings.format(f"{_BEGIN}{text}{_END}", list(values))
+    return [tf.debugging.Assert(condition, [said])]
+
+
+def error_for_user(error: Exception) -> TowerError | None:
+    """Return the error of an ``assert_for_user`` that has failed, if any."""
+    _, begins, rest = str(error).partition(_BEGIN)
+    escaped, ends, _ = rest.partition(_END)
+    if not (begins and ends):
+        return None
+    # TensorFlow shows what a string has as in C, byte by byte.
+    text = escaped.encode().decode("unicode_escape").encode("latin-1").decode()
+    return TowerError(text)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.addresses import is_local
 from keras_towers.rendezvous.hosts import read_entries
+from keras_towers.rendezvous.network import is_local
 
 Discover = Callable[[], dict[str, int]]
 LOCAL_SLOT = "127.0.0."

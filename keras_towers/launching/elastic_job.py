@@ -31,8 +31,8 @@ from keras_towers.launching.elastic_hosts import (
 from keras_towers.launching.job import Job, Running
 from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.rendezvous.addresses import is_local
 from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
+from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
 

@@ -26,7 +26,6 @@ from keras_towers.launching.supervision import (
     supervise,
 )
 from keras_towers.rendezvous import environments, store
-from keras_towers.rendezvous.addresses import LOOPBACK, is_local, meeting_point
 from keras_towers.rendezvous.environment_variables import (
     job_environment,
     process_environment,
@@ -34,6 +33,7 @@ from keras_towers.rendezvous.environment_variables import (
 from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.hosts import allocation, fill_slots
+from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled

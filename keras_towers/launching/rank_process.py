@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from keras_towers import agent, settings, subprocesses
 from keras_towers.errors import TowerError
 from keras_towers.launching.output import Console, Sink, Tagger, tag
-from keras_towers.rendezvous.addresses import LOOPBACK, is_local
+from keras_towers.rendezvous.network import LOOPBACK, is_local
 
 if TYPE_CHECKING:
     from keras_towers.launching.job import Running
@@ -237,29 +237,22 @@ def ssh_command(host: str, command: list[str]) -> list[str]:
 
 
 def check_reachable(hosts: Collection[str]) -> None:
-    """Check, in parallel, that ssh reaches hosts with this working folder."""
-    folder = os.getcwd()
+    """Check, in parallel, that ssh reaches hosts."""
+    limit_s = 2 * settings.SSH_CONNECT_S
 
     def check(host: str) -> None:
-        limit_s = 2 * settings.SSH_CONNECT_S
-        command = ssh_command(host, ["test", "-d", folder])
         try:
-            done = subprocesses.run(command, limit_s)
+            ended = subprocesses.run(ssh_command(host, ["true"]), limit_s)
         except FileNotFoundError:
             raise TowerError(
                 f"cannot reach host {host} by ssh: there is no ssh command on "
                 "this machine"
             ) from None
-        if done.code == 0:
-            return
-        if done.code == 1:  # That of test; ssh has 255.
+        if ended.code != 0:
             raise TowerError(
-                f"there is no folder {folder} on host {host}: ranks run in the "
-                "launcher's working folder, which all hosts have to have"
+                f"cannot reach host {host} by ssh, which "
+                f"{ended.reason(limit_s)}"
             )
-        raise TowerError(
-            f"cannot reach host {host}: ssh {done.reason(limit_s)}"
-        )
 
     if hosts:
         with ThreadPoolExecutor(len(hosts)) as pool:

@@ -53,10 +53,7 @@ class Builder:
         inputs: Sequence[Tensor],
         shapes: Sequence[tf.TensorShape] | None = None,
         attributes: Mapping[str, Any] | None = None,
-        least: int = 0,
-        has_effect: bool = False,
-        is_repeated: bool = False,
-        at_root: bool = False,
+        **options: Any,
     ) -> list[Tensor]:
         """Add an operation of the trace with other inputs.
 
@@ -65,16 +62,10 @@ class Builder:
             inputs: its N inputs.
             shapes: of its outputs; None: as in the trace.
             attributes: those that differ.
-            least: the level that it has at least.
-            has_effect: whether it is done even if nobody needs its outputs.
-            is_repeated: whether every function that needs it has its own.
-            at_root: whether of several processes only the first does it.
+            **options: others of ``add``.
         """
-        found = {
-            key: value
-            for key, value in source.node_def.attr.items()
-            if key not in _OF_TRACE
-        }
+        traced = source.node_def.attr.items()
+        found = {key: value for key, value in traced if key not in _OF_TRACE}
         sizes = shapes or [tensor.shape for tensor in source.outputs]
         dtypes = [tensor.dtype for tensor in source.outputs]
         return self.add(
@@ -82,11 +73,8 @@ class Builder:
             inputs,
             found | dict(attributes or {}),
             list(zip(dtypes, sizes, strict=True)),
-            least=least,
-            has_effect=has_effect,
-            is_repeated=is_repeated,
             source=source,
-            at_root=at_root,
+            **options,
         )
 
     def op(
@@ -123,6 +111,23 @@ class Builder:
             is_repeated=is_repeated,
         )
         return tensor
+
+    def read(
+        self, handle: Tensor, dtype: Any, shape: tf.TensorShape, least: int
+    ) -> Tensor:
+        """Return the value of a variable.
+
+        Args:
+            handle: that of the variable.
+            dtype: its dtype.
+            shape: its shape, as far as it is known.
+            least: the level from which on it is to be read.
+        """
+        attributes = {"dtype": attribute(dtype)}
+        (value,) = self.add(
+            "ReadVariableOp", [handle], attributes, [(dtype, shape)], least
+        )
+        return value
 
     def constant(self, value: Any, dtype: Any) -> Tensor:
         """Return a constant."""
@@ -167,8 +172,8 @@ class Builder:
             sizes = list(shape)
             sizes[axis] = None
             shape = tf.TensorShape(sizes)
-        own = kind == "before"
-        result = Tensor(given.dtype, shape, own, given.level + 1)
+        on_towers = kind == "before"
+        result = Tensor(given.dtype, shape, on_towers, given.level + 1)
         self.exchanges.append(Exchange(kind, given, result, axis, size))
         return result
 

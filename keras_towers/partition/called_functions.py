@@ -27,9 +27,9 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.list_elements import in_common, own_list
-from keras_towers.partition.node import Node
+from keras_towers.partition.list_elements import in_common, list_on_tower
 from keras_towers.partition.program import Function, Operation, Tensor
+from keras_towers.partition.registry import Node
 
 if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
@@ -49,7 +49,7 @@ def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
         ahead: how many inputs of the operation are not those of the function.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
-    if graph is None or len(graph.inputs) != node.num_inputs - ahead:
+    if graph is None or len(graph.inputs) != len(node.operation.inputs) - ahead:
         return None
     return graph
 
@@ -93,7 +93,7 @@ def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
         if value.is_replicated or value.layout == layout:
             found = partition.rows(value, layout)
     elif isinstance(layout, ListOf):
-        found = own_list(partition, value, layout)
+        found = list_on_tower(partition, value, layout)
     elif value.is_replicated:
         split = isinstance(layout, Partial)
         found = partition.partial(value) if split else partition.local(value)
@@ -174,7 +174,7 @@ def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
 
 def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
     """The operations that a function needs, and what it uses else."""
-    own = {id(operation) for operation in draft.builder.operations}
+    of_draft = {id(operation) for operation in draft.builder.operations}
     seen, waiting = set(draft.inputs), list(draft.outputs)
     kept: set[int] = set()
     others: list[Tensor] = []
@@ -185,7 +185,7 @@ def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
         seen.add(tensor)
         operation = tensor.operation
         if operation is not None and (
-            id(operation) in own or _is_made_anew(operation)
+            id(operation) in of_draft or _is_made_anew(operation)
         ):
             kept.add(id(operation))
             waiting += operation.inputs
@@ -258,8 +258,8 @@ def called(
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
-    least = partition.order.after(node, inputs, True) if reads else 0
-    found = partition.builder.add(
+    least = partition.order.use(node, inputs, True) if reads else 0
+    return partition.builder.add(
         node.type,
         inputs,
         {
@@ -272,9 +272,6 @@ def called(
         functions=functions,
         source=node.operation,
     )
-    if reads:
-        partition.order.note_use(node, inputs, True, least)
-    return found
 
 
 def dtypes_of(tensors: Iterable[Any]) -> Any:

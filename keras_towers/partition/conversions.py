@@ -6,6 +6,7 @@ Also what these take: the units of which towers have some, and sizes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -17,18 +18,17 @@ from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
     FoundUnit,
+    Layout,
     ListOf,
     Partial,
-    RowSplits,
     Sharded,
-    SparseIndices,
     Unit,
     Value,
 )
 from keras_towers.partition.list_elements import whole_list
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import Size, name_of
-from keras_towers.partition.sizes import own as own_size
+from keras_towers.partition.registry import Node
+from keras_towers.partition.sizes import Size, name_of, own_symbol
 
 # What sizes are computed in.
 SIZE = tf.int64
@@ -66,6 +66,38 @@ class Converter:
         self._found: dict[Any, FoundUnit] = {}
         self._units: dict[str, FoundUnit] = {}
 
+    def on_towers(
+        self,
+        node: Node,
+        given: Sequence[Tensor],
+        *layouts: Layout,
+        shapes: Sequence[Sequence[Any] | None] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> list[Value]:
+        """Have each tower compute an operation; return its N outputs.
+
+        Args:
+            node: the operation.
+            given: what each tower gives it.
+            *layouts: those of the outputs.
+            shapes: those of the outputs on one device, as far as they are
+                known.
+            attributes: those that differ from one device's.
+        """
+        sizes = shapes or [None] * len(layouts)
+        specs = []
+        for traced, size, layout in zip(
+            node.shapes, sizes, layouts, strict=True
+        ):
+            if size is not None:
+                traced = traced.merge_with(static(size))
+            specs.append(local_shape(traced, layout))
+        found = self.builder.copy(node.operation, given, specs, attributes)
+        return [
+            Value(layout, local, shape=None if size is None else tuple(size))
+            for layout, local, size in zip(layouts, found, sizes, strict=True)
+        ]
+
     # ---- conversions ---------------------------------------------------------
 
     def whole(self, value: Value) -> Tensor:
@@ -95,58 +127,55 @@ class Converter:
     def _gathered(
         self, layout: Sharded, local: Tensor, shape: Sequence[Any]
     ) -> Tensor:
-        axis, build = layout.axis, self.builder
+        axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
-            return build.exchange("gather", local, axis, layout.size)
+            return self.builder.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
-        sizes = [*shape[:axis], layout.blocks, None, *shape[axis + 1 :]]
-        own = self.times(layout.rows, layout.unit.count)
-        split = self.reshaped(local, sizes, axis + 1, own, shape, axis)
-        rows = layout.rows * layout.unit.size
-        gathered = build.exchange("gather", split, axis + 1, rows)
-        all_of_them = self.times(layout.count, layout.unit.total)
-        joined = [*shape[:axis], None, *shape[axis + 1 :]]
-        return self.reshaped(gathered, joined, axis, all_of_them, sizes, axis)
+        apart = self._blocks_apart(local, layout, unit.count, shape)
+        rows = layout.rows * unit.size
+        gathered = self.builder.exchange("gather", apart, axis + 1, rows)
+        return self._blocks_joined(gathered, layout, unit.total, shape)
 
-    def reshaped(
-        self,
-        tensor: Tensor,
-        sizes: Sequence[Any],
-        axis: int,
-        count: Tensor,
-        before: Sequence[Any],
-        was: int,
+    def _blocks_apart(
+        self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        """Return a tensor whose axis of rows is divided, or joined.
+        """Give blocks an axis of their own, ahead of that of their rows."""
+        axis, rows = layout.axis, self.times(layout.rows, units)
+        sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
+        return self._reshaped(tensor, sizes, axis, -1)
+
+    def _blocks_joined(
+        self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
+    ) -> Tensor:
+        axis, rows = layout.axis, self.times(layout.count, units)
+        sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
+        return self._reshaped(tensor, sizes, axis, 1)
+
+    def _reshaped(
+        self, tensor: Tensor, sizes: Sequence[Any], axis: int, shift: int
+    ) -> Tensor:
+        """Return a tensor of other sizes.
 
         Args:
             tensor: it.
-            sizes: the sizes of the result, None where they are not known.
-            axis: the axis of the result that has the rows.
-            count: how many they are.
-            before: the sizes of the tensor.
-            was: the first axis of the tensor that is changed.
+            sizes: tensors, or sizes in symbols; those that are not known are
+                those of the tensor.
+            axis: the first axis that has another size.
+            shift: by how much axes behind it were more to the right.
         """
-        build = self.builder
-        changed = len(before) - len(sizes)
-        entries: list[Tensor] = []
-        whole: Tensor | None = None
-        for at, size in enumerate(sizes):
-            if at == axis:
-                entries.append(count)
-            elif isinstance(size, int):
-                entries.append(build.constant(size, SIZE))
-            else:
-                if whole is None:
-                    whole = build.op(
-                        "Shape", [tensor], is_repeated=True, out_type=SIZE
-                    )
-                place = at if at < was else at + changed
-                entries.append(self.entry(whole, place))
-        target = build.op(
-            "Pack", entries, (len(entries),), is_repeated=True, axis=0
+        before = self.builder.op(
+            "Shape", [tensor], is_repeated=True, out_type=SIZE
         )
-        return build.op("Reshape", [tensor, target], static(sizes))
+        target = []
+        for index, size in enumerate(sizes):
+            if isinstance(size, int):
+                size = self.builder.constant(size, SIZE)
+            elif not isinstance(size, Tensor):
+                at = index if index < axis else index + shift
+                size = self.entry(before, at)
+            target.append(size)
+        given = [tensor, self.vector(target, SIZE)]
+        return self.builder.op("Reshape", given, static(sizes))
 
     def local(self, value: Value) -> Tensor:
         """Return the value of one device where a tower uses it."""
@@ -171,35 +200,16 @@ class Converter:
         return self._rows[key]
 
     def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        build, axis, tensor = self.builder, layout.axis, self.local(value)
-        shape: list[Any] = list(value.shape or ())
-        shape[axis] = None
-        first = self.times(layout.rows, layout.unit.start)
-        count = self.times(layout.rows, layout.unit.count)
+        tensor, unit, axis = self.local(value), layout.unit, layout.axis
+        first = self.times(layout.rows, unit.start)
+        count = self.times(layout.rows, unit.count)
+        shape: Any = value.shape
         if layout.blocks == 1:
-            places = [int(a == axis) for a in range(len(shape))]
-            at = build.constant(places, SIZE)
-            begin = build.op("Mul", [at, first])
-            all_others = build.constant([p - 1 for p in places], SIZE)
-            own = build.op("Mul", [at, count], is_repeated=True)
-            size = build.op("AddV2", [all_others, own], is_repeated=True)
-            return build.op("Slice", [tensor, begin, size], static(shape))
-        zero, one = build.constant(0, SIZE), build.constant(1, SIZE)
-        own = build.op("Range", [zero, count, one], (None,))
-        own = build.op("AddV2", [own, first], (None,))
-        blocks = build.constant(np.arange(layout.blocks)[:, None], SIZE)
-        ahead = build.op(
-            "Mul", [blocks, self.times(layout.rows, layout.unit.total)]
-        )
-        flat = build.op(
-            "Reshape",
-            [build.op("AddV2", [ahead, own]), build.constant([-1], SIZE)],
-        )
-        return build.op(
-            "GatherV2",
-            [tensor, flat, build.constant(axis, SIZE)],
-            static(shape),
-        )
+            return self.sliced(tensor, shape, axis, first, count)
+        apart = self._blocks_apart(tensor, layout, unit.total, shape)
+        sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
+        rows = self.sliced(apart, sizes, axis + 1, first, count)
+        return self._blocks_joined(rows, layout, unit.count, shape)
 
     def partial(self, value: Value) -> Tensor:
         """Return each tower's part of a sum: the first tower has all of it."""
@@ -223,10 +233,14 @@ class Converter:
             count: how many a tower has found.
         """
         if key not in self._found:
-            size = own_size(f"found{len(self._units)}")
+            size = own_symbol(f"found{len(self._units)}")
             unit = FoundUnit(size, count, self.builder)
             self._found[key] = self._units[name_of(size)] = unit
         return self._found[key]
+
+    def note_unit(self, key: Any, unit: FoundUnit) -> None:
+        """Note the unit of what each tower will find by a key."""
+        self._found.setdefault(key, unit)
 
     def share(self, unit: Unit | FoundUnit, dtype: Any) -> Tensor:
         """Return of each tower the part of all that it has of a unit."""
@@ -239,21 +253,6 @@ class Converter:
             share = self.builder.op("RealDiv", counts, ())
             self._shares[key] = self.cast(share, dtype, is_repeated=False)
         return self._shares[key]
-
-    def shares(self, layout: Sharded, dtype: Any, rank: int) -> Tensor:
-        """Return the shares of all towers along the axis that has the rows."""
-        key = layout.axis, layout.unit, dtype, rank
-        if key not in self._shares:
-            share, build = self.share(layout.unit, dtype), self.builder
-            ones = (1,) * rank
-            shape = build.constant(ones, tf.int32)
-            own = build.op("Reshape", [share, shape], ones)
-            self._shares[key] = build.exchange("gather", own, layout.axis)
-        return self._shares[key]
-
-    def note_unit(self, key: Any, unit: FoundUnit) -> None:
-        """Note the unit of what each tower will find by a key."""
-        self._found.setdefault(key, unit)
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
@@ -271,7 +270,11 @@ class Converter:
         if number == 1:
             return tensor
         factor = self.builder.constant(number, SIZE)
-        return self.builder.op("Mul", [tensor, factor], (), is_repeated=True)
+        return self.product(tensor, factor)
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of two sizes."""
+        return self.builder.op("Mul", [a, b], (), is_repeated=True)
 
     def entry(self, vector: Tensor, index: int) -> Tensor:
         """Return an entry of a vector."""
@@ -285,30 +288,27 @@ class Converter:
             shrink_axis_mask=1,
         )
 
+    def length(self, tensor: Tensor, axis: int = 0) -> Tensor:
+        """Return the size of an axis of a tensor, as towers have it."""
+        shape = self.builder.op(
+            "Shape", [tensor], is_repeated=True, out_type=SIZE
+        )
+        return self.entry(shape, axis)
+
     def size(self, size: Any) -> Tensor | None:
         """Return a size of one device; None: nobody knows it yet."""
         if isinstance(size, (int, np.integer)):
             return self.builder.constant(int(size), SIZE)
         if not isinstance(size, Size) or not isinstance(size.number, int):
             return None
-        result: Tensor | None = None
+        factors: list[Tensor] = []
         for symbol, power in size.powers:
-            factor = self._of_symbol(symbol)
+            unit = self._units.get(symbol)
+            factor = self.sizes.get(symbol) if unit is None else unit.total
             if factor is None or power < 1:
                 return None
-            for _ in range(power):
-                if result is None:
-                    result = factor
-                    continue
-                result = self.builder.op(
-                    "Mul", [result, factor], (), is_repeated=True
-                )
-        return None if result is None else self.times(size.number, result)
-
-    def _of_symbol(self, symbol: str) -> Tensor | None:
-        if symbol in self._units:
-            return self._units[symbol].total
-        return self.sizes.get(symbol)
+            factors += [factor] * power
+        return self.times(size.number, functools.reduce(self.product, factors))
 
     def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
         """Return a vector of sizes."""
@@ -317,6 +317,41 @@ class Converter:
             return build.constant([], dtype)
         found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(found, dtype)
+
+    def along(self, axis: int, rank: int, size: Tensor, others: int) -> Tensor:
+        """Return a vector of a size for an axis, and a number for the others.
+
+        Args:
+            axis: the axis.
+            rank: the number of axes.
+            size: what is given for the axis.
+            others: what is given for each of the others.
+        """
+        rest = self.builder.constant(others, SIZE)
+        entries = [size if k == axis else rest for k in range(rank)]
+        return self.vector(entries, SIZE)
+
+    def sliced(
+        self,
+        tensor: Tensor,
+        shape: Sequence[Any],
+        axis: int,
+        first: Tensor,
+        count: Tensor,
+    ) -> Tensor:
+        """Return some rows of a tensor.
+
+        Args:
+            tensor: it.
+            shape: its shape, as far as it is known.
+            axis: the axis of the rows.
+            first: the first of them.
+            count: how many they are.
+        """
+        begin = self.along(axis, len(shape), first, 0)
+        size = self.along(axis, len(shape), count, -1)
+        known = [*shape[:axis], None, *shape[axis + 1 :]]
+        return self.builder.op("Slice", [tensor, begin, size], static(known))
 
     def cast(
         self, tensor: Tensor, dtype: Any, is_repeated: bool = True
@@ -328,6 +363,24 @@ class Converter:
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
 
+    def vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
+        """Return a vector of sizes that towers are given.
+
+        Args:
+            vector: what one device is given.
+            entries: sizes, or tensors of towers; None: as on one device.
+        """
+        like = self.local(vector)
+        if all(isinstance(entry, int) for entry in entries):
+            return self.builder.constant(entries, like.dtype)
+        found: list[Tensor] = []
+        for index, entry in enumerate(entries):
+            size = entry if isinstance(entry, Tensor) else self.size(entry)
+            if size is None:
+                size = self.cast(self.entry(like, index), SIZE)
+            found.append(size)
+        return self.vector(found, like.dtype)
+
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded
     ) -> Tensor:
@@ -338,18 +391,9 @@ class Converter:
             sizes: its entries, as far as they are known.
             layout: where the rows are.
         """
-        own = self.times(layout.count, layout.unit.count)
-        entries = [
-            own if axis == layout.axis else self.size(size)
-            for axis, size in enumerate(sizes)
-        ]
-        whole = [
-            self.entry(self.local(target), axis) if entry is None else entry
-            for axis, entry in enumerate(entries)
-        ]
-        dtype = self.local(target).dtype
-        cast_ = [self.cast(entry, SIZE) for entry in whole]
-        return self.vector(cast_, dtype)
+        own: list[Any] = list(sizes)
+        own[layout.axis] = self.times(layout.count, layout.unit.count)
+        return self.vector_like(target, own)
 
 
 def is_small(shape: tf.TensorShape) -> bool:
@@ -365,11 +409,8 @@ def static(shape: Sequence[Any]) -> tf.TensorShape:
 
 def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
     """Return the shape on a tower of a tensor of the trace."""
-    if shape.rank is None:
+    if shape.rank is None or not isinstance(layout, Sharded):
         return shape
     sizes = list(shape)
-    if isinstance(layout, Sharded):
-        sizes[layout.axis] = None
-    elif isinstance(layout, (RowSplits, SparseIndices)):
-        sizes[0] = None
+    sizes[layout.axis] = None
     return tf.TensorShape(sizes)

@@ -1,14 +1,22 @@
-"""What operations do besides computing their outputs."""
+"""What is computed once, for all towers, and in which order effects happen."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.partition.builder import NeedsExchange, attribute
+from keras_towers.partition.conversions import is_small
+from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node
+
+if TYPE_CHECKING:
+    from keras_towers.partition.partitioner import Partitioner
 
 _READS = (
     "ReadVariableOp",
@@ -22,6 +30,9 @@ _CHECKS = ("Assert", "CheckNumericsV2")
 _BY_REFERENCE = tuple(
     dtype.as_datatype_enum for dtype in (tf.resource, tf.variant)
 )
+
+
+# ---- effects -----------------------------------------------------------------
 
 
 class Effect(enum.IntEnum):
@@ -68,12 +79,6 @@ def is_variable(handle: Any) -> bool:
     return data is not None and data.is_set
 
 
-def variable_spec(handle: Any) -> tuple[Any, tf.TensorShape]:
-    """Return the dtype and the shape of a variable."""
-    (spec,) = compat.get_resource_handle_data(handle).shape_and_type
-    return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
-
-
 def written(operation: Any) -> list[int]:
     """Return which inputs are handles of variables that it may write."""
     _, writes = compat.resources_of(operation)
@@ -95,3 +100,263 @@ def _functions(operation: Any) -> Iterator[str]:
             yield value.func.name
         for function in value.list.func:
             yield function.name
+
+
+# ---- their order -------------------------------------------------------------
+
+
+class ResourceOrder:
+    """The times from which on resources may be read, and written.
+
+    A time is twice the level, and one more for what towers do in it: what is
+    computed once comes first.
+
+    Attributes:
+        copies: of the towers' own handles of variables the common ones.
+    """
+
+    def __init__(self) -> None:
+        self.copies: dict[Tensor, Tensor] = {}
+        self._ready: dict[Any, tuple[int, int]] = {}
+        self._least = (0, 0)
+
+    def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
+        """Return the level from which on an operation finds its resources.
+
+        Args:
+            node: the operation.
+            given: its inputs.
+            reads: whether it reads resources only.
+        """
+        ready = [
+            self._ready.get(key, self._least) for key in self._keys(node, given)
+        ]
+        time = max(
+            (times[0] if reads else times[1] for times in ready), default=0
+        )
+        return (time + 1 - _on_towers(given)) // 2
+
+    def use(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
+        """Have what uses the same resources later come behind an operation.
+
+        Return the level from which on the operation finds its resources.
+
+        Args:
+            node: the operation that uses them.
+            given: its inputs.
+            reads: whether it reads resources only.
+        """
+        least = self.after(node, given, reads)
+        level = max([least, *(tensor.level for tensor in given)])
+        time = 2 * level + _on_towers(given)
+        for key in self._keys(node, given):
+            to_read, to_write = self._ready.get(key, self._least)
+            to_read = to_read if reads else max(to_read, time)
+            self._ready[key] = to_read, max(to_write, time)
+        return least
+
+    def update(self, handles: list[Any] | None, given: Sequence[Tensor]) -> int:
+        """Note an update of variables; return the level at whose end it is.
+
+        Args:
+            handles: those of the variables; None: it may be any.
+            given: the tensors that it is given.
+        """
+        keys = list(self._ready) if handles is None else handles
+        # Behind what towers do in the level, and behind what may fail: a step
+        # whose assertion fails updates nothing.
+        before = [
+            self._ready.get(key, self._least)[1] // 2 for key in (*keys, None)
+        ]
+        level = max([*before, *(tensor.level for tensor in given)], default=0)
+        behind = 2 * (level + 1), 2 * (level + 1)
+        self._ready.update(dict.fromkeys(keys, behind))
+        if handles is None:
+            self._least = behind
+        return level
+
+    def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
+        """The resources that an operation uses; None: what has no name."""
+        keys: list[Any] = [
+            self.copies.get(t, t) for t in given if t.dtype == tf.resource
+        ]
+        is_stateful = node.operation.op_def.is_stateful
+        return keys or ([None] if is_stateful else [])
+
+
+def _on_towers(given: Sequence[Tensor]) -> int:
+    """The part of a level in which an operation is done."""
+    return int(any(tensor.on_towers for tensor in given))
+
+
+# ---- what is computed once ---------------------------------------------------
+
+
+def computed_once(
+    partition: Partitioner, node: Node, inputs: Sequence[Value]
+) -> list[Value]:
+    """Compute an operation as one device does, for all towers."""
+    if any(not v.is_replicated and not v.is_partial for v in inputs):
+        partition.once.append(node.operation)
+    effect = effect_of(node.operation)
+    if effect:
+        return _with_effect(partition, node, inputs, effect)
+    if not _is_on_towers(node, inputs):
+        given = [partition.whole(value) for value in inputs]
+        found = _done(partition, node, given)
+        return [Value(REPLICATED, whole=tensor) for tensor in found]
+    order = partition.order
+    locals_ = [partition.local(value) for value in inputs]
+    wholes = [value.whole for value in inputs if value.whole is not None]
+    is_there = len(wholes) == len(locals_) and (
+        order.after(node, wholes, True) <= order.after(node, locals_, True)
+    )
+    results = [Value(REPLICATED, t) for t in _done(partition, node, locals_)]
+    if is_there:
+        # What is computed once may need it, too.
+        found = _done(partition, node, wholes)
+        for value, whole in zip(results, found, strict=True):
+            value.whole = whole
+    return results
+
+
+def _with_effect(
+    partition: Partitioner, node: Node, inputs: Sequence[Value], effect: Effect
+) -> list[Value]:
+    """Do what has an effect as often as one device does, for all."""
+    if not partition.builder.meets:
+        raise NeedsExchange
+    variables = written(node.operation)
+    mirrored = [k for k in variables if _has_local(inputs[k])]
+    if effect is Effect.ALIKE and variables and mirrored == variables:
+        # Each tower writes its own copies.
+        locals_ = [partition.local(value) for value in inputs]
+        made = _done(partition, node, locals_, reads=False)
+        return [Value(REPLICATED, local) for local in made]
+    at_root = partition.ranks and effect is Effect.OUTSIDE
+    wholes = [partition.whole(value) for value in inputs]
+    results = _done(partition, node, wholes, reads=False, at_root=at_root)
+    if at_root:
+        results = [_from_root(partition, whole) for whole in results]
+    for index in variables if at_root else mirrored:
+        _copy_to_all(partition, node, index, inputs[index], at_root)
+    return [Value(REPLICATED, whole=whole) for whole in results]
+
+
+def _done(
+    partition: Partitioner,
+    node: Node,
+    given: Sequence[Tensor],
+    reads: bool = True,
+    at_root: bool = False,
+) -> list[Tensor]:
+    """Add an operation behind what uses the same resources.
+
+    Args:
+        partition: makes the operations.
+        node: the operation.
+        given: its inputs.
+        reads: whether it reads resources only.
+        at_root: whether of several processes only the first does it.
+    """
+    return partition.builder.copy(
+        node.operation,
+        given,
+        least=partition.order.use(node, given, reads),
+        has_effect=not reads,
+        at_root=at_root,
+    )
+
+
+def _from_root(partition: Partitioner, whole: Tensor) -> Tensor:
+    """Return for all processes what the first has computed."""
+    build = partition.builder
+    if whole.dtype == tf.resource:
+        # Loops return the handles that they are given.
+        return whole
+    if whole.dtype != tf.variant:
+        return build.exchange("root", whole)
+    # A list of tensors travels as a text.
+    (text,) = build.add(
+        "SerializeTensor",
+        [whole],
+        {"T": attribute(tf.variant)},
+        [(tf.string, tf.TensorShape(()))],
+        at_root=True,
+    )
+    given = build.exchange("root", text)
+    return build.op("ParseTensor", [given], whole.shape, out_type=tf.variant)
+
+
+def _copy_to_all(
+    partition: Partitioner,
+    node: Node,
+    index: int,
+    variable: Value,
+    at_root: bool,
+) -> None:
+    """Have all write what was written once to a variable.
+
+    Args:
+        partition: makes the operations.
+        node: what has written it.
+        index: which of its inputs the variable's handle is.
+        variable: the handle.
+        at_root: whether only the first process has written it.
+    """
+    build, order = partition.builder, partition.order
+    handle = partition.whole(variable)
+    (spec,) = compat.get_resource_handle_data(
+        node.operation.inputs[index]
+    ).shape_and_type
+    value = build.read(
+        handle,
+        tf.as_dtype(spec.dtype),
+        tf.TensorShape(spec.shape),
+        order.after(node, [handle], True),
+    )
+    if at_root:
+        value = build.exchange("root", value)
+    given = [partition.local(variable), value]
+    build.add(
+        "AssignVariableOp",
+        given,
+        {"dtype": attribute(value.dtype), "validate_shape": attribute(False)},
+        [],
+        least=order.use(node, given, False),
+        has_effect=True,
+    )
+
+
+def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
+    """Whether all towers have what an operation needs.
+
+    What little they have is not worth an exchange, and what they have of
+    mirrored variables nobody has to send them.
+    """
+    if not all(value.is_replicated for value in inputs):
+        return False
+    given = list(zip(inputs, node.operation.inputs, strict=True))
+    if any(t.dtype == tf.resource and not _has_local(v) for v, t in given):
+        return False
+    at_towers = [(v, t.shape) for v, t in given if _has_local(v)]
+    small = all(is_small(shape) for shape in node.shapes)
+    if small and any(value.whole is None for value, _ in at_towers):
+        return True
+    return any(
+        value.whole is not None or not is_small(shape)
+        for value, shape in at_towers
+    ) and all(
+        _has_local(v) or is_small(t.shape) or _is_repeated(v) for v, t in given
+    )
+
+
+def _has_local(value: Value) -> bool:
+    """Whether each tower has the value of one device itself."""
+    return value.layout == REPLICATED and value.local is not None
+
+
+def _is_repeated(value: Value) -> bool:
+    """Whether every function that needs a value makes it anew."""
+    operation = None if value.whole is None else value.whole.operation
+    return operation is not None and operation.is_repeated

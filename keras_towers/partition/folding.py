@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.node import Node
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
     broadcast,
     compared,
 )
-from keras_towers.partition.slice_spans import index_of
+from keras_towers.partition.slice_spans import spans
 
 # Of more entries it is not worth it.
 LARGEST = 512
@@ -39,7 +39,7 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
         return None
     if not all(
         node.dtype(k).is_integer or node.dtype(k).is_bool
-        for k in range(node.num_inputs)
+        for k in range(len(inputs))
     ):
         return None
     try:
@@ -116,7 +116,7 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _same(node: Node, array: Any) -> Any:
-    dtype = node.output_dtype(0)
+    dtype = node.output_dtype()
     if node.type == "Cast" and dtype.is_integer:
         fits = [
             isinstance(entry, Size)
@@ -139,6 +139,21 @@ def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
     return array[tuple(spans)]
 
 
+def _strided(node: Node, array: Any, *ends: Any) -> Any:
+    index: list[Any] = []
+    for span in spans(node, array.shape, *ends):
+        if span.dropped:
+            index.append(int(span.begin))
+        elif span.axis is None or span.is_whole:
+            index.append(None if span.axis is None else slice(None))
+        else:
+            last = span.begin + span.size * span.stride
+            index.append(
+                slice(span.begin, last if last >= 0 else None, span.stride)
+            )
+    return array[tuple(index)]
+
+
 def _reduced(node: Node, array: Any, axes: Any) -> Any:
     combine = {
         "Prod": lambda a, b: a * b,
@@ -150,7 +165,7 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
     }[node.type]
     if not array.size:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
-        shape: Any = node.static_shape() or ()
+        shape: Any = tuple(node.shapes[0])
         return np.full(shape, empty[node.type], object)
     over = tuple(int(a) for a in np.ravel(axes))
     keep = node.attr("keep_dims")
@@ -253,7 +268,7 @@ _FOLDS: dict[str, Fold] = {
         np.moveaxis(array, node.attr("axis"), 0)
     ),
     "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
-    "StridedSlice": lambda node, array, *ends: array[index_of(node, *ends)],
+    "StridedSlice": _strided,
     "Slice": _slice,
     "Split": lambda node, axis, array: np.split(
         array, node.num_outputs, int(axis)

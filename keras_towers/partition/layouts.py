@@ -121,6 +121,13 @@ class Sharded:
         whole = isinstance(size, int) and not size % self.unit.size
         return size // self.unit.size if whole else None
 
+    def blocks_in(self, size: Any) -> int | None:
+        """Return how many blocks of such rows an axis has, if it has such."""
+        count = self.units_in(size)
+        return (
+            None if count is None or count % self.rows else count // self.rows
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
@@ -177,7 +184,7 @@ class Places:
     of rows of the towers before it.
 
     Attributes:
-        own: of each tower: the same integers, counted from its own first row.
+        local: of each tower: the same integers, counted from its own first row.
             They are at least 0 and less than the number of its rows.
         layout: how these are laid out.
         unit: of what the rows are.
@@ -187,7 +194,7 @@ class Places:
             and the others are those of one device.
     """
 
-    own: Tensor
+    local: Tensor
     layout: Sharded
     unit: Unit | FoundUnit
     rows: int = 1
@@ -212,12 +219,12 @@ class Splits:
     """Integers that say where ragged rows begin, where they end, or both.
 
     Attributes:
-        own: of each tower: the same, counted from its own first entry.
+        local: of each tower: the same, counted from its own first entry.
         unit: of what the entries are.
         part: ``begin``, ``end``, or both, which is one more.
     """
 
-    own: Tensor
+    local: Tensor
     unit: FoundUnit
     part: str = "both"
 
@@ -248,6 +255,11 @@ class Value:
     linear: tuple[Any, int, list[Value]] | None = None
     element: Any = None
     numbers: Places | Below | Splits | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of its axes, if that is known."""
+        return len(self.shape or ())
 
     @property
     def places(self) -> Places | None:

@@ -38,8 +38,8 @@ class Elements:
 
     Attributes:
         dtype: that of each.
-        told: the shape that the list was told they have: its entries, -1 where
-            they may be any; None: it is not known.
+        declared: the shape that the list was declared to have: its entries, -1
+            where they may be any; None: it is not known.
         length: how many they are, if that is known.
         item: what is known of each that was set; None: none was set yet.
         is_full: whether all were set.
@@ -48,7 +48,7 @@ class Elements:
     """
 
     dtype: Any
-    told: Any = None
+    declared: Any = None
     length: Any = None
     item: Value | None = None
     is_full: bool = True
@@ -70,8 +70,8 @@ def one_more(
     """Return what is known of elements if one of them is set."""
     if elements is None:
         return None
-    own = dataclasses.replace(elements, item=item, are_places=is_place)
-    return joined_elements(elements, own)
+    with_item = dataclasses.replace(elements, item=item, are_places=is_place)
+    return joined_elements(elements, with_item)
 
 
 def in_common(a: Value, b: Value, layout: Layout = REPLICATED) -> Value:
@@ -94,7 +94,7 @@ def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     items = [e.item for e in (a, b) if e.item is not None]
     return Elements(
         a.dtype,
-        a.told if a.told == b.told else None,
+        a.declared if a.declared == b.declared else None,
         a.length if a.length == b.length else None,
         in_common(items[0], items[-1]) if items else None,
         a.is_full and b.is_full,
@@ -132,14 +132,14 @@ def _facts(value: Value | None) -> Any:
     facts = value.layout, value.shape, entries
     if elements is None:
         return facts
-    own = dataclasses.replace(elements, item=None)
-    return (*facts, own, _facts(elements.item))
+    rest = dataclasses.replace(elements, item=None)
+    return (*facts, rest, _facts(elements.item))
 
 
 # ---- conversions -------------------------------------------------------------
 
 
-def own_list(
+def list_on_tower(
     partition: Converter, value: Value, layout: ListOf
 ) -> Tensor | None:
     """Return what each tower has of a list; None: it has no such.
@@ -156,8 +156,8 @@ def own_list(
         return None
     if _has_nothing(elements):
         return partition.local(value)
-    told = _told(partition, elements, element)
-    if told is None:
+    declared = _declared_shape(partition, elements, element)
+    if declared is None:
         return None
     build, handle = partition.builder, partition.local(value)
     if elements.item is None:
@@ -167,9 +167,9 @@ def own_list(
             length = build.op("TensorListLength", [handle], ())
         dtype = elements.dtype
         return build.op(
-            "TensorListReserve", [told, length], (), element_dtype=dtype
+            "TensorListReserve", [declared, length], (), element_dtype=dtype
         )
-    sizes = own_sizes(partition, elements.shape)
+    sizes = shape_on_tower(partition, elements.shape)
     if isinstance(element, ListOf) or sizes is None or not elements.is_full:
         return None
     stacked = build.op(
@@ -178,12 +178,12 @@ def own_list(
     shape = (elements.length, *(elements.shape or ()))
     whole = Value(REPLICATED, whole=stacked, shape=shape)
     if isinstance(element, Partial):
-        own: Tensor | None = partition.partial(whole)
+        rows: Tensor | None = partition.partial(whole)
     else:
-        own = partition.rows(whole, element.along(element.axis + 1))
-    if own is None:
+        rows = partition.rows(whole, element.along(element.axis + 1))
+    if rows is None:
         return None
-    return build.op("TensorListFromTensor", [own, told], ())
+    return build.op("TensorListFromTensor", [rows, declared], ())
 
 
 def _has_nothing(elements: Elements) -> bool:
@@ -202,16 +202,16 @@ def whole_list(partition: Converter, value: Value) -> Tensor | None:
     if elements is None or value.local is None:
         return None
     # Its shape is known whole, as a tower may have no elements.
-    sizes = own_sizes(partition, elements.shape, layout.element)
-    told = _told(partition, elements, PARTIAL)
-    if sizes is None or told is None:
+    sizes = shape_on_tower(partition, elements.shape, layout.element)
+    declared = _declared_shape(partition, elements, PARTIAL)
+    if sizes is None or declared is None:
         return None
     stacked = partition.builder.op(
         "TensorListStack", [value.local, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
     whole = partition.whole(Value(behind(layout.element), stacked, shape=shape))
-    return partition.builder.op("TensorListFromTensor", [whole, told], ())
+    return partition.builder.op("TensorListFromTensor", [whole, declared], ())
 
 
 def are_rows(element: Layout) -> bool:
@@ -226,7 +226,7 @@ def behind(element: Any) -> Any:
     return element
 
 
-def own_sizes(
+def shape_on_tower(
     partition: Converter, shape: Sequence[Any] | None, layout: Any = None
 ) -> Tensor | None:
     """Return the shape of a tower's elements; None: it is not known whole.
@@ -247,17 +247,19 @@ def own_sizes(
     return partition.vector(sizes, tf.int32)
 
 
-def _told(partition: Converter, elements: Elements, layout: Any) -> Any:
-    """What a tower's list is told of the shape of its elements."""
-    told = elements.told
-    if told is not None and not np.ndim(told):
+def _declared_shape(
+    partition: Converter, elements: Elements, layout: Any
+) -> Any:
+    """What a tower's list is declared to have as the shape of its elements."""
+    declared = elements.declared
+    if declared is not None and not np.ndim(declared):
         return partition.builder.constant(-1, tf.int32)
     has_rows = isinstance(layout, Sharded) and layout.axis >= 0
-    if told and has_rows and not fits(told[layout.axis], layout):
+    if declared and has_rows and not fits(declared[layout.axis], layout):
         return None
-    return own_sizes(partition, told, layout)
+    return shape_on_tower(partition, declared, layout)
 
 
 def fits(size: Any, layout: Sharded) -> bool:
-    """Whether an axis that a list was told of may have rows."""
+    """Whether an axis of a declared shape may have rows."""
     return size is not UNKNOWN and size in (-1, layout.size)

@@ -13,7 +13,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, attribute
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.program import (
     Exchange,
     Operation,
@@ -136,13 +136,7 @@ def _only_if(
     handle, value = operation.inputs
     if operation.type == "AssignVariableOp":
         # What it holds when it is written.
-        (before,) = builder.add(
-            "ReadVariableOp",
-            [handle],
-            {"dtype": attribute(value.dtype)},
-            [(value.dtype, value.shape)],
-            least=operation.level,
-        )
+        before = builder.read(handle, value.dtype, value.shape, operation.level)
     else:
         before = builder.op("ZerosLike", [value], value.shape)
     chosen = builder.op("SelectV2", [condition, value, before], value.shape)

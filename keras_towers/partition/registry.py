@@ -1,104 +1,102 @@
-"""The rules of operations, by their types."""
+"""The rules of operations by their types, and operations as rules see them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import tensorflow as tf
+
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Shape, Value
-from keras_towers.partition.node import Node
 
 # Takes the partitioner, the operation and the values of its inputs, and returns
-# those of its outputs; None: it is computed once.
+# those of its outputs; None: the next rule is asked.
 Rule: TypeAlias = "Callable[..., list[Value] | None]"
-RuleT = TypeVar("RuleT", bound=Rule)
-# Takes the operation and the values of its inputs, and returns its axes.
+# Takes the operation and the values of its inputs, whose ranks are known, and
+# returns its axes; None: it cannot be divided.
 Axes: TypeAlias = "Callable[..., Factors | None]"
-AxesT = TypeVar("AxesT", bound=Axes)
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+# What no rule divides is divided by its axes, or else computed once.
+RULES: dict[str, list[Rule]] = {}
 AXES: dict[str, Axes] = {}
-RULES: dict[str, Rule] = {}
-# Types whose rules are asked even if no input is divided: they create rows.
-ALWAYS: set[str] = set()
-OF_LISTS: set[str] = set()
-# Rules that are asked first if an input holds indices of rows.
-BY_PLACES: dict[str, Rule] = {}
-# Functions that tell which axis the integers index that operations return.
-NUMBERS: dict[str, list[Callable[..., None]]] = {}
-# Functions that return shapes of outputs that the trace does not know.
-SHAPES: dict[str, Callable[..., Sequence[Shape | None]]] = {}
+# Functions that return the shape that all outputs have on one device.
+SHAPES: dict[str, Callable[..., Shape | None]] = {}
+# Functions that note on outputs what is known of their entries.
+NOTES: dict[str, list[Callable[..., None]]] = {}
 
 
-def axes(*types: str) -> Callable[[AxesT], AxesT]:
-    """Register a function that names the axes that operations share.
+class Node:
+    """One operation of a traced graph."""
 
-    It takes the operation and the values of its inputs, and returns
-    ``Factors``, or None if the operation cannot be divided.
-    """
+    def __init__(self, operation: Any):
+        self.operation = operation
+        self.type: str = operation.type
 
-    def add(function: AxesT) -> AxesT:
-        AXES.update(dict.fromkeys(types, function))
-        return function
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs."""
+        return len(self.operation.outputs)
 
-    return add
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        """The shapes of its outputs, as far as the trace knows them."""
+        return [tensor.shape for tensor in self.operation.outputs]
 
+    def attr(self, name: str) -> Any:
+        """Return an attribute."""
+        return self.operation.get_attr(name)
 
-def rule(
-    *types: str, always: bool = False, of_lists: bool = False
-) -> Callable[[RuleT], RuleT]:
-    """Register a rule for operations that axes do not describe.
+    def dtype(self, index: int) -> tf.DType:
+        """Return the dtype of an input."""
+        return self.operation.inputs[index].dtype
 
-    Args:
-        types: the types of operations.
-        always: whether the rule is asked if no input is divided, too.
-        of_lists: whether it divides lists.
-    """
-
-    def add(function: RuleT) -> RuleT:
-        RULES.update(dict.fromkeys(types, function))
-        ALWAYS.update(types if always else ())
-        OF_LISTS.update(types if of_lists else ())
-        return function
-
-    return add
+    def output_dtype(self, index: int = 0) -> tf.DType:
+        """Return the dtype of an output."""
+        return self.operation.outputs[index].dtype
 
 
-def by_places(*types: str) -> Callable[[RuleT], RuleT]:
-    """Register a rule for operations with indices of rows as an input."""
-
-    def add(function: RuleT) -> RuleT:
-        BY_PLACES.update(dict.fromkeys(types, function))
-        return function
-
-    return add
+def rule(*types: str) -> Callable[[FunctionT], FunctionT]:
+    """Register a rule; of several for a type the first is asked first."""
+    return _added_to(RULES, types)
 
 
-def numbers_of(
-    *types: str,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function that tells which axis an output's integers index.
+def axes(*types: str) -> Callable[[FunctionT], FunctionT]:
+    """Register a function that names the axes that operations share."""
+    return _set_in(AXES, types)
+
+
+def shape_of(*types: str) -> Callable[[FunctionT], FunctionT]:
+    """Register a function that returns the shape of operations' outputs."""
+    return _set_in(SHAPES, types)
+
+
+def notes(*types: str) -> Callable[[FunctionT], FunctionT]:
+    """Register a function that notes what is known of outputs' entries.
 
     It takes the partitioner, the operation and the values of its inputs and
-    outputs, and notes the axis on these.
+    outputs.
     """
+    return _added_to(NOTES, types)
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
+
+def _added_to(
+    functions: dict[str, list[Any]], types: Sequence[str]
+) -> Callable[[FunctionT], FunctionT]:
+    def add(function: FunctionT) -> FunctionT:
         for type_ in types:
-            NUMBERS.setdefault(type_, []).append(function)
+            functions.setdefault(type_, []).append(function)
         return function
 
     return add
 
 
-def shape_of(*types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function that returns the shape of operations' outputs."""
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        def shapes(node: Node, *inputs: Value) -> Sequence[Shape | None]:
-            return [function(node, *inputs)] * node.num_outputs
-
-        SHAPES.update(dict.fromkeys(types, shapes))
+def _set_in(
+    functions: dict[str, Any], types: Sequence[str]
+) -> Callable[[FunctionT], FunctionT]:
+    def add(function: FunctionT) -> FunctionT:
+        functions.update(dict.fromkeys(types, function))
         return function
 
     return add

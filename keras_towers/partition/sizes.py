@@ -8,8 +8,9 @@ step computes from shapes is computed here from symbols.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -38,19 +39,10 @@ class Size:
     Attributes:
         number: the number.
         powers: symbols and their powers, in the order of the symbols.
-        order: of a number of rows: blocks, and rows of each example in a block,
-            if that is known.
     """
 
     number: Any
     powers: tuple[tuple[str, int], ...]
-    order: tuple[int, int] | None = dataclasses.field(
-        default=None, compare=False
-    )
-
-    def power(self, symbol: str) -> int:
-        """The power of a symbol."""
-        return dict(self.powers).get(symbol, 0)
 
     def __mul__(self, other: Any) -> Dimension:
         if isinstance(other, Unknown):
@@ -119,9 +111,8 @@ class Size:
 
 Dimension: TypeAlias = "int | bool | float | Fraction | Size | Unknown"
 
-_EXAMPLES = "n"
 # The number of examples of a tower.
-EXAMPLES = Size(1, ((_EXAMPLES, 1),))
+EXAMPLES = Size(1, (("n", 1),))
 _OWN = "*"
 # The number of ends of a tower's ragged rows, which is one more.
 ONE_MORE = Size(1, ((f"{_OWN}ends", 1),))
@@ -138,15 +129,7 @@ def name_of(size: Size) -> str:
     return name
 
 
-def named(name: str, sizes: Iterable[int | None]) -> list[Any]:
-    """Return the sizes of axes, with symbols for those that are not known."""
-    return [
-        symbol(f"{name}.{axis}") if size is None else size
-        for axis, size in enumerate(sizes)
-    ]
-
-
-def own(name: str) -> Size:
+def own_symbol(name: str) -> Size:
     """Return a size that follows from what a tower's examples hold.
 
     That of one device is the sum of those of the towers.
@@ -161,47 +144,11 @@ def is_own(size: Any) -> bool:
     )
 
 
-def degree_of(size: Any) -> int | None:
-    """Return the power of the number of examples; None if it is not known."""
-    if isinstance(size, Unknown) or is_own(size):
-        return None
-    return size.power(_EXAMPLES) if isinstance(size, Size) else 0
-
-
-def grows(size: Any) -> bool:
-    """Whether a size depends on the examples of a tower."""
-    return isinstance(size, Size) and degree_of(size) != 0
-
-
 def times_in(size: Any, unit: Size) -> int | None:
     """Return m for a size of m times another, or None."""
     if isinstance(size, Size) and size.powers == unit.powers:
         return size.number if isinstance(size.number, int) else None
     return None
-
-
-def examples_in(size: Any) -> int | None:
-    """Return m for a size of m times the number of examples, or None."""
-    return times_in(size, EXAMPLES)
-
-
-def units_in(size: Any) -> tuple[Size | None, int] | None:
-    """Return of what there are how many in an axis, or None.
-
-    It is None for the examples, or how many entries all of them have together.
-    """
-    if not isinstance(size, Size) or not isinstance(size.number, int):
-        return None
-    if size.powers == EXAMPLES.powers:
-        return None, size.number
-    return (Size(1, size.powers), size.number) if is_summed(size) else None
-
-
-def is_summed(size: Any) -> bool:
-    """Whether the size of one device is the sum of those of the towers."""
-    if not is_own(size) or size.powers == ONE_MORE.powers:
-        return False
-    return [power for _, power in size.powers] == [1]
 
 
 def _size(number: Any, powers: dict[str, int]) -> Dimension:
@@ -239,36 +186,23 @@ def compared(
     if UNKNOWN in (a, b):
         return UNKNOWN
     difference = a - b
-    if isinstance(difference, Unknown):
-        ends = _ends(a), _ends(b)
-        lists = [e or (s,) for e, s in zip(ends, (a, b), strict=True)]
-        results = {compare(x, y) for x in lists[0] for y in lists[1]}
-        if compare in (operator.eq, operator.ne):
-            results |= _of_equal(compare, *lists)
-        return results.pop() if len(results) == 1 else UNKNOWN
-    if isinstance(difference, Size):
-        results = {compare(difference.number, 0)}
-        results |= {compare(0, 0)} if is_own(difference) else set()
-        return results.pop() if len(results) == 1 else UNKNOWN
-    return compare(difference, 0)
+    if difference is not UNKNOWN:
+        a, b = difference, 0
+    ends_a, ends_b = _ends(a), _ends(b)
+    results = {compare(x, y) for x in ends_a for y in ends_b}
+    is_apart = max(ends_a) < min(ends_b) or max(ends_b) < min(ends_a)
+    if compare in (operator.eq, operator.ne) and not is_apart:
+        results.add(compare(0, 0))
+    return results.pop() if len(results) == 1 else UNKNOWN
 
 
-def _of_equal(
-    compare: Callable[[Any, Any], bool], a: Sequence[Any], b: Sequence[Any]
-) -> set[bool]:
-    """What a comparison says if two sizes are equal, where they may be."""
-    apart = max(a) < min(b) or max(b) < min(a)
-    return set() if apart else {compare(0, 0)}
-
-
-def _ends(size: Any) -> tuple[Any, Any] | None:
-    """The smallest and the largest value of a symbol; None for a number."""
+def _ends(size: Any) -> tuple[Any, Any]:
+    """The smallest and the largest value of a size."""
     if not isinstance(size, Size):
-        return None
-    least = 0 if is_own(size) else size.number
-    ends = least, size.number * float("inf")
-    rises = all(power > 0 for _, power in size.powers)
-    return ends if rises else (-float("inf"), float("inf"))
+        return size, size
+    if any(power < 0 for _, power in size.powers):
+        return -math.inf, math.inf
+    return 0 if is_own(size) else size.number, size.number * math.inf
 
 
 def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.partition.node import Node
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, compared
 
 # Ends that mean "to the end", as functions of Keras write them.
@@ -32,32 +32,10 @@ class Span:
     stride: int = 1
     dropped: bool = False
 
-
-def _entries(node: Node, count: int) -> list[str | None]:
-    """What each entry of a specification means: a mask, or None."""
-    names = ("ellipsis", "new_axis", "shrink_axis")
-    masks = {name: node.attr(f"{name}_mask") for name in names}
-    return [
-        next((name for name in names if masks[name] >> k & 1), None)
-        for k in range(count)
-    ]
-
-
-def index_of(node: Node, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
-    """Return the index in numpy's terms of a slice with known ends."""
-    index: list[Any] = []
-    for k, meaning in enumerate(_entries(node, len(strides))):
-        if meaning == "ellipsis":
-            index.append(Ellipsis)
-        elif meaning == "new_axis":
-            index.append(None)
-        elif meaning == "shrink_axis":
-            index.append(int(begin[k]))
-        else:
-            first = None if node.attr("begin_mask") >> k & 1 else int(begin[k])
-            last = None if node.attr("end_mask") >> k & 1 else int(end[k])
-            index.append(slice(first, last, int(strides[k])))
-    return tuple(index)
+    @property
+    def is_whole(self) -> bool:
+        """Whether it takes all of an axis."""
+        return self.axis is not None and self.size is None
 
 
 def spans(
@@ -66,34 +44,34 @@ def spans(
     begin: Any,
     end: Any,
     strides: Any,
-) -> list[Span] | None:
-    """Return what a slice of a tensor takes, axis by axis.
-
-    It is None if the ends are not known.
-    """
-    if begin is None or end is None or strides is None:
-        return None
-    meanings = _entries(node, len(strides))
-    named = sum(m not in ("ellipsis", "new_axis") for m in meanings)
+) -> list[Span]:
+    """Return what a slice of a tensor takes, axis by axis."""
+    masks = {
+        name: node.attr(f"{name}_mask")
+        for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
+    }
+    # Each entry is the ellipsis, a new axis, or what is taken of an axis.
+    others = masks["ellipsis"] | masks["new_axis"]
+    named = sum(not others >> k & 1 for k in range(len(strides)))
     found: list[Span] = []
     axis = 0
-    for k, meaning in enumerate(meanings):
-        if meaning == "ellipsis":
-            for _ in range(len(shape) - named):
-                found.append(Span(axis))
-                axis += 1
-        elif meaning == "new_axis":
+    for k, stride in enumerate(strides):
+        if masks["ellipsis"] >> k & 1:
+            behind = axis + len(shape) - named
+            found += [Span(a) for a in range(axis, behind)]
+            axis = behind
+            continue
+        if masks["new_axis"] >> k & 1:
             found.append(Span(None))
-        elif meaning == "shrink_axis":
+            continue
+        if masks["shrink_axis"] >> k & 1:
             found.append(Span(axis, begin[k], 1, dropped=True))
-            axis += 1
         else:
-            first = None if node.attr("begin_mask") >> k & 1 else begin[k]
-            last = None if node.attr("end_mask") >> k & 1 else end[k]
-            found.append(_span(axis, shape[axis], first, last, strides[k]))
-            axis += 1
-    found += [Span(a) for a in range(axis, len(shape))]
-    return found
+            first = None if masks["begin"] >> k & 1 else begin[k]
+            last = None if masks["end"] >> k & 1 else end[k]
+            found.append(_span(axis, shape[axis], first, last, stride))
+        axis += 1
+    return found + [Span(a) for a in range(axis, len(shape))]
 
 
 def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from keras_towers import settings
 from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.addresses import INTERFACE
 from keras_towers.rendezvous.hosts import RankPlacement
+from keras_towers.rendezvous.network import INTERFACE
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,

@@ -35,16 +35,14 @@ def parse_hostfile(path: Path) -> dict[str, int]:
     )
 
 
-def read_entries(
-    entries: Iterable[str], form: str, slots: int = 1
-) -> dict[str, int]:
-    """Read a host and its slots from each entry."""
+def read_entries(entries: Iterable[str], form: str) -> dict[str, int]:
+    """Read a host and its slots, by default one, from each entry."""
     hosts: dict[str, int] = {}
     for entry in map(str.strip, entries):
         match = _HOST.fullmatch(entry)
         if not match:
             raise TowerError(f"{form}, not '{entry}'")
-        name, count = match[1], int(match[2] or slots)
+        name, count = match[1], int(match[2] or 1)
         if name in hosts:
             raise TowerError(f"the host {name} is given twice")
         if count < 1:

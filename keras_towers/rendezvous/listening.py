@@ -23,7 +23,7 @@ import psutil
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.addresses import is_own
+from keras_towers.rendezvous.network import is_own
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

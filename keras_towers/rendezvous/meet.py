@@ -28,12 +28,6 @@ import platformdirs
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import environments, store, watch
-from keras_towers.rendezvous.addresses import (
-    LOOPBACK,
-    bound_to,
-    own_address,
-    own_address_towards,
-)
 from keras_towers.rendezvous.environment_variables import (
     process_environment,
     rank_environment,
@@ -47,6 +41,12 @@ from keras_towers.rendezvous.hosts import (
     place_ranks,
 )
 from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.network import (
+    LOOPBACK,
+    bound_to,
+    own_address,
+    own_address_towards,
+)
 from keras_towers.rendezvous.store import Endpoint, FileStore
 from keras_towers.settings import (
     RENDEZVOUS,

@@ -63,7 +63,9 @@ class ReplicaCall(TowerCall):
         """Write and announce what was observed of a ``fit`` in a block."""
         if self.dropped is None:
             return contextlib.nullcontext()
-        return self.dropped.reported(self.config.name, self.asked.given)
+        return self.dropped.reported(
+            self.config.name, self.keras_call.arguments
+        )
 
     def train(self, steps: Any, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""

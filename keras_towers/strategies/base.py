@@ -23,7 +23,6 @@ from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import blocks, traced
 from keras_towers.fit.contract import (
     Batches,
-    Calls,
     Components,
     KerasStrategy,
     StepOptions,
@@ -32,7 +31,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
 from keras_towers.rendezvous.environments import tf_config
@@ -112,7 +111,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         self._entered: contextlib.ExitStack | None = None
 
     def _compose(
-        self, update: UpdateOnce | None = None, calls: Calls | None = None
+        self,
+        update: WeightUpdate | None = None,
+        calls: TowerCalls | None = None,
     ) -> None:
         """Put the components together; by default gradients are all-reduced."""
         if update is None:

@@ -22,7 +22,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import TRAINING, home_of
-from keras_towers.fit.hooks import distribution as hooks
+from keras_towers.fit.hooks import methods as hooks
 from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport

@@ -12,7 +12,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.reduce import UpdateEach, UpdateOnce
+from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport
@@ -103,7 +103,9 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
     return "gpu", f"NCCL cannot run: {obstacle}"
 
 
-def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
+def update_of(
+    config: TowerConfig, options: Options, mode: Mode
+) -> WeightUpdate:
     """Create the update of towers that all-reduce their gradients."""
     reduce = mode.reduce
     over_ranks: Callable[[Any], Any] = list
@@ -141,7 +143,7 @@ def update_of(config: TowerConfig, options: Options, mode: Mode) -> UpdateOnce:
     if updates is None:
         on_host = devices_lib.all_on_host(config.devices)
         updates = "once" if on_host else "each"
-    kind = UpdateOnce if updates == "once" else UpdateEach
+    kind = WeightUpdate if updates == "once" else UpdateEach
     return kind(config, reduce, rounds)
 
 

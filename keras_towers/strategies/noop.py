@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.noop import NoOpCalls
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.calls.noop_calls import NoOpCalls
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 
 
@@ -18,8 +18,8 @@ class NoOpStrategy(BaseStrategy):
     For testing callbacks, schedules and scripts without waiting for a model.
     Weights and moving averages do not change, except by callbacks. No data is
     needed (``fit(steps_per_epoch=100)``), and data is read only to find its end
-    if its length is unknown. An unbuilt model is built from its data; if the
-    data does not declare its shapes (a ``PyDataset``), two batches are read.
+    if its length is unknown; of a ``PyDataset``, which does not declare its
+    shapes, Keras reads a batch or two. An unbuilt model is built from its data.
 
     Validation inside ``fit`` also computes nothing and runs its callbacks.
     Explicit calls of ``evaluate`` and ``predict``, for example from a callback,
@@ -54,7 +54,7 @@ class NoOpStrategy(BaseStrategy):
             )
         self.logs: dict[str, float] = dict(logs or {})
         super().__init__(devices_lib.resolve(None)[:1])
-        update = UpdateOnce(self._config, self._mode.reduce)
+        update = WeightUpdate(self._config, self._mode.reduce)
         self._compose(update, NoOpCalls(update, self.logs))
 
     def _announce(self) -> None:

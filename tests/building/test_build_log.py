@@ -37,7 +37,7 @@ CMake Error at CMakeTestCXXCompiler.cmake:63 (message):
 GONE = "18:10: fatal error: xla/gone.h: No such file or directory"
 SCOPE = "/tmp/x/mpi_ops.cc:21:3: error: 'x' was not declared in this scope"
 NO_MPI = "(message): Could NOT find MPI (missing: MPI_CXX_FOUND)"
-FOUR = [f"a.cc:{line}: error: b" for line in range(4)]
+MANY = [f"a.cc:{line}: error: b" for line in range(12)]
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,17 @@ FOUR = [f"a.cc:{line}: error: b" for line in range(4)]
         (COMPILER, [GONE, SCOPE], "TensorFlow 2.20"),
         (CMAKE, [NO_MPI], "None"),
         (SPREAD, ["to compile a simple test program."], "check CXX"),
-        # No more than three.
-        ("\n".join(FOUR), FOUR[:3], "None"),
+        # No more than ten.
+        ("\n".join(MANY), MANY[:10], "None"),
         # Without a known error the end.
-        ("one\ntwo\n\nthree\nfour", ["two", "three", "four"], "None"),
+        ("one\n\ntwo", ["one", "two"], "None"),
         ("#error -- unsupported GNU version! CMAKE_CUDA_C", [""], "set CXX"),
         ("c++: fatal error: Killed signal", [""], "MAKEFLAGS=-j1"),
-        ("fatal error: No space left on device", [""], "TMPDIR"),
-        ("ERROR: No matching distribution found for cmake", [""], "network"),
         ("a.cc:1:1: error: expected ';'", [""], "None"),
     ],
 )
 def test_errors_and_what_to_do(log, ends, advice):
-    errors = errors_in(log.splitlines(), limit=3)
+    errors = errors_in(log.splitlines())
     for error, end in zip(errors, ends, strict=True):
         assert error.endswith(end)
     assert advice in str(hint_for(errors, "Horovod"))
@@ -70,9 +68,7 @@ def test_errors_and_what_to_do(log, ends, advice):
     [
         ("  [ 42%] Building CXX object gloo/CMakeFiles/x.dir/y.cc.o", 0.42),
         ("[100%] Built target tensorflow", 1.0),
-        ("[3/12] Building CXX object", 0.25),
         ("Compiling [ 42%]", None),
-        ("[0/0] nothing", None),
     ],
 )
 def test_how_far_it_is(line, share):

@@ -1,7 +1,5 @@
 """``keras-towers install`` as a user types it, without a build."""
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -54,32 +52,20 @@ def asked(monkeypatch, tmp_path):
 def test_what_is_built(asked, arguments, built, said):
     code, output = invoke(*arguments.split())
     assert code == 0 and said in output
-    assert "compiling\ncompiling 25%\n" in output
+    assert "compiling\n" in output
     assert asked == [built, "install"]
 
 
-def test_the_wheel_only(asked, tmp_path):
-    folder = tmp_path / "a" / "b"
-    _, output = invoke("horovod", "--wheel-only", str(folder))
-    assert asked == [(False, False, False)]
-    (wheel,) = folder.iterdir()
-    assert Path(output.splitlines()[-1].split(" (")[0]) == wheel
-
-
-@pytest.mark.parametrize("option", [True, False])
-def test_folders_that_cannot_be_written_to(monkeypatch, tmp_path, option):
+def test_a_cache_that_cannot_be_written_to(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     folder = str(tmp_path / "file" / "a")
     monkeypatch.setattr(toolchain, "problems", lambda tools: [])
     monkeypatch.setattr(subprocesses, "run", lambda *a, **b: 1 / 0)
     monkeypatch.setenv("KERAS_TOWERS_CACHE", folder)
-    chosen = ["--wheel-only", folder] if option else []
-    code, output = invoke("horovod", *chosen)
+    code, output = invoke("horovod")
     assert code == 2
-    line = output.splitlines()[-1]
-    assert f"cannot write to the folder {folder}" in line
-    assert "(Not a directory): " in line
-    assert line.endswith("--wheel-only" if option else "KERAS_TOWERS_CACHE")
+    assert f"cannot write to the folder {folder}" in output
+    assert "(Not a directory): name another one in" in output
 
 
 @pytest.mark.parametrize(

@@ -148,10 +148,8 @@ class Host:
             start_new_session=True,
         )
         pid = str(self.first_process())
-        self._lab.switch(
-            *("ip", "link", "add", self._port, "type", "veth"),
-            *("peer", "name", "eth0", "netns", pid),
-        )
+        pair = f"{self._port} type veth peer name eth0 netns {pid}"
+        self._lab.switch("ip", "link", "add", *pair.split())
         self._lab.switch("ip", "link", "set", self._port, "up")
         self.heal()
 

@@ -201,8 +201,16 @@ def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
         (folder / "more").write_text("")
         module = ("-m", "tests.cluster.endless", "elastic", other)
         job = launched(
-            *(lab, "--min-np", "1", "-np", "1", "--max-np", "2"),
-            *("--host-discovery-script", str(found), *module),
+            lab,
+            "--min-np",
+            "1",
+            "-np",
+            "1",
+            "--max-np",
+            "2",
+            "--host-discovery-script",
+            str(found),
+            *module,
         )
         job.says(STEPS, 3)
         (folder / "more").write_text("host3")

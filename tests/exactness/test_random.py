@@ -161,26 +161,6 @@ def test_other_loops(options, act, strategy, reference):
     )
 
 
-class Gan(m.Gan):
-    """Latent vectors by the number of examples; two batches in one."""
-
-    def __init__(self):
-        super().__init__()
-        self.seed = keras.random.SeedGenerator(3)
-        self.drop = layers.Dropout(0.3)
-
-    def train_step(self, data):
-        noise = keras.random.normal((tf.shape(data)[0], 6), seed=self.seed)
-        both = tf.concat([noise, data], 0)
-        return super().train_step(self.drop(both, training=True))
-
-
-def _gan():
-    model = m.gan(Gan)
-    model.jit_compile = False
-    return model
-
-
 class DrawsLate(keras.Sequential):
     """Draws for the first time in its step, with a seed and without."""
 
@@ -198,11 +178,10 @@ def _drawing_late():
     return model
 
 
-@pytest.mark.parametrize(("make", "y"), [(_gan, None), (_drawing_late, Y)])
-def test_own_steps(make, y):
+def test_a_first_draw_in_the_step():
     assert_exact(
-        make,
-        lambda model: fit(model, y=y),
+        _drawing_late,
+        fit,
         kt.TowerStrategy(3),
         tolerance=TOLERANCE,
     )

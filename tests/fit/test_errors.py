@@ -29,10 +29,6 @@ def label(x):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)
 
 
-def index(x):
-    return tf.gather(x[0], where(x, 9, 1))
-
-
 def assertion(x):
     check = tf.debugging.assert_less(x, 50.0, "too large")
     with tf.control_dependencies([check]):
@@ -47,11 +43,6 @@ def shapes(x):
     return tf.boolean_mask(x[:, 0], x[:, 0] < 50) + x[:, 1]
 
 
-def reshape(x):
-    kept = tf.boolean_mask(x[:, 0], x[:, 0] < 50)
-    return tf.reshape(kept, tf.shape(x[:, 0])) * x[:, 1]
-
-
 def python(x, function=tf.py_function):
     def run(values):
         if np.any(np.asarray(values) > 50):
@@ -61,14 +52,6 @@ def python(x, function=tf.py_function):
     result = function(run, [x], tf.float32)
     result.set_shape(x.shape)
     return result
-
-
-def division(x):
-    return tf.cast(7 // tf.cast(where(x, 0, 1), tf.int32), tf.float32)
-
-
-def number(x):
-    return tf.strings.to_number(where(x, "a word", "3"))
 
 
 def own_function(x):
@@ -85,15 +68,11 @@ def control_flow(x):
 
 KINDS = {
     label: "outside the valid range",
-    index: r"is not in \[0, 4\)",
     assertion: "too large",
     numerics: "not finite",
     shapes: "Incompatible shapes",
-    reshape: "Input to reshape is a tensor with",
     python: "an error of my own",
     functools.partial(python, function=tf.numpy_function): "of my own",
-    division: "division by zero",
-    number: "could not convert|failed to parse|a word",
     own_function: "not finite",
     compiled: "not finite",
     control_flow: "not finite",
@@ -287,6 +266,23 @@ def test_a_root_that_tensorflow_has_lost_is_said_so():
     assert (
         "on one device, outside of TowerStrategy" in caught.value.__notes__[0]
     )
+
+
+def test_a_text_for_the_user_is_as_it_was_written():
+    text = "pièce \"x['a']\" has {} rows"
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
+    def step(rows):
+        check = error_notes.assert_for_user(rows == 1, text, [rows])
+        with tf.control_dependencies(check):
+            return tf.identity(rows)
+
+    assert step(tf.constant(1, tf.int64)) == 1
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        step(tf.constant(2, tf.int64))
+    found = error_notes.error_for_user(caught.value)
+    assert str(found) == text.format(2)
+    assert error_notes.error_for_user(ValueError("of theirs")) is None
 
 
 def test_calls_that_share_a_rendezvous_keep_their_tensors():

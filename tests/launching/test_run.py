@@ -178,7 +178,9 @@ print(sys.argv[1:], *(os.environ["HOROVOD_" + name] for name in names))
 sys.exit(5 * int(os.environ["HOROVOD_RANK"]))
 """
     done = run(
-        *("-H localhost:1,192.0.2.1:1", script, "a 'b"),
+        "-H localhost:1,192.0.2.1:1",
+        script,
+        "a 'b",
         PATH=f"{tmp_path}:{os.environ['PATH']}",
     )
     assert done.code == 5, done.err

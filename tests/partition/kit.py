@@ -22,6 +22,7 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
+FEW = ((3, 0, 2), (0, 1, 0))
 _numbers = itertools.count()
 _SPECIAL = (tf.resource, tf.variant)
 # One row is broadcast, which changes what the gradient sums over. Of the last
@@ -257,6 +258,22 @@ def _exchange(exchange, towers, processes):
         common[result] = whole
 
 
+def with_gradients(function):
+    """Return what gives the results of a function, and their gradients."""
+
+    def both(*inputs):
+        floats = [x for x in inputs if x.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(floats)
+            found = tf.nest.flatten(function(*inputs))
+            total = tf.add_n(
+                [tf.reduce_sum(tf.sin(y)) for y in found if y.dtype.is_floating]
+            )
+        return [*found, *tape.gradient(total, floats)]
+
+    return both
+
+
 class Refused(Exception):
     """One device cannot compute it either."""
 
@@ -288,6 +305,13 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
         found = _run(program, parts, counts)
         for own, right in zip(found, wanted, strict=True):
             _assert_alike(own, right, tolerance)
+    return program
+
+
+def check_divided(function, *given, **options):
+    """Check a function of which nothing is computed once."""
+    program = check(function, *given, **options)
+    assert not once(program), once(program)
     return program
 
 
@@ -334,7 +358,7 @@ def evaluated(claimed, count):
     if isinstance(claimed, Size):
         if any(symbol != "n" for symbol, _ in claimed.powers):
             return None
-        return claimed.number * count ** claimed.power("n")
+        return claimed.number * count ** dict(claimed.powers).get("n", 0)
     return None if claimed is UNKNOWN else claimed
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.own_mean import own_mean
+from keras_towers.partition.rules.means import own_mean
 from tests.partition.kit import kinds, on_towers, once, rows, same, traced
 
 COUNTS = (3, 0, 2)

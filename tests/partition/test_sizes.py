@@ -12,8 +12,6 @@ from keras_towers.partition.sizes import (
     UNKNOWN,
     Size,
     compared,
-    degree_of,
-    examples_in,
     symbol,
 )
 
@@ -74,7 +72,3 @@ def test_what_is_known():
     assert compared(operator.eq, 2 * EXAMPLES, EXAMPLES) is False
     assert (6 * EXAMPLES) // (2 * EXAMPLES) == 3
     assert (EXAMPLES // 2) is UNKNOWN
-    assert degree_of(EXAMPLES * EXAMPLES) == 2
-    assert degree_of(UNKNOWN) is None
-    assert examples_in(3 * EXAMPLES) == 3
-    assert examples_in(EXAMPLES * _LENGTH) is None

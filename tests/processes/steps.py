@@ -42,9 +42,7 @@ def state_that_a_step_writes_whatever_runs_in_between():
             on_epoch_begin=lambda *_: model.predict(X[:7], verbose=0)
         )
         # The last batch of five is uneven; a batch of one leaves a rank idle.
-        history = model.fit(
-            *(X, Y, 12, 2, 0), shuffle=False, callbacks=[between]
-        )
+        history = model.fit(X, Y, 12, 2, 0, shuffle=False, callbacks=[between])
         logs = model.train_on_batch(X[:1], Y[:1])
         return history.history, logs, model.state()
 

@@ -70,7 +70,9 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         + ("--host-discovery-script", str(hosts))
         # The others are to have gone on before there is a new one.
         + ("--blacklist-cooldown-range", "8", "10"),
-        *(4, 16, "victim"),
+        4,
+        16,
+        "victim",
         TESTED_UPDATES=updates,
     ).finish(200)
     assert done.code == 0, done.out + done.err
@@ -102,8 +104,12 @@ def two_are_killed(folder, seed, epochs=6):
     """Kill two of three at random moments, the second soon after the first."""
     chance = random.Random(seed)
     job = enduring(
-        *(folder, ("--min-np", "1", "-np", "3"), epochs, 1400),
-        *("stay", "slow"),
+        folder,
+        ("--min-np", "1", "-np", "3"),
+        epochs,
+        1400,
+        "stay",
+        "slow",
         warm=False,
     )
     job.wait_for(folder / "steps", times=chance.randint(1, 5 * epochs))
@@ -161,7 +167,7 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
     (tmp_path / "stay").touch()
     job = Launched(
         tmp_path,
-        ("--min-np", "2", "--verbose", "script.py"),
+        ("--min-np", "2", "script.py"),
         # A proxy that nobody may be asked through.
         http_proxy="http://127.0.0.1:9",
     )

@@ -40,11 +40,14 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
     "how,fault,reason",
     [
         pytest.param(
-            *("HorovodStrategy", "SIGSTOP", "rank 1 has "),
+            "HorovodStrategy",
+            "SIGSTOP",
+            "rank 1 has ",
             marks=pytest.mark.long,
         ),
         pytest.param(
-            *("HorovodStrategy", "late"),
+            "HorovodStrategy",
+            "late",
             "the start of the job: rank 1 has given no sign",
             marks=pytest.mark.long,
         ),
@@ -64,7 +67,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, how, fault, reason):
     [
         ("HorovodStrategy", "-np"),
         pytest.param(
-            *("MultiWorkerTowerStrategy", "--workers"), marks=pytest.mark.long
+            "MultiWorkerTowerStrategy", "--workers", marks=pytest.mark.long
         ),
     ],
 )

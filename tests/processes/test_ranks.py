@@ -17,7 +17,11 @@ def checks(*modules):
 
 
 USAGE = checks(
-    *("training", "callbacks", "compression", "distribution", "steps"),
+    "training",
+    "callbacks",
+    "compression",
+    "distribution",
+    "steps",
     "rounds",
 )
 # One of each kind of reduction: of values that are infinite on one rank, that

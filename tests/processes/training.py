@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.rendezvous import check as check_lib
+from keras_towers.rendezvous import versions
 from tests.exactness import transformers
 from tests.kit.ranks import check
 from tests.processes import small as s
@@ -363,7 +363,7 @@ def other_versions_are_refused():
     mine = {"Keras": f"3.{s.RANK}", "Python": "3.11"}
     said = f"rank {s.RANK} has Keras 3.{s.RANK}, but rank {1 - s.RANK} has"
     with (
-        mock.patch.object(check_lib, "facts", lambda engine: mine),
+        mock.patch.object(versions, "process_facts", lambda engine: mine),
         s.refused(said, "install the same"),
     ):
         s.Strategy()._config.transport.compare()

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import addresses, hosts
+from keras_towers.rendezvous import hosts, network
 
 pytestmark = pytest.mark.core
 
@@ -36,6 +36,6 @@ def test_hosts_and_their_slots(tmp_path):
 
 
 def test_which_hosts_are_this_machine():
-    assert addresses.is_local("localhost")
-    assert addresses.is_local("127.0.0.7")
-    assert not addresses.is_local("192.0.2.1")  # An address for documents.
+    assert network.is_local("localhost")
+    assert network.is_local("127.0.0.7")
+    assert not network.is_local("192.0.2.1")  # An address for documents.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.launching.rank_process import Rank
-from keras_towers.rendezvous.addresses import is_local, resolve
 from keras_towers.rendezvous.hosts import RankPlacement
+from keras_towers.rendezvous.network import is_local, resolve
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:

@@ -283,7 +283,7 @@ class BytePSTransport(engine.EngineTransport):
         sizes = -(-(rows * bytes_of_row) // _WORD.size)
         before = tf.reduce_sum(sizes[: self.rank])
         after = tf.reduce_sum(sizes[self.rank + 1 :])
-        mine = tf.pad(words_of(tensor), [[before, after]])
+        mine = tf.pad(words_of(tensor), tf.stack([[before, after]]))
         everyone = self._sum_unknown(mine, f"{key}.words")
         parts = tf.split(everyone, sizes, num=self.size)
         gathered = [

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.addresses import is_own
+from keras_towers.rendezvous.network import is_own
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"

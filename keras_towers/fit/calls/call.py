@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
+import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import building
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.blocks import Slot
-from keras_towers.fit.contract import KerasCall, Start, TowerConfig
+from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.step.first_steps import FirstSteps
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
 
 if TYPE_CHECKING:
     from keras_towers.fit.data.rank_data import ShuffleOrder
+
+logger = logging.getLogger("keras_towers")
 
 _calls: Slot[TowerCall] = Slot()
 
@@ -33,30 +36,15 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
-class SeenCall(Protocol):
-    """The part of a call that Keras's loop uses."""
-
-    def iterator(self, **kwargs: Any) -> Any:
-        """Create the iterator over an epoch's batches."""
-        ...
-
-    def is_step(self, fn: Any) -> bool:
-        """Whether a function given to ``run`` is a step of Keras."""
-        ...
-
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        """Run one step."""
-        ...
-
-
 class SeenByKeras:
     """A strategy proxy that Keras uses while a call runs."""
 
     # Keras requests an iterator from it and runs its steps through it, so each
     # step is known to belong to this call and to need its batch split. All
-    # other access is forwarded to the strategy.
+    # other access is forwarded to the strategy. ``call`` has the methods
+    # ``iterator``, ``is_step`` and ``run_step`` of ``TowerCall``.
 
-    def __init__(self, strategy: Strategy, call: SeenCall):
+    def __init__(self, strategy: Strategy, call: Any):
         self.strategy = strategy
         self.call = call
 
@@ -111,15 +99,15 @@ class TowerCall:
         self,
         step: GlobalStep,
         adoption: Adoption,
-        asked: KerasCall,
+        keras_call: KerasCall,
         prepared: bool = False,
         start: Start | None = None,
     ):
         self.config: TowerConfig = step.config
         self.adoption = adoption
-        self.asked = asked
-        self.model = asked.model
-        self.kind = asked.kind
+        self.keras_call = keras_call
+        self.model = keras_call.model
+        self.kind = keras_call.kind
         self.start = start
         self.epoch_iterator: Any = None
         # Why it could not be built on one device, if so.
@@ -133,7 +121,7 @@ class TowerCall:
     @property
     def trains(self) -> bool:
         """Whether the steps of the call train."""
-        return self.asked.trains
+        return self.keras_call.trains
 
     @property
     def predicts(self) -> bool:
@@ -182,18 +170,20 @@ class TowerCall:
         be compiled by XLA.
         """
         if kind == "predict" and self.epoch_iterator is not None:
-            self.prepare(building.batch_spec(self.epoch_iterator))
+            self.prepare(batch_spec(self.epoch_iterator))
         name = f"{kind}_function"
-        mine = self.adoption.made_function(self.model, name)
-        anew = force or (getattr(self.model, name) is not None and not mine)
-        self._make_own(name, anew)
+        is_ours = self.adoption.made_function(self.model, name)
+        force_anew = force or (
+            getattr(self.model, name) is not None and not is_ours
+        )
+        self._make_own(name, force_anew)
         if self._looks_at_batches():
             self._look_at_batches(name)
         self.adoption.remember_function(self.model, name)
 
     def _make_own(self, name: str, anew: bool) -> None:
         """Have the model make one of its functions."""
-        with model_binding.without_xla(self.model):
+        with adoption_lib.without_xla(self.model):
             # A model that overrides it may take no argument.
             self._own(f"make_{name}")(**({"force": True} if anew else {}))
 
@@ -272,7 +262,7 @@ class TowerCall:
     def build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Replacement for ``_maybe_symbolic_build``."""
         if iterator is not None:
-            data_batch = building.batch_spec(iterator)
+            data_batch = batch_spec(iterator)
         self.prepare(data_batch)
 
     def prepare(self, batch: Any) -> None:
@@ -285,12 +275,12 @@ class TowerCall:
     def _prepare(self, batch: Any) -> None:
         update = self._step.update
         later = update.builds_optimizers
-        if building.needs_build(self.model, self.kind):
-            self.not_built = building.build(
+        if needs_build(self.model, self.kind):
+            self.not_built = build(
                 self.model, batch, self.kind, with_optimizer=not later
             )
         new = self.adoption.bind(self.model)
-        if later and building.uses_optimizer(self.model, self.kind):
+        if later and uses_optimizer(self.model, self.kind):
             update.make_ready(
                 self.model.optimizer, self.model.trainable_variables
             )
@@ -325,3 +315,77 @@ def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
         f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
         "Give at least one example."
     )
+
+
+def batch_spec(iterator: Any) -> Any:
+    """Return the element spec of one tower's batch."""
+    return tf.nest.map_structure(
+        lambda spec: (
+            spec._value_specs[0]
+            if isinstance(spec, compat.PerReplicaSpec)
+            else spec
+        ),
+        iterator.source.element_spec,
+    )
+
+
+def build(
+    model: keras.Model, batch: Any, kind: str, with_optimizer: bool = True
+) -> Exception | None:
+    """Build the model, its metrics and its optimizer as on one device.
+
+    Returns why that cannot be done; None if it has been done. Only shapes and
+    dtypes of a batch are used, so no data is consumed.
+    """
+    later = []
+    if not with_optimizer or not uses_optimizer(model, kind):
+        # _symbolic_build would build it; leave that to its first use.
+        later += _optimizer(model)
+    if kind.startswith("predict"):
+        later += _losses_and_metrics(model)
+    with compat.single_device_mode(), contextlib.ExitStack() as stack:
+        for part in later:
+            if not part.built:
+                part.built = True
+                stack.callback(setattr, part, "built", False)
+        unbuilt = _unbuilt(model)
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            # Its step builds it, as on one device.
+            logger.debug("building %s by its step: %s", model.name, error)
+            for part in unbuilt:
+                # It may have been built with the wrong shapes.
+                part.built = False
+            return error
+        return None
+
+
+def needs_build(model: keras.Model, kind: str) -> bool:
+    """Whether a step of the model would create variables."""
+    parts = [*model._flatten_layers()]
+    if kind in TRAINING:
+        parts += _optimizer(model)
+    if not kind.startswith("predict"):
+        parts += _losses_and_metrics(model)
+    return not all(part.built for part in parts)
+
+
+def uses_optimizer(model: keras.Model, kind: str) -> bool:
+    """Whether a method uses ``model.optimizer`` for all trainable weights."""
+    return kind in TRAINING and adoption_lib.has_keras_step(model)
+
+
+def _optimizer(model: keras.Model) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    return [] if optimizer is None else [optimizer]
+
+
+def _losses_and_metrics(model: keras.Model) -> list[Any]:
+    names = ("_compile_metrics", "_compile_loss")
+    parts = [getattr(model, name, None) for name in names]
+    return [part for part in parts if part is not None]
+
+
+def _unbuilt(model: keras.Model) -> list[Any]:
+    return [part for part in _losses_and_metrics(model) if not part.built]

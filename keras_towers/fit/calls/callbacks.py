@@ -167,35 +167,35 @@ def listed(callbacks: Any) -> list[Any]:
     return [c for c in tf.nest.flatten(callbacks) if c is not None]
 
 
-def with_added(callbacks: Any, mine: keras.callbacks.Callback) -> Any:
+def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     """Return callbacks with one of ours at the end."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [*listed(callbacks), mine]
+        return [*listed(callbacks), added]
     # The user's own list may be used again, without ours.
-    added = copy.copy(callbacks)
-    added.callbacks = [*callbacks.callbacks, mine]
-    mine.set_params(added.params)
-    mine.set_model(added.model)
-    return added
+    copied = copy.copy(callbacks)
+    copied.callbacks = [*callbacks.callbacks, added]
+    added.set_params(copied.params)
+    added.set_model(copied.model)
+    return copied
 
 
-def resuming(asked: KerasCall) -> ResumesFit | None:
+def resuming(keras_call: KerasCall) -> ResumesFit | None:
     """Find the callback that makes ``fit`` go on in the middle, if any."""
-    found = _of_kind(ResumesFit, asked)
-    if len(found) > 1:
-        names = " and ".join(type(c).__name__ for c in found)
+    callbacks = _of_kind(ResumesFit, keras_call)
+    if len(callbacks) > 1:
+        names = " and ".join(type(c).__name__ for c in callbacks)
         raise TowerError(
             f"fit can resume from one place only, but got {names}: give one of "
             "them."
         )
-    return found[0] if found else None
+    return callbacks[0] if callbacks else None
 
 
-def _of_kind(wanted: type[_Kind], asked: KerasCall) -> list[_Kind]:
+def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
     """Find the callbacks of a type that a ``fit`` got."""
-    if asked.kind != "fit":
+    if keras_call.kind != "fit":
         return []
-    callbacks = listed(asked.given.get("callbacks"))
+    callbacks = listed(keras_call.arguments.get("callbacks"))
     for callback in callbacks:
         held = getattr(callback, "callback", None)
         if isinstance(callback, ChiefOnly | EveryRank) and isinstance(
@@ -208,29 +208,29 @@ def _of_kind(wanted: type[_Kind], asked: KerasCall) -> list[_Kind]:
     return [c for c in callbacks if isinstance(c, wanted)]
 
 
-def observing(asked: KerasCall) -> ObservesFit | None:
+def observing(keras_call: KerasCall) -> ObservesFit | None:
     """Find the callback that observes a ``fit``, if any."""
-    found = _of_kind(ObservesFit, asked)
-    if len(found) > 1:
+    callbacks = _of_kind(ObservesFit, keras_call)
+    if len(callbacks) > 1:
         raise TowerError(
-            f"fit got {len(found)} callbacks of type "
-            f"{type(found[0]).__name__}: give one."
+            f"fit got {len(callbacks)} callbacks of type "
+            f"{type(callbacks[0]).__name__}: give one."
         )
-    return found[0] if found else None
+    return callbacks[0] if callbacks else None
 
 
 @contextlib.contextmanager
 def observed(
-    asked: KerasCall, config: TowerConfig | None = None
+    keras_call: KerasCall, config: TowerConfig | None = None
 ) -> Iterator[None]:
     """Let a callback observe the ``fit`` in this block, if one does."""
     # Without towers (``config`` is None) Keras trains as without a strategy.
-    observer = observing(asked)
+    observer = observing(keras_call)
     if observer is None:
         yield
         return
-    given = asked.given
-    callbacks = given["callbacks"]
+    arguments = keras_call.arguments
+    callbacks = arguments["callbacks"]
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
     with contextlib.ExitStack() as stack:
@@ -238,16 +238,18 @@ def observed(
             stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
             callbacks.callbacks = ordered
         else:
-            given["callbacks"] = ordered
-        stack.enter_context(observer.around(asked.model, config, given["x"]))
+            arguments["callbacks"] = ordered
+        stack.enter_context(
+            observer.around(keras_call.model, config, arguments["x"])
+        )
         yield
 
 
-def warn_of_counters(given: dict[str, Any]) -> None:
+def warn_of_counters(arguments: dict[str, Any]) -> None:
     """Name the callbacks that begin to count anew where ``fit`` goes on."""
     names = [
         type(callback).__name__
-        for callback in listed(given.get("callbacks"))
+        for callback in listed(arguments.get("callbacks"))
         if isinstance(callback, _COUNTING)
         or getattr(callback, "save_best_only", False)
     ]
@@ -260,13 +262,13 @@ def warn_of_counters(given: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def on_one_device(given: dict[str, Any]) -> Iterator[None]:
+def on_one_device(arguments: dict[str, Any]) -> Iterator[None]:
     """Make ``SwapEMAWeights`` work with weights on towers, for a block."""
     with contextlib.ExitStack() as stack:
-        for callback in listed(given.get("callbacks")):
+        for callback in listed(arguments.get("callbacks")):
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                mine = patches.bound(callback, _SWAPS)
-                stack.enter_context(patches.shadowed(callback, mine))
+                methods = patches.bound(callback, _SWAPS)
+                stack.enter_context(patches.shadowed(callback, methods))
         yield
 
 

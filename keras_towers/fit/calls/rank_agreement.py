@@ -46,50 +46,53 @@ _WARNINGS = {
 _OF_A_RANK = ("name", "seed")
 
 
-def check(config: TowerConfig, asked: KerasCall) -> None:
+def check(config: TowerConfig, keras_call: KerasCall) -> None:
     """Check that all ranks call the same method with the same settings.
 
     Compared are the arguments of the call that decide on its steps, and, for
     training, the loss and the optimizer that were compiled. Learning rates may
     differ, since all ranks train with that of rank 0: a warning names them.
     """
-    kind, model, given = asked.kind, asked.model, asked.given
+    kind, model = keras_call.kind, keras_call.model
+    arguments = keras_call.arguments
     names: tuple[str, ...] = _ALWAYS
     if config.batches == "split":
         names += _OF_SAME_DATA
-    mine = {
-        name: described(given[name])
+    settings = {
+        name: described(arguments[name])
         for name in names
-        if given.get(name) is not None
+        if arguments.get(name) is not None
     }
-    mine["validation_data"] = str(given.get("validation_data") is not None)
-    if asked.trains:
-        mine |= _compiled(model) | {_LAYERS: _layers(model)}
-    if asked.trains and config.transport.size > 1:
-        observer = callbacks_lib.observing(asked)
+    settings["validation_data"] = str(
+        arguments.get("validation_data") is not None
+    )
+    if keras_call.trains:
+        settings |= _compiled(model) | {_LAYERS: _layers(model)}
+    if keras_call.trains and config.transport.size > 1:
+        observer = callbacks_lib.observing(keras_call)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
-        mine["callback that measures"] = str(name)
+        settings["callback that measures"] = str(name)
     ranks = check_lib.gather(
-        config.peers, mine, f"is at the beginning of {kind}"
+        config.peers, settings, f"is at the beginning of {kind}"
     )
     for name, values in check_lib.differing_settings(ranks).items():
-        told = check_lib.describe_ranks(values)
+        values_of_ranks = check_lib.describe_ranks(values)
         if name in _WARNINGS:
             if config.peers.rank == 0:
-                logger.warning(_WARNINGS[name], model.name, told)
+                logger.warning(_WARNINGS[name], model.name, values_of_ranks)
             continue
         raise TowerError(
             f"{kind} of model {model.name!r} got another {name} on some ranks "
-            f"({told}): compile the model and call {kind} in the same way on "
-            "every rank."
+            f"({values_of_ranks}): compile the model and call {kind} in the "
+            "same way on every rank."
         )
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:
     """Describe the compiled settings that decide on gradients and updates."""
     compiled = getattr(model, "_compile_loss", None)
-    found = {
+    described_settings = {
         "loss": described(getattr(model, "loss", None)),
         "loss_weights": described(
             getattr(compiled, "_user_loss_weights", None)
@@ -99,7 +102,7 @@ def _compiled(model: keras.Model) -> dict[str, str]:
         ),
     }
     optimizer = getattr(model, "optimizer", None)
-    found["optimizer"] = type(optimizer).__name__
+    described_settings["optimizer"] = type(optimizer).__name__
     # Of one that scales the loss only the inner one has a learning rate.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     try:
@@ -111,9 +114,9 @@ def _compiled(model: keras.Model) -> dict[str, str]:
         getattr(optimizer, "_learning_rate", None), keras.Variable
     )
     rate = _RATE if shared else "schedule of learning rates"
-    found[rate] = described(settings.pop(_RATE, None))
+    described_settings[rate] = described(settings.pop(_RATE, None))
     settings.pop("name", None)
-    return found | {
+    return described_settings | {
         f"{name} of the optimizer": described(value)
         for name, value in settings.items()
     }
@@ -151,8 +154,8 @@ def _described(value: Any) -> str:
         return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
     if isinstance(value, Mapping):
         items = {str(k): v for k, v in value.items() if k not in _OF_A_RANK}
-        told = (f"{key}={_described(items[key])}" for key in sorted(items))
-        return f"{{{', '.join(told)}}}"
+        pairs = (f"{key}={_described(items[key])}" for key in sorted(items))
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Sequence):
         return f"[{', '.join(map(_described, value))}]"
     if inspect.isroutine(value):
@@ -176,5 +179,5 @@ def _function(function: Any) -> str:
         return str(name)
     # All lambdas have one name.
     constants = [c for c in code.co_consts if isinstance(c, str | float | int)]
-    told = code.co_code.hex(), code.co_names, constants
-    return f"{name} {hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+    parts = code.co_code.hex(), code.co_names, constants
+    return f"{name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"

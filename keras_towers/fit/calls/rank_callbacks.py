@@ -59,18 +59,18 @@ def adapted(
     config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
 ) -> Iterator[None]:
     """Keep this rank's callbacks only, whose effects reach all ranks."""
-    given = call.asked.given
+    arguments = call.keras_call.arguments
     # A nested call may be the validation of another one.
     if call.kind.endswith("_on_batch"):
         yield
         return
-    callbacks = given.get("callbacks")
+    callbacks = arguments.get("callbacks")
     # A progress bar is on rank 0 only.
     if config.peers.rank > 0:
-        given["verbose"] = 0
+        arguments["verbose"] = 0
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = _of_this_rank(config.peers, callbacks)
-    given["callbacks"] = callbacks
+    arguments["callbacks"] = callbacks
     listed = callbacks_lib.listed(callbacks)
     others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
     watching: Any = contextlib.nullcontext()
@@ -81,7 +81,7 @@ def adapted(
         synced = SyncedCallbacks(
             config.transport, others, held_in_common, adoption
         )
-        given["callbacks"] = callbacks_lib.with_added(callbacks, synced)
+        arguments["callbacks"] = callbacks_lib.with_added(callbacks, synced)
         call.agree, watching = synced.agree, synced.watching()
     with watching:
         yield
@@ -90,17 +90,19 @@ def adapted(
 def _of_this_rank(peers: Peers, callbacks: Any) -> list[Any]:
     if not isinstance(callbacks, (list, tuple)):
         callbacks = [] if callbacks is None else [callbacks]
-    mine = []
+    callbacks_here = []
     for callback in callbacks:
         chief_only = isinstance(callback, (*_CHIEF_ONLY, ChiefOnly))
-        own = saving.is_once() and (
+        saves_alone = saving.is_once() and (
             chief_only or isinstance(callback, EveryRank)
         )
         if isinstance(callback, (ChiefOnly, EveryRank)):
             callback = callback.callback
         if peers.rank == 0 or not chief_only:
-            mine.append(saves_by_itself(callback) if own else callback)
-    return mine
+            callbacks_here.append(
+                saves_by_itself(callback) if saves_alone else callback
+            )
+    return callbacks_here
 
 
 class SyncedCallbacks(keras.callbacks.Callback):
@@ -130,7 +132,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             # Ranks validate by themselves, or only some of them do.
             acting = [re.sub("on_test.*", "on_epoch_end", e) for e in acting]
         ranks = check.gather(transport, acting, "begins to run callbacks")
-        self._asked: set[str] = set(itertools.chain(*ranks))
+        self._events: set[str] = set(itertools.chain(*ranks))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -158,7 +160,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._adoption.begin_steps(self.model)
 
     def _settle(self, event: str, *args: Any, **kwargs: Any) -> None:
-        if event in self._asked:
+        if event in self._events:
             self._transport.mark(event)
             self.agree()
 
@@ -168,10 +170,12 @@ class SyncedCallbacks(keras.callbacks.Callback):
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # Rank 0 may have restored its place in the epochs.
         first = 0 if self._transport.rank else model._initial_epoch or 0
-        mine = tf.constant([*map(int, stops), first, len(self._written)])
-        *asked, first, written = sum_over_ranks(self._transport, [mine])[0]
+        requests = tf.constant([*map(int, stops), first, len(self._written)])
+        *requested, first, written = sum_over_ranks(
+            self._transport, [requests]
+        )[0]
         model._initial_epoch = int(first) or None
-        for name, stopped, stop in zip(_STOPS, stops, asked, strict=True):
+        for name, stopped, stop in zip(_STOPS, stops, requested, strict=True):
             if stop and not stopped:
                 setattr(model, name, True)
         if written:
@@ -182,13 +186,11 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._transport,
             self._variables(self.model),
             self._written,
-            self._adoption.may_differ_between_ranks
-            if self._adoption
-            else lambda v: False,
+            self._adoption is not None and self._adoption.ranks_train_apart,
         )
         self._written.clear()
         if roots and self._adoption is not None:
-            self._adoption.prepare_for_values_of_others()
+            self._adoption.update.gather_slots()
         for root, variables in roots.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)
@@ -238,5 +240,7 @@ def _is_same(before: Any, after: Any) -> bool:
     if "CPU" not in before.device:
         return bool(tf.reduce_all(before == after))
     # TensorFlow writes to another buffer while somebody holds this one.
-    one, other = np.asarray(before), np.asarray(after)
-    return np.shares_memory(one, other) or one.tobytes() == other.tobytes()
+    first, second = np.asarray(before), np.asarray(after)
+    return (
+        np.shares_memory(first, second) or first.tobytes() == second.tobytes()
+    )

@@ -16,34 +16,33 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 
 
 class TowerCalls:
     """Runs Keras's methods on towers."""
 
-    def __init__(self, update: UpdateOnce):
+    def __init__(self, update: WeightUpdate, keeps: bool = True):
         self._config = update.config
         self._step: GlobalStep = GlobalStep(update)
-        self.adoption: Adoption = Adoption(self._config, update)
+        self.adoption: Adoption = Adoption(self._config, update, keeps)
 
-    def run(self, asked: KerasCall) -> Any:
-        if call_lib.current() is not None:
-            return self._resume(asked)
-        with error_notes.explained(self._config):
-            return self._resume(asked)
-
-    def _resume(self, asked: KerasCall) -> Any:
-        resuming = callbacks.resuming(asked)
-        if resuming is None:
-            return self._start(asked, None)
-        with resuming.around():
+    def run(self, keras_call: KerasCall) -> Any:
+        """Run a call of a method of Keras."""
+        is_outermost = call_lib.current() is None
+        resuming = callbacks.resuming(keras_call)
+        with contextlib.ExitStack() as stack:
+            if is_outermost:
+                stack.enter_context(error_notes.explained(self._config))
+            if resuming is None:
+                return self._start(keras_call, None)
+            stack.enter_context(resuming.around())
             start = resuming.begin(self._config.peers)
-            asked.given["initial_epoch"] = start.epoch
+            keras_call.arguments["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
-                callbacks.warn_of_counters(asked.given)
-            return self._start(asked, start)
+                callbacks.warn_of_counters(keras_call.arguments)
+            return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
         """Return the towers that run a method."""
@@ -54,15 +53,15 @@ class TowerCalls:
         """Whether all calls run as plain Keras does."""
         return not self._config.divides
 
-    def _start(self, asked: KerasCall, start: Start | None) -> Any:
-        kind, model = asked.kind, asked.model
+    def _start(self, keras_call: KerasCall, start: Start | None) -> Any:
+        kind, model = keras_call.kind, keras_call.model
         if self.alone and start is None:
             self.adoption.refuse_others(model)
             self.adoption.release_model(model)
-            return run_alone(asked)
+            return run_alone(keras_call)
         outer = call_lib.current()
         if outer is not None:
-            outer.settle(asked.trains)
+            outer.settle(keras_call.trains)
             outer.agree()
         # Loops over batches call this for every batch: prepare only once.
         prepared = kind.endswith("_on_batch") and self.adoption.is_prepared(
@@ -75,21 +74,19 @@ class TowerCalls:
             if outer is None and not prepared and config.peers.size > 1:
                 from keras_towers.fit.calls import rank_agreement
 
-                rank_agreement.check(config, asked)
+                rank_agreement.check(config, keras_call)
             with self._config.strategy.scope():
                 if not prepared:
                     self.adoption.claim(model)
                 if kind == "evaluate" and outer is None:
                     self.adoption.gather_slots()
-                elif not asked.trains:
-                    self.adoption.end_rounds()
-                call = self.open(asked, prepared, start)
+                elif not keras_call.trains:
+                    self.adoption.update.end_rounds()
+                call = self.open(keras_call, prepared, start)
                 with causes_noted(call):
                     return self._run(call)
         except tf.errors.OpError as error:
-            refused, self._step.rows.refused = self._step.rows.refused, None
-            if refused is None and self._step.same is not None:
-                refused = self._step.same.difference()
+            refused = error_notes.error_for_user(error)
             if refused is not None:
                 raise refused from None
             if not self._step.order.failed(error):
@@ -100,47 +97,43 @@ class TowerCalls:
                 self._config.transport.mark("")
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
         """Create the call object that Keras's loop uses."""
-        return TowerCall(self._step, self.adoption, asked, prepared, start)
+        return TowerCall(self._step, self.adoption, keras_call, prepared, start)
 
     def _run(self, call: TowerCall) -> Any:
-        asked = call.asked
-        order: Any = contextlib.nullcontext()
-        if call.kind == "fit" and (call.start or self._config.peers.size > 1):
-            from keras_towers.fit.data.rank_data import ShuffleOrder
-
-            call.order = ShuffleOrder(self._config.peers, call.start)
-            order = call.order.of_sequences()
+        keras_call = call.keras_call
+        arguments, config = keras_call.arguments, self._config
         nested = call_lib.current() is not None
-        with call.opened():
+        with contextlib.ExitStack() as stack:
+            if call.kind == "fit" and (call.start or config.peers.size > 1):
+                from keras_towers.fit.data.rank_data import ShuffleOrder
+
+                call.order = ShuffleOrder(config.peers, call.start)
+                stack.enter_context(call.order.of_sequences())
+            stack.enter_context(call.opened())
             if call.kind == "predict_on_batch":
-                call.prepare((asked.given["x"],))
-            adapted: Any = contextlib.nullcontext()
-            if self._config.peers.size > 1:
+                call.prepare((arguments["x"],))
+            if config.peers.size > 1:
                 from keras_towers.fit.calls import rank_callbacks
 
-                adapted = rank_callbacks.adapted(
-                    self._config, self.adoption, call, nested
+                stack.enter_context(
+                    rank_callbacks.adapted(config, self.adoption, call, nested)
                 )
-            with (
-                order,
-                adapted,
-                callbacks.on_one_device(asked.given),
-                callbacks.observed(asked, self._config),
-            ):
-                return asked.run()
+            stack.enter_context(callbacks.on_one_device(arguments))
+            stack.enter_context(callbacks.observed(keras_call, config))
+            return keras_call.run()
 
 
-def run_alone(asked: KerasCall) -> Any:
+def run_alone(keras_call: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        traced.training_alone.filled(asked.trains),
-        callbacks.observed(asked),
+        traced.training_alone.filled(keras_call.trains),
+        callbacks.observed(keras_call),
     ):
-        return asked.run()
+        return keras_call.run()
 
 
 @contextlib.contextmanager

@@ -42,9 +42,7 @@ class Recorder:
         self._kept = kept
         self._lock = threading.Lock()
         self._marks: list[StepMarks] = []
-        # What was read at a time, and how many steps that is in all.
-        self._read: deque[np.ndarray] = deque()
-        self._held = 0
+        self._steps = _in_order([])
 
     def records(self, model: Any) -> bool:
         """Whether a model's steps are to be recorded."""
@@ -69,18 +67,15 @@ class Recorder:
     def read(self) -> None:
         """Take over the times of the steps that have ended."""
         steps = _in_order([marks.take() for marks in self._marks])
-        self._read.append(steps)
-        self._held += len(steps)
         self.count += len(steps)
-        while self._held - len(self._read[0]) >= self._kept:
-            self._held -= len(self._read.popleft())
+        self._steps = _in_order([self._steps, steps])[-self._kept :]
 
     def steps(self) -> np.ndarray:
         """Return kept times, s since 1970: [steps, towers, updates, points]."""
         self.read()
         # NaN for points that a tower does not come to. A step with several
         # optimizers has several updates.
-        return _in_order(self._read)[-self._kept :]
+        return self._steps
 
 
 class StepMarks:

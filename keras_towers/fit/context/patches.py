@@ -14,6 +14,8 @@ _lock = threading.RLock()
 _users: collections.Counter[Callable[[], None]] = collections.Counter()
 _undo: dict[Callable[[], None] | None, list[Callable[[], None]]] = {None: []}
 _installing: Callable[[], None] | None = None
+# The attribute that marks what ``replace`` has made.
+_REPLACED = "__keras_towers__"
 
 
 @contextlib.contextmanager
@@ -53,18 +55,11 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
     """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
 
     It is undone with the others that the function of ``held`` makes, or else
-    when the last block of all is left. A decorated method is replaced inside
-    its decorator's closure, so that references taken earlier call the
-    replacement too. For a property the getter is replaced.
+    when the last block of all is left. For a property the getter is replaced.
     """
     with _lock:
         there = getattr(owner, name)
         if name in vars(owner) and _is_ours(there):
-            return
-        cell = _cell_of_wrapped(there)
-        if cell is not None:
-            if not _is_ours(cell.cell_contents):
-                _replace_in_cell(cell, ours)
             return
         if isinstance(there, property):
             assert there.fget is not None
@@ -78,28 +73,20 @@ def replace(owner: Any, name: str, ours: Callable) -> None:
         setattr(owner, name, replacement)
 
 
-def add(owner: type, name: str, method: Callable) -> None:
-    """Give a class a method that it lacks, until ``replace`` is undone."""
-    with _lock:
-        if name not in vars(owner):
-            _undo[_installing].append(lambda: delattr(owner, name))
-            setattr(owner, name, method)
-
-
 def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
     """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
 
-    What ``replace`` patches later lies inside: ``inner`` looks it up when it is
-    called.
+    A decorated method is wrapped inside its decorator's closure, so that
+    references taken earlier call the wrapper too.
     """
     with _lock:
         there = getattr(owner, name)
-        cell = _cell_of_wrapped(there, outermost=True)
+        cell = _cell_of_wrapped(there)
         if cell is None:
-            setattr(owner, name, _wrapper(there, ours))
+            setattr(owner, name, _calling(ours, there))
             return lambda: setattr(owner, name, there)
         original = cell.cell_contents
-        cell.cell_contents = there.__wrapped__ = _wrapper(original, ours)
+        cell.cell_contents = there.__wrapped__ = _calling(ours, original)
 
     def undo() -> None:
         cell.cell_contents = there.__wrapped__ = original
@@ -107,57 +94,33 @@ def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
     return undo
 
 
-def _wrapper(original: Callable, ours: Callable) -> Any:
+def _calling(ours: Callable, original: Callable) -> Any:
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
-        def inner(*args, **kwargs):
-            return original(*args, **kwargs)
+        return ours(original, *args, **kwargs)
 
-        return ours(inner, *args, **kwargs)
-
-    wrapper.__keras_towers_outer__ = True  # type: ignore[attr-defined]
+    vars(wrapper).pop(_REPLACED, None)
     return wrapper
 
 
 def _replacement(original: Callable, ours: Callable) -> Any:
-    @functools.wraps(original)
-    def replacement(*args, **kwargs):
-        return ours(original, *args, **kwargs)
-
-    replacement.__keras_towers__ = True  # type: ignore[attr-defined]
+    replacement = _calling(ours, original)
+    setattr(replacement, _REPLACED, True)
     return replacement
 
 
 def _is_ours(value: Any) -> bool:
     value = value.fget if isinstance(value, property) else value
-    return "__keras_towers__" in getattr(value, "__dict__", {})
+    return _REPLACED in getattr(value, "__dict__", {})
 
 
-def _cell_of_wrapped(function: Any, outermost: bool = False) -> Any:
+def _cell_of_wrapped(function: Any) -> Any:
     """The closure cell in which a decorated function keeps the original."""
     wrapped = getattr(function, "__wrapped__", None)
     for cell in getattr(function, "__closure__", None) or ():
-        if wrapped is not None and _innermost(cell) is wrapped:
-            outer = "__keras_towers_outer__" in vars(wrapped)
-            inside = outer and not outermost
-            return _cell_of_wrapped(wrapped) if inside else cell
+        if wrapped is not None and cell.cell_contents is wrapped:
+            return cell
     return None
-
-
-def _innermost(cell: Any) -> Any:
-    """The contents of a cell, before any replacement of ours."""
-    contents = cell.cell_contents
-    return contents.__wrapped__ if _is_ours(contents) else contents
-
-
-def _replace_in_cell(cell: Any, ours: Callable) -> None:
-    original = cell.cell_contents
-
-    def undo() -> None:
-        cell.cell_contents = original
-
-    _undo[_installing].append(undo)
-    cell.cell_contents = _replacement(original, ours)
 
 
 Shadows: TypeAlias = Mapping[str, Callable[..., Any]]

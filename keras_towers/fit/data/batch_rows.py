@@ -8,7 +8,7 @@ from typing import Any, Final
 import keras
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 
 _PARTS = ("x", "y", "sample_weight")
 _SPLIT = (
@@ -30,13 +30,9 @@ class RowCheck:
     Parts whose numbers of rows only a step knows are taken to have as many as
     the first, unless a batch has been seen in which they have not. A step that
     finds others fails.
-
-    Attributes:
-        refused: the error of a step that has failed so; None if none has.
     """
 
     def __init__(self) -> None:
-        self.refused: TowerError | None = None
         self._undivided: dict[tuple[str, ...], set[str]] = {}
 
     def see(self, batch: Any) -> set[str]:
@@ -62,11 +58,11 @@ class RowCheck:
             for name, leaf in leaves
         ]
 
-    def check(self, batch: Any) -> list[tf.Tensor]:
+    def check(self, batch: Any) -> list[Any]:
         """Return what is ready once all divided parts have as many rows."""
         return self._check(batch, self.divided(batch), _SPLIT)
 
-    def check_each(self, pieces: Sequence[Any]) -> list[tf.Tensor]:
+    def check_each(self, pieces: Sequence[Any]) -> list[Any]:
         """Do as ``check``, given the batches that K towers have."""
         checks = []
         for piece in pieces:
@@ -76,7 +72,7 @@ class RowCheck:
 
     def _check(
         self, batch: Any, chosen: Sequence[bool], advice: str
-    ) -> list[tf.Tensor]:
+    ) -> list[Any]:
         """Compare numbers of rows, if they are unknown."""
         if first_rows_of(batch) is not None or sum(chosen) < 2:
             return []
@@ -88,28 +84,14 @@ class RowCheck:
             for name, leaf, is_chosen in leaves
             if is_chosen
         }
-        counts = tf.stack(list(rows.values()))
-
-        def refuse(counts: Any) -> bool:
-            listed = ", ".join(
-                f"{name} has {count}"
-                for name, count in zip(rows, counts.numpy(), strict=True)
-            )
-            self.refused = TowerError(
-                f"the parts of a batch have different numbers of rows: "
-                f"{listed}. {advice} A dataset of single examples needs "
-                ".batch(n)."
-            )
-            raise self.refused
-
-        checked = tf.cond(
-            tf.reduce_all(counts == counts[0]),
-            lambda: True,
-            lambda: tf.ensure_shape(
-                tf.py_function(refuse, [counts], tf.bool), ()
-            ),
+        counts = list(rows.values())
+        listed = ", ".join(f"{name} has {{}}" for name in rows)
+        return error_notes.assert_for_user(
+            tf.reduce_all(tf.stack(counts) == counts[0]),
+            f"the parts of a batch have different numbers of rows: {listed}. "
+            f"{advice} A dataset of single examples needs .batch(n).",
+            counts,
         )
-        return [checked]
 
 
 def first_rows_of(batch: Any) -> int | None:

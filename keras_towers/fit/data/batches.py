@@ -119,13 +119,13 @@ def split(
     batch = tf.nest.map_structure(
         lambda leaf: leaf if _keeps(leaf) else tf.convert_to_tensor(leaf), batch
     )
-    mine = range(first, first + (replicas if towers is None else towers))
+    towers_here = range(first, first + (replicas if towers is None else towers))
     rows = rows or RowCheck()
     size = batch_size_of(batch)
     if not isinstance(size, int):
         with tf.control_dependencies(rows.check(batch)):
             size = tf.cast(tf.identity(size), tf.int64)
-    starts = _starts(size, replicas)[first : mine.stop + 1]
+    starts = _starts(size, replicas)[first : towers_here.stop + 1]
     pieces = _cut(batch, starts, rows.divided(batch))
     return TowerBatch(pieces, size, starts[0])
 
@@ -181,15 +181,8 @@ def _cut(
 
 
 def _keeps(leaf: Any) -> bool:
-    return leaf is None or isinstance(
-        leaf,
-        (
-            tf.Tensor,
-            tf.RaggedTensor,
-            tf.SparseTensor,
-            tf.experimental.Optional,
-        ),
-    )
+    is_optional = isinstance(leaf, tf.experimental.Optional)
+    return leaf is None or is_optional or tf.is_tensor(leaf)
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:
@@ -245,13 +238,13 @@ def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
             place = tf.where(k < size, tf.constant(k, tf.int64), 0)
             return batches.skip(place).take(1).get_single_element()
 
-        def own(k):
+        def piece_if_any(k):
             some = k < size
             return tf.nest.map_structure(
                 lambda leaf: rows_if(leaf, some), piece(k)
             )
 
-        return TowerBatch(tuple(own(k) for k in range(towers)))
+        return TowerBatch(tuple(piece_if_any(k) for k in range(towers)))
 
     return dataset.window(towers).map(pieces_of)
 

@@ -60,10 +60,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._each = config.batches == "each" and (trains or together)
         with order.of_arrays() if order else contextlib.nullcontext():
             super().__init__(distribute_strategy=Undistributed, **kwargs)
-            own = None
+            own_rows = None
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
-                own = ranks_lib.read_own_rows(self.data_adapter, config)
+                own_rows = ranks_lib.read_own_rows(self.data_adapter, config)
         by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
@@ -92,7 +92,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             if agrees and not (self._each and kind.startswith("predict")):
                 self._agree(config, kind, dataset)
             self._distributed_dataset = data_lib.distribute(
-                config, own or dataset, self._each, self._to_one_end, whole
+                config, own_rows or dataset, self._each, self._to_one_end, whole
             )
         self._set_steps()
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
+from keras_towers.fit import error_notes
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
@@ -48,16 +49,16 @@ class ShuffleOrder:
 
     def __init__(self, peers: Peers, start: Start | None = None):
         state = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
-        mine = (
+        draws_here = (
             compat.global_seed(),
             state,
             random.SystemRandom().getrandbits(31),
         )
-        states = check.gather(peers, mine, "begins to shuffle")
-        self._seed = states[0][2] if start is None else start.seed
-        seeds = {state[0] for state in states}
+        draws_of_ranks = check.gather(peers, draws_here, "begins to shuffle")
+        self._seed = draws_of_ranks[0][2] if start is None else start.seed
+        seeds = {state[0] for state in draws_of_ranks}
         self._tensorflow_agrees = len(seeds) == 1 and None not in seeds
-        self._python_agrees = len({state[1] for state in states}) == 1
+        self._python_agrees = len({state[1] for state in draws_of_ranks}) == 1
         # The first iterator increments it.
         self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
@@ -114,8 +115,8 @@ def agree(
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
-    mine = adapter.num_batches, sketch_rows(adapter), unseeded
-    plans = check.gather(peers, mine, where)
+    plan = adapter.num_batches, sketch_rows(adapter), unseeded
+    plans = check.gather(peers, plan, where)
     numbers = [plan[0] for plan in plans]
     if same is None:
         return numbers
@@ -178,8 +179,8 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
     weights = 2 / _PRIME * tf.cast(place**2 * _FACTORS % _PRIME, tf.float64) - 1
     sums = tf.math.divide_no_nan(tf.linalg.matvec(weights, flat), norm)
     sums = tf.unstack(sums, len(_FACTORS))
-    found = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
-    return tf.cast(tf.stack(found), tf.float32)
+    numbers = [tf.cast(count, tf.float64), tf.math.log1p(norm), *sums]
+    return tf.cast(tf.stack(numbers), tf.float32)
 
 
 def _first_other(sketches: tf.Tensor) -> tf.Tensor:
@@ -198,7 +199,6 @@ class SameBatches:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._due = compat.hidden_variable("CPU:0", False)
-        self._odd = compat.hidden_variable("CPU:0", 0, tf.int64)
 
     def begin(self) -> None:
         """Check the next batch."""
@@ -212,21 +212,15 @@ class SameBatches:
             odd = _first_other(
                 self._transport.all_gather(mine, next_key("data"))
             )
-            with tf.control_dependencies(
-                [self._due.assign(False), self._odd.assign(odd)]
-            ):
-                same = tf.debugging.Assert(odd == 0, ["other data on a rank"])
-            with tf.control_dependencies(same and [same]):
+            why = "rank {} has other examples in a batch than rank 0"
+            with tf.control_dependencies([self._due.assign(False)]):
+                same = error_notes.assert_for_user(
+                    odd == 0, str(_different(why)), [odd]
+                )
+            with tf.control_dependencies(same):
                 return tf.identity(odd)
 
         return tf.cond(self._due, compare, lambda: tf.zeros((), tf.int64))
-
-    def difference(self) -> TowerError | None:
-        """The error of a step that has failed here, once."""
-        odd = int(self._odd)
-        self._odd.assign(0)
-        why = f"rank {odd} has other examples in a batch than rank 0"
-        return _different(why) if odd else None
 
 
 class EagerDraws:

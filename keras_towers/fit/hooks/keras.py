@@ -2,9 +2,9 @@
 
 The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
-current one. ``tf.random.shuffle`` and the
-``random`` module of Keras's ``PyDataset`` adapter are patched while ``fit``
-creates its data on several ranks with different seeds
+current one. The methods of a model stay wrapped (``methods.py``).
+``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
+are patched while ``fit`` creates its data on several ranks with different seeds
 (``fit/data/rank_data.py``).
 
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
@@ -14,7 +14,7 @@ those of variables (``replicas/servers/served_calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,
-``calls/noop.py``), methods of an optimizer during an update
+``calls/noop_calls.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
 (``calls/callbacks.py``).
 """
@@ -22,9 +22,6 @@ attributes during a call (``TowerCall.shadows``, ``without_xla``,
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -36,13 +33,9 @@ from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import SeenByKeras
-from keras_towers.fit.context import blocks, patches, traced
-from keras_towers.fit.step import batch_norm as batch_norm_lib
+from keras_towers.fit.context import patches, traced
 from keras_towers.fit.update import optimizers as optimizers_lib
-
-logger = logging.getLogger("keras_towers")
-
-_warned_of_threads: set[tuple[str, str]] = set()
+from keras_towers.partition.rules.means import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
@@ -52,9 +45,6 @@ def installed() -> contextlib.AbstractContextManager[None]:
 
 def _install() -> None:
     trainer = compat.TensorFlowTrainer
-    # Every one of these places the model on the towers first.
-    for name in contract.METHODS:
-        patches.replace(trainer, name, functools.partial(_method, name))
     # Catches references to Keras's methods taken before the patch.
     patches.replace(trainer, "distribute_strategy", _seen_by_keras)
     # Keras's loops create their iterator by this name.
@@ -81,7 +71,7 @@ def _install() -> None:
         patches.replace(compat.loss_module, name, _scaled_loss)
     # Its statistics may be those of each tower.
     layer = keras.layers.BatchNormalization
-    patches.replace(layer, "call", batch_norm_lib.call)
+    patches.replace(layer, "call", _batch_norm)
 
 
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
@@ -90,44 +80,6 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
     if across and contract.in_force() is not None:
         return value
     return original(value)
-
-
-def _method(
-    kind: str,
-    original: Callable[..., Any],
-    model: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    strategy = contract.in_force() or contract.owner_of(model)
-    in_tower = tf.distribute.get_replica_context() is not None
-    if strategy is None or (in_tower and tf.distribute.has_strategy()):
-        alone = traced.training_alone
-        outer = alone.get()
-        trains = None if outer is None else kind in contract.TRAINING
-        if strategy is None and kind in contract.TRAINING:
-            _warn_of_thread(kind, model)
-        with alone.filled(trains):
-            return original(model, *args, **kwargs)
-    asked = contract.KerasCall.of(kind, original, model, args, kwargs)
-    return strategy._components.calls.run(asked)
-
-
-def _warn_of_thread(kind: str, model: Any) -> None:
-    block = blocks.elsewhere()
-    if block is None or block in _warned_of_threads:
-        return
-    _warned_of_threads.add(block)
-    logger.warning(
-        "%s of model %r runs on one device: the block of %s was entered in "
-        "thread %r and holds only there, but this is thread %r. Enter it in "
-        "the thread that calls %s.",
-        kind,
-        model.name,
-        *block,
-        threading.current_thread().name,
-        kind,
-    )
 
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
@@ -248,3 +200,51 @@ def _made_variable(
     with compat.single_device_mode() if once else contextlib.nullcontext():
         original(variable, value)
     adoption.made_variable(variable, once)
+
+
+def _batch_norm(
+    original: Callable[..., Any],
+    layer: keras.layers.BatchNormalization,
+    inputs: Any,
+    training: Any = None,
+    mask: Any = None,
+) -> Any:
+    """Normalize with the statistics of each tower's rows.
+
+    For ``batch_norm="tower"``: it takes no exchange, and changes results. A
+    layer normalizes each example with the statistics of the rows of its tower;
+    its moving statistics take the means of these over all examples.
+    """
+    step = traced.current()
+    alone = step is None or not step.training or not step.own_statistics
+    first = inputs.shape.rank is not None and layer.axis % inputs.shape.rank
+    if alone or not (training and layer.trainable) or mask is not None:
+        return original(layer, inputs, training=training, mask=mask)
+    if not first or layer.renorm:
+        return original(layer, inputs, training=training, mask=mask)
+    dtype = keras.backend.result_type(inputs.dtype, "float32")
+    x = tf.cast(inputs, dtype)
+    axes = [axis for axis in layer._reduction_axes if axis != 0]
+
+    def moment(values: tf.Tensor) -> tf.Tensor:
+        if axes:
+            values = tf.reduce_mean(values, axes, keepdims=True)
+        return own_mean(values)
+
+    mean = moment(x)
+    variance = moment(tf.math.squared_difference(x, tf.stop_gradient(mean)))
+    for moving, now in (
+        (layer.moving_mean, mean),
+        (layer.moving_variance, variance),
+    ):
+        whole = tf.reshape(tf.reduce_mean(now, 0), [-1])
+        before = tf.cast(moving, dtype)
+        moving.assign(before * layer.momentum + whole * (1.0 - layer.momentum))
+    shape = [1] * x.shape.rank
+    shape[layer.axis] = -1
+    normal = (x - mean) * tf.math.rsqrt(variance + layer.epsilon)
+    if layer.scale:
+        normal *= tf.reshape(tf.cast(layer.gamma, dtype), shape)
+    if layer.center:
+        normal += tf.reshape(tf.cast(layer.beta, dtype), shape)
+    return tf.cast(normal, layer.compute_dtype)

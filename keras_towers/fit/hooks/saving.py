@@ -172,11 +172,11 @@ class _Saves:
         self._board.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
         while True:
-            told = self._board.get(_key("saved", path, count))
-            if told is not None:
-                if told["error"] is not None:
+            outcome = self._board.get(_key("saved", path, count))
+            if outcome is not None:
+                if outcome["error"] is not None:
                     raise TowerError(
-                        f"rank 0 could not save {path}: {told['error']}"
+                        f"rank 0 could not save {path}: {outcome['error']}"
                     )
                 return None
             if not self._board.get(_key("saves", path, count)):

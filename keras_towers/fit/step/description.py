@@ -72,9 +72,9 @@ class StepCosts:
     @property
     def described_once(self) -> list[str]:
         """What is computed once in words, most of it first."""
-        found = sorted(self.once.items(), key=lambda item: -item[1])
+        shares = sorted(self.once.items(), key=lambda item: -item[1])
         said = "computed once for all towers"
-        return [f"{said}: {line} ({x:.1%} of the step)" for line, x in found]
+        return [f"{said}: {line} ({x:.1%} of the step)" for line, x in shares]
 
 
 def note(
@@ -180,16 +180,16 @@ def _held(program: Program) -> int | None:
 def _once(program: Program) -> dict[str, float]:
     taking = {id(operation) for operation in program.once}
     causes: dict[Any, str] = {}
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for operation in program.operations:
         cause = next((causes[t] for t in operation.inputs if t in causes), None)
         if id(operation.source) in taking:
             cause = _line_of(operation.source)
         if cause is not None and not operation.on_towers:
             causes.update(dict.fromkeys(operation.outputs, cause))
-            found[cause] += operation.source is not None
+            counts[cause] += operation.source is not None
     total = sum(len(graph.get_operations()) for graph in program.graphs)
-    return {line: count / total for line, count in found.items()}
+    return {line: count / total for line, count in counts.items()}
 
 
 def _line_of(operation: Any) -> str:

@@ -26,11 +26,11 @@ from keras_towers.fit.step.inputs import (
     layouts_of,
     share_of,
 )
-from keras_towers.fit.step.program import TowerProgram
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
@@ -51,7 +51,7 @@ class GlobalStep:
         on_trace: called with the graph of a step that has been traced.
     """
 
-    def __init__(self, update: UpdateOnce, config: TowerConfig | None = None):
+    def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
         self.rows: RowCheck = RowCheck()
         self.config: TowerConfig = config or update.config
@@ -125,9 +125,9 @@ class GlobalStep:
     def _is_global(self) -> bool:
         """Whether what Keras passes to a step is the batch of one device."""
         config = self.config
-        own = config.batches == "each" and config.transport.size > 1
+        own_batches = config.batches == "each" and config.transport.size > 1
         apart = config.others is not None or self.update.rounds is not None
-        return not own and not apart
+        return not own_batches and not apart
 
     def _on_one_device(
         self,
@@ -198,15 +198,15 @@ class GlobalStep:
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
         )
-        mine = of_own_rows(program) if self._is_of_several else None
-        program = program if mine is None else mine.program
-        if mine is not None and len(mine.parts) < len(program.updates):
+        own_rows = of_own_rows(program) if self._is_of_several else None
+        program = program if own_rows is None else own_rows.program
+        if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
         number_of_parts = config.num_replicas * self.micro_batches
         description.note(config, kind, model.name, program, number_of_parts)
-        common, parts = divided.given(program.inputs, transport.rank == 0)
-        if mine is not None:
-            divided.give_all(mine, common, parts, config.peers.rank == 0)
+        common, parts = divided.values_of(program.inputs, transport.rank == 0)
+        if own_rows is not None:
+            divided.give_all(own_rows, common, parts, config.peers.rank == 0)
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
@@ -225,7 +225,7 @@ class GlobalStep:
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
             why = f"the step {ready.not_compiled[0]}"
-            model_binding.log_without_xla(model, kind in TRAINING, why)
+            adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
             self.order.compare([*ready.described(), *traced.described()])
         results = ready.run(
@@ -234,7 +234,7 @@ class GlobalStep:
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
-            functools.partial(self._update, traced, mine, divided),
+            functools.partial(self._update, traced, own_rows, divided),
         )
         for handles_of_towers in changed:
             _copy_first(handles_of_towers, config.devices)
@@ -273,7 +273,7 @@ class GlobalStep:
     def _update(
         self,
         traced: Trace,
-        mine: OfOwnRows | None,
+        own_rows: OfOwnRows | None,
         divided: DividedBatch,
         update: Update,
         parts: list[list[Any]],
@@ -283,11 +283,11 @@ class GlobalStep:
         rows = [with_components(call, each) for each in parts]
         sums = with_components(call, wholes)
         weight = 1
-        if mine is not None and update.name in mine.parts:
+        if own_rows is not None and update.name in own_rows.parts:
             # The workers' gradients are averaged.
             weight = self.config.peers.size
             sums = _times(1 / weight, sums)
-        elif mine is not None:
+        elif own_rows is not None:
             share = divided.share * self.config.peers.size
             rows = [_times(share, row) for row in rows]
             sums = _times(share, sums)
@@ -316,8 +316,9 @@ class GlobalStep:
     def _counts_alone(self, kind: str) -> bool:
         """Whether only the examples of this process count."""
         # Ranks with data of their own predict that.
-        own = self.config.batches == "each" and kind.startswith("predict")
-        return own or self.config.transport.size == 1
+        predicts = kind.startswith("predict")
+        own_batches = predicts and self.config.batches == "each"
+        return own_batches or self.config.transport.size == 1
 
     def _with_total(
         self, batch: data_lib.TowerBatch, kind: str

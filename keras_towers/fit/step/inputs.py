@@ -43,7 +43,7 @@ class DividedBatch:
         """The share of this process in the examples of all."""
         return share_of(self.batch.total, self.of_all.total)
 
-    def given(
+    def values_of(
         self, inputs: Inputs, first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
         """Return what all have of a program's inputs, and what parts have.

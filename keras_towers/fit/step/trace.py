@@ -13,9 +13,9 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.update.sharded import is_elsewhere
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.relocated import is_elsewhere
 from keras_towers.partition import Updating
 from keras_towers.partition.effects import written
 

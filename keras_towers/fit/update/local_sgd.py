@@ -70,25 +70,27 @@ class LocalSGD:
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
-        mine = self._of[optimizer]
+        round_ = self._of[optimizer]
 
         def end() -> tf.Tensor:
-            self._average(mine, order)
+            self._average(round_, order)
             return tf.constant(0)
 
-        mine.shares.assign_add(tf.cast(self._share, tf.float64))
-        done = mine.updates.assign_add(1)
+        round_.shares.assign_add(tf.cast(self._share, tf.float64))
+        done = round_.updates.assign_add(1)
         tf.cond(done >= self._steps, end, lambda: tf.constant(0))
 
     def end(self, order: StepOrder) -> None:
         """End the rounds that have begun. Collective, eager."""
-        counts = {mine: int(mine.updates.numpy()) for mine in self._of.values()}
-        begun = [mine for mine, updates in counts.items() if updates]
-        told = [counts[mine] for mine in begun]
-        ranks = check.gather(self._config.peers, told, "ends a round")
-        if all(rank == told for rank in ranks):
-            for mine in begun:
-                self._average(mine, order)
+        counts = {
+            round_: int(round_.updates.numpy()) for round_ in self._of.values()
+        }
+        begun = [round_ for round_, updates in counts.items() if updates]
+        counts_here = [counts[round_] for round_ in begun]
+        ranks = check.gather(self._config.peers, counts_here, "ends a round")
+        if all(rank == counts_here for rank in ranks):
+            for round_ in begun:
+                self._average(round_, order)
             return
         self.forget()
         if self._config.peers.rank == 0:
@@ -102,18 +104,18 @@ class LocalSGD:
 
     def forget(self) -> None:
         """Begin anew, after an error."""
-        for mine in self._of.values():
-            mine.forget()
+        for round_ in self._of.values():
+            round_.forget()
 
-    def _average(self, mine: _Round, order: StepOrder) -> None:
+    def _average(self, round_: _Round, order: StepOrder) -> None:
         """Take the outer step on all ranks, from the mean of their changes."""
-        changes = mine.changes()
+        changes = round_.changes()
         (sums,) = order.reduce(
-            mine.described(changes),
+            round_.described(changes),
             [changes],
             lambda rows: [self._over_ranks(list(rows[0]))],
         )
-        mine.assign(sums, self._momentum, self._learning_rate)
+        round_.assign(sums, self._momentum, self._learning_rate)
 
 
 class _Round:

@@ -32,8 +32,12 @@ from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in, slots_of
-from keras_towers.fit.weights.relocated import RelocatedVariables
-from keras_towers.fit.weights.tower_variables import Copies, TowerOf, component
+from keras_towers.fit.weights.tower_variables import (
+    Copies,
+    RelocatedVariables,
+    TowerOf,
+    component,
+)
 from keras_towers.reduction import (
     Gradient,
     Gradients,
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import Shares
 
 
-class UpdateOnce:
+class WeightUpdate:
     """Tower 0 updates the weights and copies them to the other towers.
 
     The base class of all updates: where trained weights and slot variables
@@ -83,7 +87,7 @@ class UpdateOnce:
         self.rounds = rounds
         self._reduction = reduction
         self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
-        if self.name == UpdateOnce.name and self.copies.mirrors:
+        if self.name == WeightUpdate.name and self.copies.mirrors:
             self.description += " and copied to the others"
 
     @staticmethod
@@ -155,7 +159,8 @@ class UpdateOnce:
 
     def update_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        self._update_tower(call, call.grads, self.updater)
+        # Each rank by itself: there are slots of all weights between steps.
+        self._update_tower(call, call.grads, self.updater, only=None)
         written = optimizers.known_to(call.optimizer, call.variables)
         variables_lib.copy_to_towers(written, self.updater)
 
@@ -207,17 +212,20 @@ class UpdateOnce:
         sums = self._sums(call, rows)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._update_tower(call, sums, self.updater)
+            self._update_tower(call, sums, self.updater, self._only)
             variables_lib.copy_to_towers(_written(call), self.updater)
 
     def _update_tower(
-        self, call: UpdateCall, sums: list[Any], index: TowerOf
+        self,
+        call: UpdateCall,
+        sums: list[Any],
+        index: TowerOf,
+        only: Shares | None,
     ) -> None:
         """Update the weights on one tower, as on one device."""
-        mine = [component(v, index) for v in call.variables]
-        given = call.optimizer, call.variables, index, self._only
-        with as_one_device(*given):
-            call.original(sums, mine)
+        variables = [component(v, index) for v in call.variables]
+        with as_one_device(call.optimizer, call.variables, index, only):
+            call.original(sums, variables)
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
         """K lists of N sums; None for a missing gradient."""
@@ -245,7 +253,7 @@ class UpdateOnce:
         return self._reduction(rows, self.config.devices)
 
 
-class UpdateEach(UpdateOnce):
+class UpdateEach(WeightUpdate):
     """Every tower applies the same sums to its own copy of the weights."""
 
     # Without shared memory this can be cheaper than copying the weights.
@@ -263,10 +271,10 @@ class UpdateEach(UpdateOnce):
         for index, sums in enumerate(self._sums(call, rows)):
             marks.reached(index, "reduced", sums)
             with marks.until(index, "updated"):
-                self._update_tower(call, sums, index)
+                self._update_tower(call, sums, index, self._only)
 
 
-class UpdateAtVariable(UpdateOnce):
+class UpdateAtVariable(WeightUpdate):
     """Every trained weight exists once; gradients are summed on its device.
 
     ``place`` returns the device to hold a given weight.
@@ -330,8 +338,8 @@ def _written(call: UpdateCall) -> list[Any]:
         for part in optimizers_in(call.optimizer)
         if part.use_ema and part.ema_overwrite_frequency
     )
-    every = itertools.chain(call.variables, *averaged)
-    return list({id(v): v for v in every}.values())
+    variables = itertools.chain(call.variables, *averaged)
+    return list({id(v): v for v in variables}.values())
 
 
 def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:

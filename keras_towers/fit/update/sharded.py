@@ -10,8 +10,8 @@ scaling) needs no special handling.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -21,15 +21,15 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.relocated import (
+from keras_towers.fit.weights.tower_variables import (
     RelocatedVariables,
-    SlotsSharedByRanks,
+    component,
+    overwrite,
 )
-from keras_towers.fit.weights.tower_variables import component
 from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.reduction import (
     Gradient,
@@ -37,15 +37,17 @@ from keras_towers.reduction import (
     Reduction,
     sum_at_variables,
 )
-from keras_towers.transport import next_key
+from keras_towers.transport import Transport, next_key
 from keras_towers.transport.messages import packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _HOST = "CPU:0"
+# Ranks gather so much at a time: it is in memory three times then.
+_GATHERED_BYTES = 64 * 2**20
 
 
-class UpdateSharded(UpdateOnce):
+class UpdateSharded(WeightUpdate):
     """Each tower of each rank updates its share of the weights.
 
     The other towers copy the result. Slots of a weight are on the tower that
@@ -211,8 +213,8 @@ class Shares:
         for v in sorted(new, key=_bytes, reverse=True):
             place = self._placement(v.path, v.shape, v.dtype)
             self._owners[v._value] = self._places.index(place)
-            mine = component(v._value, self.tower_of)
-            self._owners[mine] = self._owners[v._value]
+            updated = component(v._value, self.tower_of)
+            self._owners[updated] = self._owners[v._value]
 
     def _is_placed(self, value: Any) -> bool:
         """Whether a weight has its copies on the towers already."""
@@ -270,10 +272,10 @@ class Shares:
         weights: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        mine = [self._is_mine(weight) for weight in weights]
+        is_mine = [self._is_mine(weight) for weight in weights]
         original(
-            [g for g, here in zip(gradients, mine, strict=True) if here],
-            [w for w, here in zip(weights, mine, strict=True) if here],
+            [g for g, here in zip(gradients, is_mine, strict=True) if here],
+            [w for w, here in zip(weights, is_mine, strict=True) if here],
             learning_rate,
         )
         # Every rank has to take part in the sums that others use.
@@ -299,3 +301,183 @@ class Shares:
 
 def _bytes(variable: keras.Variable) -> int:
     return byte_size(variable.shape, variable.dtype) or 0
+
+
+class OnAnotherRankError(TowerError, AttributeError):
+    """The value of a variable is on another rank."""
+
+
+class _Absent:
+    """A placeholder for the value of a slot variable on another rank.
+
+    Reading it is an error, which says where the value is.
+    """
+
+    def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
+        self.shape = held.shape
+        self.dtype = held.dtype
+        self.name = held.name
+        self.device = held.device
+        self._unique_id = held._unique_id
+        self.held = held
+        self.lost = False
+        self._slot = slot
+        self._rank = rank
+
+    def assign(self, value: Any, **kwargs: Any) -> Any:
+        """Take a value, if training is over."""
+        if not self.lost:
+            self._refuse("written")
+        overwrite(self.held, tf.cast(value, self.dtype))
+        self._slot._value = self.held
+        return self.held
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse("read")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse("read")
+
+    def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse("read")
+
+    def _refuse(self, done: str) -> NoReturn:
+        if self.lost:
+            raise OnAnotherRankError(
+                f"optimizer variable {self._slot.path!r} has no value: rank "
+                f"{self._rank} had it when training ended by an error. Load "
+                "the optimizer's state from a checkpoint, or compile the model "
+                "anew."
+            )
+        raise OnAnotherRankError(
+            f"optimizer variable {self._slot.path!r} cannot be {done} between "
+            f'two steps: with updates="sharded" rank {self._rank} has it. All '
+            "ranks have it from the end of an epoch to the beginning of the "
+            "next one, after evaluate(), and when the strategy's block ends. "
+            'Save then (for Keras\'s callbacks: save_freq="epoch"), or leave '
+            "updates out."
+        )
+
+
+def is_elsewhere(variable: Any) -> bool:
+    """Whether only another rank has the value of a variable now."""
+    return isinstance(getattr(variable, "_value", None), _Absent)
+
+
+class SlotsSharedByRanks:
+    """Slot variables that one rank each holds while steps run.
+
+    Between calls every rank has all of them, those of others on the host.
+    """
+
+    def __init__(self, transport: Transport):
+        self._transport = transport
+        # Ranks have to gather the same variables, so they pop_original none.
+        self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
+        # Those that steps use, and whether one rank alone has them now.
+        self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
+        self._on_host = RelocatedVariables()
+        self._are_all_shared = False
+
+    def add(self, slot: keras.Variable, rank: int, home: str) -> None:
+        """Note which rank needs a slot variable, unless it is known."""
+        if slot in self._ranks:
+            return
+        self._ranks[slot] = rank
+        if rank != self._transport.rank:
+            self._on_host.place(slot, _HOST, home)
+
+    def make_ready(self, variables: Iterable[keras.Variable]) -> None:
+        """Share the known slots among some variables from now on.
+
+        Until then their values are those of rank 0, which may have loaded them.
+        """
+        for slot in variables:
+            if slot in self._ranks and slot not in self._shared:
+                self._shared[slot] = self._are_all_shared = False
+
+    def drop_those_of_others(self) -> None:
+        """Drop the values that other ranks keep: steps follow."""
+        if self._are_all_shared:
+            return
+        for slot in self._shared:
+            self._shared[slot] = True
+            if self._ranks[slot] != self._transport.rank:
+                self._drop(slot)
+        self._are_all_shared = True
+
+    def _drop(self, slot: keras.Variable) -> None:
+        held = slot._value
+        if isinstance(held, _Absent):
+            return
+        with tf.init_scope():
+            slot._value = _Absent(slot, held, self._ranks[slot])
+            overwrite(held, tf.zeros([0], held.dtype))
+
+    def gather(self) -> None:
+        """Give all ranks the values of all slots, if not all have them."""
+        # Collective: every rank has to call it.
+        for rank in range(self._transport.size):
+            for slots in self._portions(rank):
+                values = self._transport.broadcast(
+                    [self._to_send(slot) for slot in slots],
+                    next_key("slots"),
+                    root=rank,
+                )
+                if rank != self._transport.rank:
+                    for slot, value in zip(slots, values, strict=True):
+                        _put_back(slot, value)
+        for slot in self._shared:
+            self._shared[slot] = self._are_all_shared = False
+
+    def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
+        """Yield one rank's slots, in portions that fit in memory."""
+        portion: list[keras.Variable] = []
+        filled = 0
+        for slot in self._shared:
+            if self._ranks[slot] != rank or not self._shared[slot]:
+                continue
+            size = byte_size(slot.shape, slot.dtype) or 0
+            if portion and filled + size > _GATHERED_BYTES:
+                yield portion
+                portion, filled = [], 0
+            portion.append(slot)
+            filled += size
+        if portion:
+            yield portion
+
+    def _to_send(self, slot: keras.Variable) -> tf.Tensor:
+        value = slot._value
+        with tf.device(_HOST):
+            if isinstance(value, _Absent):
+                return tf.zeros(value.shape, value.dtype)
+            return tf.identity(value.read_value())
+
+    def restore(self, slot: keras.Variable) -> None:
+        """Restore the original, if the slot is another rank's."""
+        if slot not in self._ranks:
+            return
+        del self._ranks[slot]
+        self._shared.pop(slot, None)
+        if isinstance(slot._value, _Absent):
+            slot._value.held = self._on_host.pop_original(slot)
+            slot._value.lost = True
+        else:
+            self._on_host.restore(slot)
+
+    def restore_all(self) -> int:
+        """Restore every slot; return how many have no value here."""
+        absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
+        for slot in list(self._ranks):
+            self.restore(slot)
+        return len(absent)
+
+
+def _put_back(slot: keras.Variable, value: tf.Tensor) -> None:
+    there = slot._value
+    # A Ctrl-C may have left some here.
+    held = there.held if isinstance(there, _Absent) else there
+    overwrite(held, value)
+    slot._value = held

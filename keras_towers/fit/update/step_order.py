@@ -114,9 +114,9 @@ class StepOrder:
         run time ``tf.errors.OutOfRangeError`` ends the data of all.
         """
         ranks = self._transport.size
-        mine = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
+        place = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
         (counts,) = sum_over_ranks(
-            self._transport, [mine * tf.cast(here, tf.int64)]
+            self._transport, [place * tf.cast(here, tf.int64)]
         )
         total = tf.reduce_sum(counts)
         self.gate = [_end_of_data_if(total <= 0)]
@@ -160,8 +160,8 @@ class StepOrder:
         # is cancelled: TensorFlow's collectives then hang.
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run the gather of a constant.
-            mine = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-        return [tf.debugging.Assert(self._are_equal(mine), [_UNLIKE])]
+            number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
+        return [tf.debugging.Assert(self._are_equal(number), [_UNLIKE])]
 
     def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
         """Whether the ranks have the same number, of 32 bits."""

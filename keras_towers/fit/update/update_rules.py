@@ -24,21 +24,6 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import lists_by_weight
 
-# Those whose operations are the same for weights of every shape.
-_OF_ANY_SHAPE = (
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "AdamW",
-    "Ftrl",
-    "Lion",
-    "Nadam",
-    "RMSprop",
-    "ScheduleFreeAdamW",
-)
-# Those whose operations depend on the shape, too.
-_BY_SHAPE = ("Adafactor", "Lamb", "Muon")
 _HERE = contextlib.nullcontext()
 
 
@@ -60,13 +45,7 @@ def repeats(optimizer: Any) -> bool:
     """Whether an optimizer's update rule is known to treat weights alike."""
     # Another one, such as a user's own, may ask for the name of a weight.
     own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
-    return not own and _is_one_of(optimizer, _OF_ANY_SHAPE + _BY_SHAPE)
-
-
-def _is_one_of(optimizer: Any, names: tuple[str, ...]) -> bool:
-    # Not every version of Keras has all of them.
-    classes = (getattr(keras.optimizers, name, None) for name in names)
-    return type(optimizer) in classes
+    return not own and type(optimizer) in vars(keras.optimizers).values()
 
 
 def _is_plain(variable: Any) -> bool:
@@ -143,10 +122,7 @@ class _Repeated:
             update()
             return
         slots = _slots(optimizer, variable)
-        kind = [
-            _signature(optimizer, each, variable.shape)
-            for each in (gradient, variable, *slots)
-        ]
+        kind = map(_signature, (gradient, variable, *slots))
         inputs = [gradient, variable.handle]
         inputs += [slot.handle for slot in slots if slot is not None]
         self._once_for(
@@ -171,7 +147,7 @@ class _Repeated:
                 decay()
                 continue
             with tf.device(value.device):
-                kind = "decay", _signature(optimizer, value, value.shape)
+                kind = "decay", _signature(value)
                 self._once_for(kind, value, [value.handle], decay)
 
     def _once_for(
@@ -209,13 +185,11 @@ def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
     return [None if slot is None else slot._value for slot in row]
 
 
-def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
+def _signature(tensor: Any) -> Any:
     """Return the properties that determine the operations of an update."""
     if tensor is None:
         return None
     place = getattr(tensor, "device", None)
-    if tensor.shape == shape and _is_one_of(optimizer, _OF_ANY_SHAPE):
-        return tensor.dtype, place
     return tensor.dtype, place, tuple(tensor.shape)
 
 

@@ -4,21 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
+from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
-from keras_towers.fit.contract import TowerConfig, another, home_of
-from keras_towers.fit.weights import model_binding, rank_state
+from keras_towers.fit.contract import (
+    METHODS,
+    TRAINING,
+    TowerConfig,
+    another,
+    home_of,
+    in_force,
+    owner_of,
+)
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous.check import Peers
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.reduce import UpdateOnce
+    from keras_towers.fit.update.reduce import WeightUpdate
+
+
+logger = logging.getLogger("keras_towers")
+
+# Calls of one model in two threads may end in any order, and leave these.
+_OF_CALLS = (
+    "_maybe_symbolic_build",
+    "_get_metrics_result_or_logs",
+    "_make_function",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
+
+_RESOLVE = "_resolve_auto_jit_compile"
+
+# The towers on which models train outside of any block, too.
+_homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
+_announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# Those that are there now, until a block takes them.
+_at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 @dataclasses.dataclass
@@ -41,12 +76,12 @@ class Adoption:
     def __init__(
         self,
         config: TowerConfig,
-        update: UpdateOnce,
+        update: WeightUpdate,
         keeps: bool = True,
     ):
         self._config = config
         self._keeps = keeps
-        self._update = update
+        self.update = update
         # Models that the user has dropped are freed, also inside the block.
         self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -67,9 +102,9 @@ class Adoption:
         """
         if self._tracks:
             self._created.add(model)
-        model_binding.enter_scope_in_methods(model, self._config)
+        enter_scope_in_methods(model, self._config)
         if self._keeps or not self._tracks:
-            model_binding.set_home(model, self._config)
+            set_home(model, self._config)
 
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -95,33 +130,33 @@ class Adoption:
     def made_variable(self, variable: keras.Variable, once: bool) -> None:
         """Register a variable that was created in the scope, maybe ``once``."""
         if once and variable.trainable:
-            self._update.copies.place(variable)
+            self.update.copies.place(variable)
         if self._tracks:
             self._made_variables.append(weakref.ref(variable))
 
     def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Make an optimizer created in the scope reduce over the towers."""
-        self._update.take_optimizer(optimizer)
+        self.update.take_optimizer(optimizer)
         # Of those of a subclass, none is there yet.
         for variable in optimizer._variables:
-            self._update.copies.hold_once(variable)
+            self.update.copies.hold_once(variable)
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
         self.refuse_others(model)
         for optimizer in state_lib.collect(model).optimizers:
-            self._update.place_optimizer(optimizer)
+            self.update.place_optimizer(optimizer)
         for trainer in state_lib.trainers(model):
             # Each by itself, since a nested model may outlive the outer one.
             self._notes_of(trainer)
-            model_binding.bind(trainer, self._config)
+            bind_trainer(trainer, self._config)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
             if home_of(trainer) is not self._config.strategy:
-                model_binding.release_from_home(trainer)
+                release_from_home(trainer)
             owner = home_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
@@ -163,64 +198,53 @@ class Adoption:
         state = state_lib.collect(model)
         once = [*state.seeds, *state.metrics]
         moved = [
-            *(self._update.copies.hold_once(v) for v in once),
-            *(self._update.place(v) for v in state.weights),
+            *(self.update.copies.hold_once(v) for v in once),
+            *(self.update.place(v) for v in state.weights),
         ]
         for optimizer in state.optimizers:
-            self._update.place_optimizer(optimizer)
+            self.update.place_optimizer(optimizer)
         if any(moved):
             for trainer in state_lib.trainers(model):
-                model_binding.renew_functions(trainer)
+                renew_functions(trainer)
         return any(moved)
 
     def synchronise(self, model: keras.Model, peers: Peers) -> None:
         """Broadcast weights, optimizer state and seeds from rank 0."""
         if peers.size > 1:
             rank_state.check_same(peers, held_in_common(model))
-        if self._config.transport.size > 1:
-            self._broadcast(model)
-
-    def _broadcast(self, model: keras.Model) -> None:
-        self.gather_slots()
-        rank_state.broadcast(
-            self._config.transport, [v._value for v in held_in_common(model)]
-        )
+        self.broadcast(model)
 
     def begin_steps(self, model: keras.Model) -> None:
         """Prepare for steps of training."""
         # Steps that run as on one device update all weights.
         if not model.run_eagerly:
-            self._update.drop_slots_of_others()
+            self.update.drop_slots_of_others()
 
-    def may_differ_between_ranks(self, variable: keras.Variable) -> bool:
+    @property
+    def ranks_train_apart(self) -> bool:
         """Whether ranks may have values of their own until their next mean."""
-        return self._update.rounds is not None
-
-    def prepare_for_values_of_others(self) -> None:
-        """Prepare for values of other ranks, also of slots."""
-        self._update.gather_slots()
+        return self.update.rounds is not None
 
     def gather_slots(self) -> None:
         """Give every rank all of the optimizer's state, and equal weights."""
-        self._update.end_rounds()
-        self._update.gather_slots()
+        self.update.end_rounds()
+        self.update.gather_slots()
 
     def sum_metrics(self, model: keras.Model) -> None:
         """Sum what ranks have counted that train apart. Collective."""
-        if self._update.rounds is not None:
+        if self.ranks_train_apart:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             sums = rank_state.sum_values(self._config.transport, metrics)
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
-    def end_rounds(self) -> None:
-        """Make the weights of all ranks equal."""
-        self._update.end_rounds()
-
     def broadcast(self, model: keras.Model) -> None:
-        """Give all ranks the values of rank 0."""
-        if self._config.transport.size > 1:
-            self._broadcast(model)
+        """Give all ranks the weights, optimizer state and seeds of rank 0."""
+        transport = self._config.transport
+        if transport.size > 1:
+            self.gather_slots()
+            values = [variable._value for variable in held_in_common(model)]
+            rank_state.broadcast(transport, values)
 
     def release(self) -> None:
         """Make all models ordinary ones again."""
@@ -230,13 +254,13 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
-                stack.callback(model_binding.set_home, model, self._config)
+                stack.callback(set_home, model, self._config)
             for made in self._made_variables:
                 if (variable := made()) is not None:
-                    stack.callback(self._release_variable, variable)
+                    stack.callback(self.update.restore, variable)
             for model in reversed(models):
                 stack.callback(self.release_model, model)
-            stack.callback(self._update.release)
+            stack.callback(self.update.release)
 
     def _forget(self) -> None:
         self._models.clear()
@@ -252,14 +276,11 @@ class Adoption:
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.trainers(model):
-                stack.callback(model_binding.unbind, trainer)
+                stack.callback(unbind_trainer, trainer)
             for optimizer in state.optimizers:
-                stack.callback(self._update.release_optimizer, optimizer)
+                stack.callback(self.update.release_optimizer, optimizer)
             for variable in state.everything():
-                stack.callback(self._release_variable, variable)
-
-    def _release_variable(self, variable: keras.Variable) -> None:
-        self._update.restore(variable)
+                stack.callback(self.update.restore, variable)
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:
@@ -275,3 +296,142 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
         for name in ("optimizer", "_compile_metrics", "_compile_loss")
     ]
     return tuple((id(part), getattr(part, "built", None)) for part in parts)
+
+
+def bind_trainer(trainer: keras.Model, config: TowerConfig) -> None:
+    """Bind a model to a strategy, so that its methods run in the scope."""
+    if home_of(trainer) is not config.strategy:
+        trainer._distribute_strategy = config.strategy
+        drop_functions(trainer)
+        enter_scope_in_methods(trainer, config)
+
+
+def enter_scope_in_methods(trainer: keras.Model, config: TowerConfig) -> None:
+    """Make a model of a strategy behave in its scope and outside."""
+    run_in_scope(trainer, config)
+    vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
+
+
+def _resolve_auto(trainer: keras.Model) -> bool:
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy."""
+    # Under one XLA could not compile a whole step; here it need not.
+    with patches.shadowed(trainer, {"_distribute_strategy": None}):
+        return getattr(type(trainer), _RESOLVE)(trainer)
+
+
+def run_in_scope(
+    trainer: keras.Model,
+    config: TowerConfig,
+    methods: Sequence[str] = METHODS,
+) -> None:
+    """Make a model's methods enter the strategy's scope by themselves."""
+    for name in methods:
+        # Bypasses Keras's __setattr__, which tracks attributes.
+        vars(trainer)[name] = functools.partial(
+            _in_scope, config, name, trainer
+        )
+
+
+@compat.filter_traceback
+def _in_scope(
+    config: TowerConfig,
+    name: str,
+    model: keras.Model,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    method = getattr(type(model), name)
+    inside = tf.distribute.has_strategy()
+    if inside and in_force() is not config.strategy:
+        release_from_home(model)
+    if inside and home_of(model) is None:
+        # The block of any strategy may train an ordinary model.
+        return method(model, *args, **kwargs)
+    if home_of(model) is None:
+        _at_home.add(model)
+    with config.strategy.scope():
+        if not inside and name in TRAINING:
+            _announce_home(config, name, model)
+        return method(model, *args, **kwargs)
+
+
+def _announce_home(config: TowerConfig, name: str, model: keras.Model) -> None:
+    if config.peers.rank == 0 and model not in _announced:
+        _announced.add(model)
+        announce(
+            f"{name} of model {model.name!r} runs on the strategy under which "
+            f"it was made or compiled: {config.strategy!r}"
+        )
+
+
+def set_home(trainer: keras.Model, config: TowerConfig) -> None:
+    """Make a model train on these towers outside of any block, too."""
+    _homes[trainer] = config
+    if home_of(trainer) is None:
+        run_in_scope(trainer, config, TRAINING)
+
+
+def release_from_home(trainer: keras.Model) -> None:
+    """Make a model ordinary again that was placed outside of any block."""
+    owner = owner_of(trainer)
+    if owner is not None and trainer in _at_home:
+        owner._components.adoption.release_model(trainer)
+
+
+def unbind_trainer(trainer: keras.Model) -> None:
+    """Unbind a model from its strategy; its training may have a home."""
+    trainer._distribute_strategy = None
+    _at_home.discard(trainer)
+    drop_functions(trainer)
+    vars(trainer).pop("_eval_epoch_iterator", None)
+    for name in (*METHODS, *_OF_CALLS, _RESOLVE):
+        vars(trainer).pop(name, None)
+    if trainer in _homes:
+        run_in_scope(trainer, _homes[trainer], TRAINING)
+
+
+def has_keras_step(trainer: keras.Model) -> bool:
+    """Whether ``train_step`` is Keras's own, which uses the optimizer once."""
+    own = compat.TensorFlowTrainer.train_step
+    return getattr(trainer.train_step, "__func__", None) is own
+
+
+def drop_functions(trainer: keras.Model) -> None:
+    """Drop the traced train, test and predict functions."""
+    trainer.train_function = None
+    trainer.test_function = None
+    trainer.predict_function = None
+
+
+def renew_functions(trainer: keras.Model) -> None:
+    """Recreate existing traced functions, for a ``fit`` that is running."""
+    for kind in ("train", "test", "predict"):
+        if getattr(trainer, f"{kind}_function") is not None:
+            getattr(trainer, f"make_{kind}_function")(force=True)
+
+
+@contextlib.contextmanager
+def without_xla(trainer: keras.Model) -> Iterator[None]:
+    """Make a model's functions without XLA, which cannot span devices."""
+    wanted = trainer._jit_compile
+    trainer._jit_compile = False
+    try:
+        yield
+    finally:
+        trainer._jit_compile = wanted
+
+
+def log_without_xla(
+    trainer: keras.Model, training: bool, why: str, for_now: bool = False
+) -> None:
+    """Log that XLA compiles none of a model's steps of a kind; once.
+
+    It is a warning where the user has asked for XLA: where Keras would not turn
+    it on by itself.
+    """
+    kind = "training" if training else "evaluation"
+    line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
+    if first_time(line):
+        by_user = not trainer._resolve_auto_jit_compile()
+        level = logging.WARNING if by_user and not for_now else logging.INFO
+        logger.log(level, "%s", line)

@@ -82,14 +82,14 @@ def _unique(
     variables: Iterable[Any], but: Iterable[keras.Variable] = ()
 ) -> list[keras.Variable]:
     seen = {id(variable) for variable in but}
-    found = []
+    unique = []
     for variable in variables:
         if not isinstance(variable, keras.Variable) or id(variable) in seen:
             continue
         seen.add(id(variable))
         if variable._value is not None:
-            found.append(variable)
-    return found
+            unique.append(variable)
+    return unique
 
 
 def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
@@ -107,13 +107,13 @@ def _metrics(model: keras.Model, layers: list[Any]) -> Iterator[Any]:
 
 
 def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
-    found: list[keras.optimizers.Optimizer] = []
+    optimizers: list[keras.optimizers.Optimizer] = []
 
     def visit(value: Any) -> None:
         if isinstance(value, compat.BaseOptimizer):
             for part in optimizers_in(value):
-                if not any(part is known for known in found):
-                    found.append(part)
+                if not any(part is other for other in optimizers):
+                    optimizers.append(part)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 visit(item)
@@ -125,22 +125,18 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
         for name, value in list(vars(layer).items()):
             if name not in _NOT_USER_STATE:
                 visit(value)
-    return found
+    return optimizers
 
 
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Iterator[tuple[keras.Variable, Any]]:
-    """Find the slot variables of a built optimizer."""
-    # Names are not unique, and Adafactor gives its slots others.
+    """Find the slots of a built optimizer, each with its weight."""
+    # Of others, that are in no list with an entry for each weight, nobody knows
+    # whose they are.
     by_place = _by_place(optimizer)
-    by_prefix = {
-        _prefix(weight): weight for weight in optimizer._trainable_variables
-    }
     for slot in optimizer.variables:
         weight = by_place.get(id(slot))
-        if weight is None:
-            weight = _by_name(slot.name, by_prefix)
         if weight is not None:
             yield slot, weight
 
@@ -206,16 +202,3 @@ def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
         for slot, weight in zip(slots, weights, strict=True)
         if slot is not None
     }
-
-
-def _by_name(name: str, by_prefix: dict[str, Any]) -> Any:
-    """The weight of a slot that is named "<weight path>_<role>", or None."""
-    while name not in by_prefix and "_" in name:
-        name = name.rpartition("_")[0]
-    return by_prefix.get(name)
-
-
-def _prefix(weight: Any) -> str:
-    if isinstance(weight, keras.Variable):
-        return weight.path.replace("/", "_")
-    return weight.name.replace("/", "_").replace(":", "_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,11 +21,11 @@ _SHOWN = 5
 
 def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
     """Check that all ranks have the same variable names, shapes and dtypes."""
-    mine = [
+    described = [
         (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
         for v in variables
     ]
-    lists = check.gather(peers, mine, "compares the variables")
+    lists = check.gather(peers, described, "compares the variables")
     for rank, other in enumerate(lists):
         missing, extra = [], []
         for first, second in itertools.zip_longest(lists[0], other):
@@ -75,7 +75,7 @@ def find_written(
     transport: Transport,
     variables: Sequence[keras.Variable],
     names: Mapping[keras.Variable, str],
-    may_differ: Callable[[keras.Variable], bool],
+    may_differ: bool,
 ) -> tuple[dict[int, list[keras.Variable]], str]:
     """Find out whose values of variables all ranks have to take over.
 
@@ -89,19 +89,25 @@ def find_written(
         The variables by the first rank that has written them, and, where others
         have written other values, which and who they were.
     """
-    mine = {
+    written_here = {
         str(place): (_digest(variable), names[variable])
         for place, variable in enumerate(variables)
         if variable in names
     }
-    ranks = check.gather(transport, mine, "takes over what callbacks wrote")
+    ranks = check.gather(
+        transport, written_here, "takes over what callbacks wrote"
+    )
     roots: dict[int, list[keras.Variable]] = {}
     differing = ""
     for place in dict.fromkeys(itertools.chain(*ranks)):
-        by_rank = {r: one[place] for r, one in enumerate(ranks) if place in one}
+        by_rank = {
+            r: written[place]
+            for r, written in enumerate(ranks)
+            if place in written
+        }
         differ = len({digest for digest, _ in by_rank.values()}) > 1
         variable = variables[int(place)]
-        if len(by_rank) == len(ranks) and (may_differ(variable) or not differ):
+        if len(by_rank) == len(ranks) and (may_differ or not differ):
             continue
         roots.setdefault(min(by_rank), []).append(variable)
         if differ:

@@ -1,21 +1,16 @@
 """What operations make of rows and of parts of sums, by families."""
 
 from keras_towers.partition.rules import (  # noqa: F401
-    addresses,
+    batched,
     control_flow,
     draws,
     elementwise,
-    images,
+    indexing,
     lists,
-    loops,
-    moves,
-    picks,
+    means,
     places,
-    products,
     ragged,
     reductions,
-    segments,
     shapes,
     slices,
-    sparse,
 )

@@ -1,14 +1,16 @@
-"""Calls of functions, and branches."""
+"""Calls of functions, branches, and loops whose rounds each tower does."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, attribute
+from keras_towers.partition.builder import Builder, NeedsExchange, attribute
 from keras_towers.partition.called_functions import (
     Draft,
     called,
@@ -18,17 +20,21 @@ from keras_towers.partition.called_functions import (
     inside,
     joined,
     laid_out,
+    looped,
+    source,
     with_parts_or_sums,
 )
-from keras_towers.partition.conversions import SIZE, local_shape
+from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import REPLICATED, Value
-from keras_towers.partition.node import Node
-from keras_towers.partition.own_mean import is_own_mean
+from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.registry import rule
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node, rule
+from keras_towers.partition.rules.loops_over_rows import over_rows
+from keras_towers.partition.rules.means import laid_out_own_mean
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", always=True)
+@rule("PartitionedCall", "StatefulPartitionedCall")
 def _called(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
@@ -37,31 +43,14 @@ def _called(
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
     if graph is None:
         return None
-    if is_own_mean(graph):
-        found = _own_mean(partition, *inputs)
-        if found is not None:
-            return [found]
+    means = laid_out_own_mean(partition, graph, inputs)
+    if means is not None:
+        return [means]
     # Gradients may have added outputs to the graph since it was called.
     return partition.call(graph, inputs)[: node.num_outputs]
 
 
-def _own_mean(partition: Partitioner, x: Value) -> Value | None:
-    """The mean of a tower's rows for each; None: it has not some of all."""
-    layout, rows = x.sharded, x.local
-    if layout is None or rows is None or layout.axis or layout.blocks > 1:
-        return None
-    build, rank = partition.builder, rows.shape.rank
-    size = rows.shape if rank is None else (1, *rows.shape[1:])
-    mean = build.op(
-        "Mean", [rows, build.constant([0], SIZE)], size, keep_dims=True
-    )
-    shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
-    # Where there are no rows, none of them has the mean of nothing.
-    own = build.op("BroadcastTo", [mean, shape], rows.shape)
-    return Value(layout, own, shape=x.shape)
-
-
-@rule("If", "StatelessIf", "Case", "StatelessCase", always=True)
+@rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
 ) -> list[Value] | None:
@@ -79,7 +68,7 @@ def _branched(
     return with_parts_or_sums(
         partition,
         inputs,
-        functools.partial(_laid_out, partition, node, graphs, chosen),
+        functools.partial(_lay_out_branches, partition, node, graphs, chosen),
     )
 
 
@@ -89,7 +78,7 @@ def _names(node: Node) -> list[str]:
     return [node.attr(f"{name}_branch").name for name in ("else", "then")]
 
 
-def _laid_out(
+def _lay_out_branches(
     partition: Partitioner,
     node: Node,
     graphs: Sequence[Any],
@@ -101,14 +90,16 @@ def _laid_out(
     branches = [partition.inside(Builder(meets=False)) for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
-        own = [inside(partition, value) for value in inputs]
-        ends.append(branch.call(graph, own)[: node.num_outputs])
+        values = [inside(partition, value) for value in inputs]
+        ends.append(branch.call(graph, values)[: node.num_outputs])
     results = [
         functools.reduce(joined, values, values[0])
         for values in zip(*ends, strict=True)
     ]
     layouts = [result.layout for result in results]
-    if partition.builder.meets and all(own == REPLICATED for own in layouts):
+    if partition.builder.meets and all(
+        layout == REPLICATED for layout in layouts
+    ):
         # What all towers would do alike is better done once.
         return None
     drafts = []
@@ -133,3 +124,137 @@ def _laid_out(
     for result, tensor in zip(results, found, strict=True):
         result.local = tensor
     return results
+
+
+# ---- loops -------------------------------------------------------------------
+
+# More rounds of the pass change nothing, or a loop cannot be followed.
+_PASSES = 8
+# What lays out a function, its own inputs, and the values of its outputs.
+_Pass: TypeAlias = "tuple[Partitioner, list[Tensor], list[Value]]"
+
+
+@rule("While", "StatelessWhile")
+def _looped(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    divided = not all(value.is_replicated for value in inputs)
+    if partition.builder.meets and not divided:
+        return None
+    body = graph_of(node, node.attr("body").name)
+    condition = graph_of(node, node.attr("cond").name)
+    if body is None or condition is None:
+        return None
+    if len(body.outputs) != len(inputs):
+        return None
+    found = over_rows(partition, node, body, condition, inputs)
+    if found is not None:
+        return found
+    loop = _Loop(partition, node, body, condition)
+    return with_parts_or_sums(partition, inputs, loop.laid_out)
+
+
+class _Loop:
+    """A loop that is laid out.
+
+    Args:
+        partition: has the program around it.
+        node: its operation.
+        body: the graph of a round.
+        condition: the graph of what says whether there is another.
+    """
+
+    def __init__(
+        self, partition: Partitioner, node: Node, body: Any, condition: Any
+    ):
+        self._partition = partition
+        self._node = node
+        self._body = body
+        self._condition = condition
+        # Those that change from one round to the next.
+        self._carried = [
+            index
+            for index, tensor in enumerate(body.outputs)
+            if source(tensor) is not body.inputs[index]
+        ]
+
+    def laid_out(self, inputs: Sequence[Value]) -> list[Value] | None:
+        """Add the loop; return the values of its outputs.
+
+        They are None if all towers would do the same.
+
+        Args:
+            inputs: what it is given.
+
+        Raises:
+            NeedsExchange: if towers would have to meet in it.
+        """
+        partition = self._partition
+        if any(
+            self._body.inputs[i].dtype == tf.resource for i in self._carried
+        ):
+            raise NeedsExchange
+        states, (inner, tensors, ends) = self._settled(inputs)
+        layouts = {index: state.layout for index, state in states.items()}
+        if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
+            return None
+        given = [laid_out(partition, inputs[i], layouts[i]) for i in layouts]
+        outputs = [laid_out(inner, ends[i], layouts[i]) for i in layouts]
+        body = Draft(inner.builder, tensors, outputs)
+        inner, tensors, ends = self._pass(self._condition, inputs, states)
+        goes_on = laid_out(inner, ends[0], REPLICATED)
+        condition = Draft(inner.builder, tensors, [goes_on])
+        found = looped(partition, self._node, given, body, condition)
+        results = list(inputs)
+        for index, tensor in zip(states, found, strict=False):
+            results[index] = dataclasses.replace(states[index], local=tensor)
+        return results
+
+    def _settled(
+        self, inputs: Sequence[Value]
+    ) -> tuple[dict[int, Value], _Pass]:
+        """What is carried, as it is in every round, and the last pass."""
+        states = {i: joined(inputs[i], inputs[i]) for i in self._carried}
+        before = len(self._partition.once)
+        for _ in range(_PASSES):
+            # What is computed once in the last pass counts.
+            del self._partition.once[before:]
+            last = self._pass(self._body, inputs, states)
+            ends = last[2]
+            found = {i: joined(states[i], ends[i]) for i in self._carried}
+            if all(alike(states[i], found[i]) for i in self._carried):
+                return states, last
+            states = found
+        raise NeedsExchange
+
+    def _pass(
+        self, graph: Any, inputs: Sequence[Value], states: dict[int, Value]
+    ) -> _Pass:
+        """Lay out a function."""
+        inner = self._partition.inside(Builder(meets=False))
+        values = [
+            states[index] if index in states else inside(self._partition, value)
+            for index, value in enumerate(inputs)
+        ]
+        tensors = []
+        for index, state in states.items():
+            like = self._body.inputs[index]
+            shape = local_shape(like.shape, state.layout)
+            tensors.append(Tensor(like.dtype, shape, on_towers=True))
+            values[index] = _of_round(state, tensors[-1], like.shape)
+        return inner, tensors, inner.call(graph, values)
+
+
+def _of_round(state: Value, tensor: Tensor, shape: tf.TensorShape) -> Value:
+    """What is carried, as a round finds it."""
+    sizes = state.shape
+    if shape.rank is not None:
+        sizes = tuple(
+            static if size is None else size
+            for size, static in zip(
+                sizes or (None,) * shape.rank, shape, strict=True
+            )
+        )
+    if state.layout == REPLICATED:
+        return dataclasses.replace(state, whole=tensor, shape=sizes)
+    return dataclasses.replace(state, local=tensor, shape=sizes)

@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from keras_towers.partition.conversions import SIZE, local_shape, static
 from keras_towers.partition.layouts import Sharded, Value
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import rule, shape_of
+from keras_towers.partition.registry import Node, rule, shape_of
 from keras_towers.partition.rules.shapes import rows_of_sizes, target_sizes
 from keras_towers.partition.sizes import Size
 
@@ -53,7 +52,7 @@ _RESERVED = 256
 _LEAST = 1e-7
 
 
-@rule(*_DRAWS, always=True)
+@rule(*_DRAWS)
 def _drawn(
     partition: Partitioner,
     node: Node,
@@ -64,13 +63,13 @@ def _drawn(
     *limits: Value,
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
-    layout = None if sizes is None else rows_of_sizes(partition, sizes)
+    layout = rows_of_sizes(partition, sizes)
     if sizes is None or layout is None or layout.axis:
         return None
     known = algorithm.known
     if known is None or known.flat[0] not in _PHILOX:
         return None
-    build, dtype = partition.builder, node.output_dtype(0)
+    build, dtype = partition.builder, node.output_dtype()
     rest: Any = math.prod(size or 0 for size in sizes[1:]) * layout.rows
     each = partition.size(rest)
     if each is None or None in sizes:
@@ -247,9 +246,9 @@ def _of_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
 
 def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    build, own = partition.builder, partition.local(counter)
-    more = partition.vector([steps, build.constant(0, SIZE)], own.dtype)
-    return build.op("AddV2", [own, more], own.shape)
+    build, start = partition.builder, partition.local(counter)
+    more = partition.vector([steps, build.constant(0, SIZE)], start.dtype)
+    return build.op("AddV2", [start, more], start.shape)
 
 
 @shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)

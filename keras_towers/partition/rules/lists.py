@@ -30,12 +30,11 @@ from keras_towers.partition.list_elements import (
     fits,
     joined_elements,
     one_more,
-    own_sizes,
+    shape_on_tower,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import AXES, rule
+from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.sizes import UNKNOWN
 
 # What operations take and return: a list, an element of one, several along a
@@ -64,55 +63,52 @@ _ROLES = {
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-@rule(*_ROLES, always=True, of_lists=True)
+def _roles(node: Node, inputs: Sequence[Value]) -> tuple[Any, Any] | None:
+    """The roles of inputs and outputs; None: an optional of several tensors."""
+    takes, gives = (roles.split() for roles in _ROLES[node.type])
+    is_right = (len(takes), len(gives)) == (len(inputs), node.num_outputs)
+    return (takes, gives) if is_right else None
+
+
+@rule(*_ROLES)
 def _list(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    takes, gives = (roles.split() for roles in _ROLES[node.type])
-    if len(takes) != len(inputs) or len(gives) != node.num_outputs:
-        # An optional value of several tensors.
+    roles = _roles(node, inputs)
+    if roles is None or not partition.lists:
         return None
-    if all(value.is_replicated for value in inputs):
-        found = partition.computed_once(node, inputs)
-    else:
-        try:
-            found = _divided(partition, node, takes, gives, inputs)
-        except NeedsExchange:
-            return None
-    _note(node, inputs, found)
-    return found
+    return _divided(partition, node, *roles, inputs)
 
 
-@rule("AddN", "ZerosLike", always=True)
+@rule("AddN", "ZerosLike")
 def _added(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
-    if node.output_dtype(0) != tf.variant:
-        factors = AXES[node.type](node, *values)
-        if factors is None:
-            return None
-        return partition.divided(node, values, factors)
-    if all(value.is_replicated for value in values):
-        found = partition.computed_once(node, values)
-    else:
-        takes = ["list"] * len(values)
-        try:
-            found = _divided(partition, node, takes, ["list"], values)
-        except NeedsExchange:
-            return None
-    every = [value.element for value in values]
-    elements = functools.reduce(joined_elements, every)
-    if elements is not None:
-        item = elements.item
-        # What is set in one of them is set in their sum.
-        elements = dataclasses.replace(
-            elements,
-            item=item and dataclasses.replace(item, known=None),
-            is_full=any(own is not None and own.is_full for own in every),
-            are_places=item is None,
-        )
-    found[0].element = elements
-    return found
+    if node.output_dtype() != tf.variant:
+        return None
+    takes = ["list"] * len(values)
+    return _divided(partition, node, takes, ["list"], values)
+
+
+@notes("AddN", "ZerosLike")
+def _note_added(
+    partition: Partitioner,
+    node: Node,
+    values: Sequence[Value],
+    outputs: Sequence[Value],
+) -> None:
+    lists = [value.element for value in values]
+    elements = functools.reduce(joined_elements, lists)
+    if elements is None:
+        return
+    item = elements.item
+    # What is set in one of them is set in their sum.
+    outputs[0].element = dataclasses.replace(
+        elements,
+        item=item and dataclasses.replace(item, known=None),
+        is_full=any(known is not None and known.is_full for known in lists),
+        are_places=item is None,
+    )
 
 
 # ---- on towers ---------------------------------------------------------------
@@ -124,8 +120,8 @@ def _divided(
     takes: Sequence[str],
     gives: Sequence[str],
     inputs: Sequence[Value],
-) -> list[Value]:
-    """Have each tower do an operation.
+) -> list[Value] | None:
+    """Have each tower do an operation; None: towers cannot.
 
     Args:
         partition: makes the operations.
@@ -133,14 +129,26 @@ def _divided(
         takes: the roles of its inputs.
         gives: the roles of its outputs.
         inputs: its inputs.
-
-    Raises:
-        NeedsExchange: if towers cannot.
     """
+    if all(value.is_replicated for value in inputs):
+        return None
+    try:
+        return _on_towers(partition, node, takes, gives, inputs)
+    except NeedsExchange:
+        return None
+
+
+def _on_towers(
+    partition: Partitioner,
+    node: Node,
+    takes: Sequence[str],
+    gives: Sequence[str],
+    inputs: Sequence[Value],
+) -> list[Value]:
     element = _element(takes, inputs)
     elements = inputs[0].element
     if node.type == "TensorListElementShape":
-        return [_told(partition, node, elements)]
+        return [_element_shape(partition, node, elements)]
     if node.type == "TensorListLength" and are_rows(element):
         size = partition.size(elements and elements.length)
         if size is None:
@@ -156,28 +164,23 @@ def _divided(
     given = []
     for role, value in zip(takes, inputs, strict=True):
         if role == "shape":
-            own = _own_shape(partition, node, value, element, elements)
+            tensor = _shape_given(partition, node, value, element, elements)
         else:
-            own = laid_out(partition, value, _layout(role, element))
-        given.append(own)
+            tensor = laid_out(partition, value, _layout(role, element))
+        given.append(tensor)
     layouts = [_layout(role, element) for role in gives]
-    shapes = [
-        local_shape(shape, layout)
-        for shape, layout in zip(node.shapes, layouts, strict=True)
-    ]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
         attributes["num_elements"] = attribute(-1)
     if node.type == "OptionalGetValue":
-        protos = [shape.as_proto() for shape in shapes]
+        pairs = zip(node.shapes, layouts, strict=True)
+        protos = [
+            local_shape(shape, layout).as_proto() for shape, layout in pairs
+        ]
         attributes["output_shapes"] = AttrValue(
             list=AttrValue.ListValue(shape=protos)
         )
-    found = partition.builder.copy(node.operation, given, shapes, attributes)
-    return [
-        Value(layout, local)
-        for layout, local in zip(layouts, found, strict=True)
-    ]
+    return partition.on_towers(node, given, *layouts, attributes=attributes)
 
 
 def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
@@ -206,7 +209,7 @@ def _layout(role: str, element: Any) -> Any:
     return element if role == "item" else REPLICATED
 
 
-def _own_shape(
+def _shape_given(
     partition: Partitioner,
     node: Node,
     shape: Value,
@@ -229,9 +232,9 @@ def _own_shape(
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
         known = None if elements is None else elements.shape
-        found = own_sizes(partition, known)
+        found = shape_on_tower(partition, known)
         if found is None and sizes is not None and -1 not in sizes:
-            found = own_sizes(partition, sizes)
+            found = shape_on_tower(partition, sizes)
         if found is not None:
             return found
         raise NeedsExchange
@@ -245,8 +248,8 @@ def _own_shape(
     is_full = elements is not None and elements.is_full
     if not fits(size, layout) and not (size is UNKNOWN and is_full):
         raise NeedsExchange
-    own = [None if size is UNKNOWN else size for size in sizes]
-    return partition.local_target(shape, own, layout)
+    entries = [None if size is UNKNOWN else size for size in sizes]
+    return partition.local_target(shape, entries, layout)
 
 
 def _entries(shape: Value) -> list[Any] | None:
@@ -261,25 +264,33 @@ def _entries(shape: Value) -> list[Any] | None:
     return [UNKNOWN] * sizes[0]
 
 
-def _told(
+def _element_shape(
     partition: Partitioner, node: Node, elements: Elements | None
 ) -> Value:
-    """The shape that the list of one device was told elements have."""
-    if elements is None or elements.told is None:
+    """The shape that the list of one device was declared to hold."""
+    if elements is None or elements.declared is None:
         raise NeedsExchange
-    whole = own_sizes(partition, list(np.ravel(elements.told)))
+    whole = shape_on_tower(partition, list(np.ravel(elements.declared)))
     if whole is None:
         raise NeedsExchange
-    if not np.ndim(elements.told):
+    if not np.ndim(elements.declared):
         whole = partition.entry(whole, 0)
-    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype(0)))
+    return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype()))
 
 
 # ---- what is known -----------------------------------------------------------
 
 
-def _note(node: Node, inputs: Sequence[Value], outputs: list[Value]) -> None:
+@notes(*_ROLES)
+def _note(
+    partition: Partitioner,
+    node: Node,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+) -> None:
     """Note what is known of lists, and of what is taken out of them."""
+    if _roles(node, inputs) is None:
+        return
     kind = node.type.removeprefix("TensorList")
     first = outputs[0]
     if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):
@@ -320,8 +331,8 @@ def _note(node: Node, inputs: Sequence[Value], outputs: list[Value]) -> None:
         first.shape = (None, *elements.shape[1:])
     elif kind == "Length" and length is not None:
         first.known = np.asarray(length, object)
-    elif kind == "ElementShape" and elements.told is not None:
-        first.known = np.asarray(elements.told, object)
+    elif kind == "ElementShape" and elements.declared is not None:
+        first.known = np.asarray(elements.declared, object)
 
 
 def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
@@ -329,17 +340,17 @@ def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
     dtype = node.attr("element_dtype")
     at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)
     known = inputs[at].known
-    told = None if known is None else known.tolist()
+    declared = None if known is None else known.tolist()
     if not at:
         length = _number(inputs[1]) if kind == "Reserve" else 0
-        return Elements(dtype, told, length, is_full=length == 0)
+        return Elements(dtype, declared, length, is_full=length == 0)
     shape = inputs[0].shape
     if not shape:
         return None
     item = Value(REPLICATED, shape=tuple(shape[1:]))
     is_full = kind == "FromTensor"
     length = shape[0] if is_full else None
-    return Elements(dtype, told, length, item, is_full, are_places=False)
+    return Elements(dtype, declared, length, item, is_full, are_places=False)
 
 
 def _number(value: Value) -> Any:
@@ -375,14 +386,18 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
     if sizes is None or elements.is_full:
         return sizes
     # Those that were not set are as large as the list, or this, says.
-    told = [_each(e, len(sizes)) for e in (elements.told, shape.known)]
+    declared = [
+        _sizes_in(e, len(sizes)) for e in (elements.declared, shape.known)
+    ]
     return tuple(
-        size if all(t is not UNKNOWN and t in (-1, size) for t in own) else None
-        for size, *own in zip(sizes, *told, strict=True)
+        size
+        if all(t is not UNKNOWN and t in (-1, size) for t in said)
+        else None
+        for size, *said in zip(sizes, *declared, strict=True)
     )
 
 
-def _each(entries: Any, rank: int) -> list[Any]:
+def _sizes_in(entries: Any, rank: int) -> list[Any]:
     """The sizes that a shape gives, -1 for any."""
     if entries is None:
         return [UNKNOWN] * rank

@@ -29,12 +29,12 @@ from keras_towers.partition.list_elements import (
     alike,
     are_rows,
     in_common,
+    list_on_tower,
     one_more,
-    own_list,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, symbol
 
 _ADDS = ("Add", "AddV2", "AddN")
@@ -185,7 +185,7 @@ class _Loop:
             if is_number or dtype.is_complex:
                 found = partition.partial(value)
         elif value.element and value.element.length == self._unit.size:
-            found = own_list(partition, value, self._layout)
+            found = list_on_tower(partition, value, self._layout)
         if found is None:
             raise NeedsExchange
         return found
@@ -299,7 +299,7 @@ class _Loop:
         assert elements is not None
         if use == "popped":
             # Nothing is left, as on one device.
-            empty = Elements(elements.dtype, elements.told, 0)
+            empty = Elements(elements.dtype, elements.declared, 0)
             return Value(REPLICATED, local, shape=(), element=empty)
         # Every round has set its own.
         elements = dataclasses.replace(
@@ -399,8 +399,8 @@ class _Round(Partitioner):
     def _zeros(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
         """A list of as many elements as there are rows."""
         count = self.cast(self._row.count, tf.int32)
-        own = Value(REPLICATED, whole=count, shape=())
-        outputs = super()._outputs(node, [inputs[0], own])
+        length = Value(REPLICATED, whole=count, shape=())
+        outputs = super()._outputs(node, [inputs[0], length])
         elements = outputs[0].element
         outputs[0].element = elements and dataclasses.replace(
             elements, length=self._row.size
@@ -422,13 +422,13 @@ class _Round(Partitioner):
             raise NeedsExchange
         number = self.local(place)
         start = self.cast(self._row.start, number.dtype)
-        own = self.builder.op("Sub", [number, start], ())
-        return Value(REPLICATED, whole=own, shape=())
+        index = self.builder.op("Sub", [number, start], ())
+        return Value(REPLICATED, whole=index, shape=())
 
 
 def _is(known: Any, number: Any) -> bool:
     """Whether a number is known, and it is this."""
     if known is None or np.shape(known):
         return False
-    own = known[()]
-    return isinstance(own, (int, Size)) and bool(own == number)
+    entry = known[()]
+    return isinstance(entry, (int, Size)) and bool(entry == number)

@@ -14,10 +14,9 @@ from typing import Any
 from keras_towers.partition.builder import NeedsExchange
 from keras_towers.partition.conversions import SIZE, static
 from keras_towers.partition.layouts import Below, Places, Sharded, Value, Values
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import numbers_of, rule
+from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.rules.reductions import numbers
 from keras_towers.partition.slice_spans import Span, spans
 
@@ -52,9 +51,11 @@ def _where(
         return None
     if layout.axis or layout.blocks != 1:
         return None
-    (own,) = partition.builder.copy(node.operation, [local])
-    unit = partition.found_unit(source(local), first_size(partition, own))
-    return [indices_of(partition, own, Sharded(0, unit), layout, len(shape))]
+    (indices,) = partition.builder.copy(node.operation, [local])
+    unit = partition.found_unit(source(local), partition.length(indices))
+    return [
+        indices_of(partition, indices, Sharded(0, unit), layout, len(shape))
+    ]
 
 
 def indices_of(
@@ -77,7 +78,7 @@ def indices_of(
     return Value(rows, numbers, shape=(rows.size, rank), numbers=places)
 
 
-@numbers_of("Range")
+@notes("Range")
 def _range(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
@@ -93,9 +94,9 @@ def _range(
         return
     count = partition.times(rows.rows, rows.unit.count)
     ends = build.constant(0, dtype), partition.cast(count, dtype)
-    own = build.op("Range", [*ends, build.constant(step, dtype)], (None,))
+    numbers = build.op("Range", [*ends, build.constant(step, dtype)], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
-    outputs[0].numbers = Places(own, layout, rows.unit, rows.rows, step)
+    outputs[0].numbers = Places(numbers, layout, rows.unit, rows.rows, step)
     outputs[0].shape = (layout.size,)
 
 
@@ -110,25 +111,23 @@ def _parted(
     rows = partition.rows(values, layout)
     if rows is None or parts.local is None or values.shape is None:
         return None
-    behind = values.shape[rank:]
+    shape = static((None, *values.shape[rank:]))
     found = partition.builder.copy(
-        node.operation,
-        [rows, parts.local],
-        [static((None, *behind))] * node.num_outputs,
+        node.operation, [rows, parts.local], [shape] * node.num_outputs
     )
     results = []
     for index, local in enumerate(found):
         key = source(parts.local), index
-        unit = partition.found_unit(key, first_size(partition, local))
-        shape = (unit.size, *behind)
-        results.append(Value(Sharded(0, unit), local, shape=shape))
+        unit = partition.found_unit(key, partition.length(local))
+        sizes = (unit.size, *values.shape[rank:])
+        results.append(Value(Sharded(0, unit), local, shape=sizes))
     return results
 
 
 # ---- integers that are known to be below a limit -----------------------------
 
 
-@numbers_of("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
+@notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
 def _limited(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
@@ -153,7 +152,7 @@ def _is_below(value: Value, limit: int) -> bool:
 # ---- what is made of them ----------------------------------------------------
 
 
-@numbers_of(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
+@notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
 def _made_of_numbers(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
@@ -167,12 +166,12 @@ def _made_of_numbers(
         if not isinstance(before, Places) or changes is None:
             continue
         given = list(inputs)
-        given[at] = Value(before.layout, before.own, shape=value.shape)
+        given[at] = Value(before.layout, before.local, shape=value.shape)
         found = _without_exchange(partition, node, given) or ()
-        for own, output in zip(found, outputs, strict=False):
-            if own.sharded is not None and own.local is not None:
+        for moved, output in zip(found, outputs, strict=False):
+            if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
-                    before, own=own.local, layout=own.sharded, **changes
+                    before, local=moved.local, layout=moved.sharded, **changes
                 )
         return
 
@@ -221,14 +220,16 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
 
 
 def _takes_first_column(node: Node, inputs: Values) -> bool:
-    shape = inputs[0].shape or ()
-    taken = spans(node, shape, *[value.known for value in inputs[1:]]) or []
+    shape, ends = inputs[0].shape or (), [v.known for v in inputs[1:]]
+    if any(end is None for end in ends):
+        return False
+    taken = spans(node, shape, *ends)
     return taken[-1:] == [Span(len(shape) - 1, 0, 1, dropped=True)]
 
 
 def _becomes_column(node: Node, inputs: Values) -> bool:
     """Whether tensors become columns, and the first of them is one."""
-    rank, is_pack = node.output_rank() or 0, node.type == "Pack"
+    rank, is_pack = node.shapes[0].rank or 0, node.type == "Pack"
     axes = [node.attr("axis")] if is_pack else numbers(inputs[-1])
     if not axes or rank < 2 or axes[0] % rank != rank - 1:
         return False
@@ -256,13 +257,6 @@ def _computed(
 
 
 # ---- tensors of a tower ------------------------------------------------------
-
-
-def first_size(partition: Partitioner, tensor: Tensor) -> Tensor:
-    """Return how many rows a tower's tensor has."""
-    build = partition.builder
-    shape = build.op("Shape", [tensor], is_repeated=True, out_type=SIZE)
-    return partition.entry(shape, 0)
 
 
 def source(tensor: Tensor) -> Tensor:

@@ -10,84 +10,62 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.conversions import SIZE
 from keras_towers.partition.layouts import (
-    REPLICATED,
-    RowSplits,
     Sharded,
     Splits,
     Value,
     Values,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import by_places, numbers_of
-from keras_towers.partition.rules.places import first_size, source
+from keras_towers.partition.registry import Node, notes, rule
+from keras_towers.partition.rules.places import source
 from keras_towers.partition.rules.reductions import numbers
-from keras_towers.partition.sizes import ONE_MORE, Size, name_of
-from keras_towers.partition.slice_spans import index_of
 
 
-def splits(partition: Partitioner, own: Tensor, layout: RowSplits) -> Value:
-    """Return the splits of ragged rows that a program is given."""
-    build, dtype = partition.builder, own.dtype
-    last = build.op("Max", [own, build.constant([0], "int32")], ())
-    unit = partition.found_unit(layout.unit, partition.cast(last, SIZE))
-    begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
-    ends = build.op("Slice", [own, begin, all_], (None,))
-    start = partition.cast(unit.start, dtype)
-    ends = build.op("AddV2", [ends, start], (None,))
-    every = build.exchange("gather", ends, 0, partition.unit.size)
-    zero, along = build.constant([0], dtype), build.constant(0, "int32")
-    whole = build.op("ConcatV2", [zero, every, along], (None,))
-    one = build.constant(1, SIZE)
-    partition.sizes[name_of(ONE_MORE)] = build.op(
-        "AddV2", [partition.unit.total, one], ()
-    )
-    examples, numbers = partition.unit.size, Splits(own, unit)
-    size = ONE_MORE if isinstance(examples, Size) else examples + 1
-    return Value(REPLICATED, whole=whole, shape=(size,), numbers=numbers)
-
-
-@numbers_of("StridedSlice")
+@notes("StridedSlice")
 def _part(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All but the first, or all but the last."""
     given, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
-    if not isinstance(given, Splits) or None in ends or given.part != "both":
+    if not isinstance(given, Splits) or given.part != "both":
         return
-    index = index_of(node, *ends)
-    if index == (slice(1, None, 1),):
+    masks = node.attr("begin_mask"), node.attr("end_mask")
+    if masks == (0, 1) and (ends[0], ends[2]) == ([1], [1]):
         part = "end"
-    elif index == (slice(None, -1, 1),):
+    elif masks == (1, 0) and ends[1:] == [[-1], [1]]:
         part = "begin"
     else:
         return
-    locals_ = [partition.local(value) for value in inputs[1:]]
-    (own,) = partition.builder.copy(node.operation, [given.own, *locals_])
-    outputs[0].numbers = Splits(own, given.unit, part)
+    local_ends = [partition.local(value) for value in inputs[1:]]
+    (local,) = partition.builder.copy(
+        node.operation, [given.local, *local_ends]
+    )
+    outputs[0].numbers = Splits(local, given.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
 
-@by_places("Sub")
+@rule("Sub")
 def _lengths(
     partition: Partitioner, node: Node, ends: Value, begins: Value
 ) -> list[Value] | None:
-    one, two = ends.numbers, begins.numbers
-    if not isinstance(one, Splits) or not isinstance(two, Splits):
+    last, first = ends.numbers, begins.numbers
+    if not isinstance(last, Splits) or not isinstance(first, Splits):
         return None
-    if (one.part, two.part) != ("end", "begin") or one.unit is not two.unit:
+    if (last.part, first.part) != (
+        "end",
+        "begin",
+    ) or last.unit is not first.unit:
         return None
     layout = Sharded(0, partition.unit)
-    found = partition.computed_by_towers(node, [one.own, two.own], layout)
+    found = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", found[0].local), one.unit)
+    partition.note_unit(("repeated", found[0].local), last.unit)
     return found
 
 
-@by_places("RaggedTensorToTensor")
+@rule("RaggedTensorToTensor")
 def _filled_up(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
@@ -99,12 +77,12 @@ def _filled_up(
     # The number of rows is that of those that are given.
     if sizes is None or len(sizes) < 2 or sizes[0] != -1 or sizes[1] < 0:
         return None
-    own = partition.rows(entries, Sharded(0, found.unit))
-    if own is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
+    rows = partition.rows(entries, Sharded(0, found.unit))
+    if rows is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
     all_have = [partition.local(value) for value in (target, default)]
-    given = [all_have[0], own, all_have[1], found.own]
-    return partition.computed_by_towers(node, given, Sharded(0, partition.unit))
+    given = [all_have[0], rows, all_have[1], found.local]
+    return partition.on_towers(node, given, Sharded(0, partition.unit))
 
 
 # ---- tf.repeat ---------------------------------------------------------------
@@ -121,7 +99,7 @@ _PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
 _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 
-def repeated(partition: Partitioner, node: Node) -> Value | None:
+def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
     """Return what each tower repeats of its own entries, if this does."""
     found = _parts(node)
     if found is None:
@@ -140,14 +118,14 @@ def repeated(partition: Partitioner, node: Node) -> Value | None:
         return None
     at = _entry_of_each(partition, lengths.local)
     key = "repeated", source(lengths.local)
-    unit = partition.found_unit(key, first_size(partition, at))
+    unit = partition.found_unit(key, partition.length(at))
     build, output = partition.builder, Sharded(0, unit)
     along = build.constant(0, tf.int32)
     local = build.op("GatherV2", [rows, at, along], (None,))
     result, places = Value(output, local, shape=(unit.size,)), entries.places
     if places is not None and places.layout == layout:
-        own = build.op("GatherV2", [places.own, at, along], (None,))
-        result.numbers = dataclasses.replace(places, own=own, layout=output)
+        local = build.op("GatherV2", [places.local, at, along], (None,))
+        result.numbers = dataclasses.replace(places, local=local, layout=output)
     return result
 
 
@@ -168,7 +146,7 @@ def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
 def _parts(node: Node) -> dict[str, Any] | None:
     """The tensors of which it is made, by their names; None: it is not."""
     found: dict[str, Any] = {}
-    if node.output_rank() != 1:
+    if node.shapes[0].rank != 1:
         return None
     if not _matches(node.operation, _REPEAT, found):
         return None

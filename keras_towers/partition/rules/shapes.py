@@ -1,15 +1,18 @@
-"""Shapes and sizes, and what makes tensors of a shape."""
+"""Shapes and sizes, and what makes, moves, joins or takes apart axes."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.conversions import SIZE, local_shape, static
-from keras_towers.partition.factors import Factors
+from keras_towers.partition.conversions import SIZE
+from keras_towers.partition.division import divided
+from keras_towers.partition.factors import ONE, Factors, along
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -17,60 +20,51 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
 )
-from keras_towers.partition.node import Node
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import axes, rule, shape_of
+from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.rules.reductions import axes_of, numbers
 from keras_towers.partition.sizes import UNKNOWN, Size
 
 
-@rule("Shape", "ShapeN", "Size", "Rank", always=True)
+@rule("Shape", "ShapeN", "Size", "Rank")
 def _sizes(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
     if any(v.shape is None or isinstance(v.layout, ListOf) for v in values):
         return None
-    results = []
+    build, results = partition.builder, []
     for index, value in enumerate(values):
-        shape = value.shape or ()
-        known = np.empty(len(shape), object)
-        known[:] = [UNKNOWN if size is None else size for size in shape]
-        if node.type == "Size":
-            known = np.asarray(math.prod(known), object)
+        known: Any = [UNKNOWN if s is None else s for s in value.shape or ()]
+        dtype = node.output_dtype(index)
         if node.type == "Rank":
-            known = np.asarray(len(shape), object)
-        whole = _vector(partition, node, value, node.output_dtype(index))
+            whole, known = build.constant(value.rank, dtype), value.rank
+        elif node.type == "Size":
+            one = build.constant(1, SIZE)
+            sizes = _measured(partition, value)
+            product = functools.reduce(partition.product, sizes, one)
+            whole, known = partition.cast(product, dtype), math.prod(known)
+        else:
+            whole = partition.vector(_measured(partition, value), dtype)
+        known = np.array(known, object)
         results.append(Value(REPLICATED, whole=whole, known=known))
     return results
 
 
-def _vector(
-    partition: Partitioner, node: Node, value: Value, dtype: Any
-) -> Tensor:
-    """The sizes of a value on one device, or the number of its entries."""
-    build, shape = partition.builder, value.shape or ()
-    if node.type == "Rank":
-        return build.constant(len(shape), dtype)
+def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
+    """The sizes of a value on one device."""
     entries: list[Tensor] = []
-    measured: Tensor | None = None
-    for axis, size in enumerate(shape):
+    for axis, size in enumerate(value.shape or ()):
         entry = partition.size(size)
         if entry is None:
             # No axis of rows, so that all have as many.
             tensor = value.local if value.whole is None else value.whole
-            if measured is None:
-                assert tensor is not None
-                measured = build.op("Shape", [tensor], out_type=SIZE)
-            entry = partition.entry(measured, axis)
+            assert tensor is not None
+            entry = partition.length(tensor, axis)
             if entry.on_towers:
-                entry = build.exchange("first", entry)
+                entry = partition.builder.exchange("first", entry)
         entries.append(entry)
-    if node.type != "Size":
-        return partition.vector(entries, dtype)
-    product = build.constant(1, SIZE)
-    for entry in entries:
-        product = build.op("Mul", [product, entry], (), is_repeated=True)
-    return partition.cast(product, dtype)
+    return entries
 
 
 def target_sizes(node: Node, target: Value) -> list[Any] | None:
@@ -81,219 +75,171 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
     if target.known is None:
         return list(output)
     return [
-        own if size is UNKNOWN or size == -1 else size
-        for size, own in zip(np.ravel(target.known), output, strict=True)
+        traced if size is UNKNOWN or size == -1 else size
+        for size, traced in zip(np.ravel(target.known), output, strict=True)
     ]
 
 
 def rows_of_sizes(
-    partition: Partitioner,
-    sizes: list[Any],
-    may_be: Sequence[bool] | None = None,
+    partition: Partitioner, sizes: Sequence[Any] | None
 ) -> Sharded | None:
-    """Return where a tensor of some sizes may have rows of a unit.
-
-    Args:
-        partition: the partitioner.
-        sizes: the sizes.
-        may_be: which of the axes may have them; None: any.
-    """
-    every = [partition.rows_along(a, size) for a, size in enumerate(sizes)]
-    if may_be is not None:
-        # The number of channels may be a multiple of that of examples.
-        kept = zip(every, may_be, strict=True)
-        found = [layout for layout, may in kept if may and layout is not None]
-        return next(iter(found), None)
+    """Return where a tensor of some sizes may have rows of a unit."""
+    layouts = [partition.rows_along(a, s) for a, s in enumerate(sizes or ())]
     grown = [
-        axis
-        for axis, size in enumerate(sizes)
-        if isinstance(size, Size) or every[axis] is not None
+        layout
+        for layout, size in zip(layouts, sizes or (), strict=True)
+        if isinstance(size, Size) or layout is not None
     ]
-    return every[grown[0]] if len(grown) == 1 else None
+    return grown[0] if len(grown) == 1 else None
 
 
-@rule("BroadcastTo", always=True)
+@rule("BroadcastTo")
 def _broadcast(
     partition: Partitioner, node: Node, value: Value, target: Value
 ) -> list[Value] | None:
-    sizes, rank = target_sizes(node, target), node.rank(0)
-    if sizes is None or rank is None:
+    sizes = target_sizes(node, target)
+    if sizes is None or value.shape is None:
         return None
-    ahead, layout = len(sizes) - rank, value.sharded
+    ahead, rows = len(sizes) - value.rank, value.local
+    layout = value.sharded
     if layout is not None:
         layout = layout.along(layout.axis + ahead)
         # A single row may be repeated as often as a size says.
         if sizes[layout.axis] != layout.size:
             return None
-        own = value.local
     else:
         layout = rows_of_sizes(partition, sizes)
         if layout is None:
             return None
         axis = layout.axis - ahead
-        repeated = axis < 0 or (value.shape and value.shape[axis] == 1)
-        own = partition.local(value)
-        if not repeated:
-            found = partition.rows(value, layout.along(axis))
-            if found is None:
-                return None
-            own = found
-    assert own is not None
+        if axis < 0 or value.shape[axis] == 1:
+            rows = partition.local(value)
+        else:
+            rows = partition.rows(value, layout.along(axis))
+    if rows is None:
+        return None
     shape = partition.local_target(target, sizes, layout)
-    (local,) = partition.builder.copy(
-        node.operation, [own, shape], [local_shape(static(sizes), layout)]
-    )
-    return [Value(layout, local, shape=tuple(sizes))]
+    return partition.on_towers(node, [rows, shape], layout, shapes=[sizes])
 
 
-@rule("Fill", always=True)
+@rule("Fill")
 def _filled(
     partition: Partitioner, node: Node, target: Value, value: Value
 ) -> list[Value] | None:
     sizes = target_sizes(node, target)
-    layout = None if sizes is None else rows_of_sizes(partition, sizes)
+    layout = rows_of_sizes(partition, sizes)
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
     given = [shape, partition.local(value)]
-    (local,) = partition.builder.copy(
-        node.operation, given, [local_shape(static(sizes), layout)]
-    )
-    return [Value(layout, local, shape=tuple(sizes))]
+    return partition.on_towers(node, given, layout, shapes=[sizes])
 
 
-@shape_of("BroadcastTo", "Reshape")
+@shape_of("BroadcastTo")
 def _of_target(node: Node, value: Value, target: Value) -> Shape | None:
-    sizes = target_sizes(node, target)
-    if sizes is None or node.type == "BroadcastTo":
-        return None if sizes is None else tuple(sizes)
-    return tuple(_completed(value, sizes))
-
-
-@shape_of("Fill")
-def _of_filled(node: Node, target: Value, value: Value) -> Shape | None:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)
 
 
+@shape_of("Fill")
+def _of_filled(node: Node, target: Value, value: Value) -> Shape | None:
+    return _of_target(node, value, target)
+
+
 @shape_of("Range")
-def _of_range(node: Node, start: Value, end: Value, step: Value):
-    ends = [v.known.flat[0] for v in (start, end, step) if v.known is not None]
-    if len(ends) < 3 or ends[0] != 0 or ends[2] != 1 or ends[1] is UNKNOWN:
-        return None
-    return (ends[1],)
+def _of_range(
+    node: Node, start: Value, end: Value, step: Value
+) -> Shape | None:
+    first, last, by = (
+        None if value.known is None else value.known.flat[0]
+        for value in (start, end, step)
+    )
+    is_known = last is not None and last is not UNKNOWN
+    return (last,) if first == 0 and by == 1 and is_known else None
 
 
-def _completed(value: Value, sizes: list[Any]) -> list[Any]:
+@shape_of("Reshape")
+def _of_reshaped(node: Node, value: Value, target: Value) -> Shape | None:
     """Find the one size of a shape that is not known by all others."""
-    missing = [axis for axis, size in enumerate(sizes) if size is None]
-    if len(missing) != 1 or value.shape is None or None in value.shape:
-        return sizes
-    whole: Any = math.prod(value.shape)
+    sizes = target_sizes(node, target)
+    if sizes is None or sizes.count(None) != 1 or value.shape is None:
+        return None if sizes is None else tuple(sizes)
     rest: Any = math.prod(size for size in sizes if size is not None)
-    if UNKNOWN in (whole, rest) or (not isinstance(rest, Size) and not rest):
-        return sizes
-    size = whole // rest
-    (axis,) = missing
-    found = None if size is UNKNOWN else size
-    return [*sizes[:axis], found, *sizes[axis + 1 :]]
+    whole = math.prod(UNKNOWN if size is None else size for size in value.shape)
+    if isinstance(rest, Size) or rest:
+        size: Any = whole // rest
+        sizes[sizes.index(None)] = None if size is UNKNOWN else size
+    return tuple(sizes)
 
 
 @rule("Reshape")
 def _reshaped(
     partition: Partitioner, node: Node, value: Value, target: Value
 ) -> list[Value] | None:
-    sizes = target_sizes(node, target)
+    sizes = _of_reshaped(node, value, target)
+    if sizes is None:
+        return None
     if value.is_partial:
-        factors = Factors([None, None], [None], linear=[frozenset({0})])
-        return partition.divided(node, [value, target], factors)
-    layout, shape = value.sharded, value.shape
-    if layout is None or sizes is None or shape is None:
+        factors = Factors([None, None], [[None] * len(sizes)], [[0]])
+        return divided(partition, node, [value, target], factors)
+    if value.sharded is None or value.local is None:
         return None
-    sizes = _completed(value, sizes)
-    found = _rows_after(layout, shape, sizes)
-    if found is None:
+    layout = _rows_after(value.sharded, value.shape or (), sizes)
+    if layout is None:
         return None
-    local_target = partition.local_target(target, sizes, found)
-    assert value.local is not None
-    (local,) = partition.builder.copy(
-        node.operation,
-        [value.local, local_target],
-        [local_shape(static(sizes), found)],
-    )
-    return [Value(found, local, shape=tuple(sizes))]
+    given = [value.local, partition.local_target(target, sizes, layout)]
+    return partition.on_towers(node, given, layout, shapes=[sizes])
 
 
-def _rows_after(
-    layout: Sharded, shape: Shape, sizes: list[Any]
-) -> Sharded | None:
+def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded | None:
     """Where the rows are in another shape of the same entries.
 
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
     the axes before and the blocks, what is behind the rows and axes after.
     """
-    ahead: Any = math.prod(
-        s if s is not None else UNKNOWN for s in shape[: layout.axis]
-    )
-    ahead = ahead * layout.blocks
-    before: Any = 1
+    ahead = _product(shape[: layout.axis]) * layout.blocks
+    behind = _product(shape[layout.axis + 1 :]) * layout.rows
     for axis, size in enumerate(sizes):
-        count = layout.units_in(size)
-        if count and before is not UNKNOWN:
-            blocks = ahead // before
-            if isinstance(blocks, int) and blocks and not count % blocks:
-                rows = count // blocks
-                behind = _behind(shape, layout.axis) * layout.rows
-                if _behind(sizes, axis) * rows == behind:
-                    return Sharded(axis, layout.unit, blocks, rows)
-        if size is None:
-            return None
-        before = before * size
+        count, before = layout.units_in(size) or 0, _product(sizes[:axis])
+        blocks = ahead // before if count and before != 0 else None
+        if isinstance(blocks, int) and blocks and not count % blocks:
+            rows = count // blocks
+            if _product(sizes[axis + 1 :]) * rows == behind:
+                return Sharded(axis, layout.unit, blocks, rows)
     return None
 
 
-def _behind(shape: Any, axis: int) -> Any:
-    return math.prod(UNKNOWN if s is None else s for s in shape[axis + 1 :])
-
-
-@axes("ZerosLike", "OnesLike")
-def _alike(node: Node, value: Value) -> Factors | None:
-    labels = tuple(range(node.rank(0) or 0))
-    linear = [frozenset({0})] if node.type == "ZerosLike" else []
-    return Factors([labels], [labels], linear=linear)
+def _product(sizes: Shape) -> Any:
+    """How many entries there are; ``UNKNOWN`` if it is not known."""
+    return math.prod(UNKNOWN if size is None else size for size in sizes)
 
 
 @axes("Tile")
-def _tiled_axes(node: Node, value: Value, times: Value) -> Factors | None:
-    rank, known = node.rank(0), times.known
-    if rank is None:
-        return None
+def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
+    known = [None] * value.rank if times.known is None else times.known
     labels = [
-        axis if known is not None and known[axis] == 1 else None
-        for axis in range(rank)
+        axis if number == 1 else None for axis, number in enumerate(known)
     ]
-    return Factors([labels, None], [labels], linear=[frozenset({0})])
+    return Factors([labels, None], [labels], [[0]])
 
 
-@rule("Tile", always=True)
+@rule("Tile")
 def _tiled(
     partition: Partitioner, node: Node, value: Value, times: Value
 ) -> list[Value] | None:
-    factors = _tiled_axes(node, value, times)
+    """What all have is repeated as rows."""
     sizes = _of_tiled(node, value, times)
-    if factors is None or value.shape is None or sizes is None:
+    if sizes is None or value.shape is None or value.sharded is not None:
         return None
-    repeated = [size == 1 for size in value.shape]
-    layout = rows_of_sizes(partition, list(sizes), repeated)
-    if value.sharded is not None or layout is None:
-        return partition.divided(node, [value, times], factors)
-    shape = partition.local_target(times, list(times.known), layout)
-    (local,) = partition.builder.copy(
-        node.operation,
-        [partition.local(value), shape],
-        [local_shape(static(sizes), layout)],
-    )
-    return [Value(layout, local, shape=tuple(sizes))]
+    for axis, size in enumerate(sizes):
+        layout = partition.rows_along(axis, size)
+        # The number of channels may be a multiple of that of examples.
+        if layout is None or value.shape[axis] != 1:
+            continue
+        shape = partition.local_target(times, times.known, layout)
+        given = [partition.local(value), shape]
+        return partition.on_towers(node, given, layout, shapes=[sizes])
+    return None
 
 
 @shape_of("Tile")
@@ -305,3 +251,103 @@ def _of_tiled(node: Node, value: Value, times: Value) -> Shape | None:
         for size, number in zip(value.shape, times.known, strict=True)
     ]
     return tuple(None if size is UNKNOWN else size for size in sizes)
+
+
+# ---- whole axes --------------------------------------------------------------
+
+
+@axes("Transpose", "ConjugateTranspose")
+def _transposed(node: Node, value: Value, order: Value) -> Factors | None:
+    places = numbers(order)
+    if places is None:
+        return None
+    return Factors([range(value.rank), None], [places], [[0]])
+
+
+def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
+    """The labels of a value's axes, and of a new one among them."""
+    labels: list[Any] = list(range(value.rank))
+    labels.insert(at % (value.rank + 1), label)
+    return labels
+
+
+@axes("ExpandDims")
+def _expanded(node: Node, value: Value, at: Value) -> Factors | None:
+    places = numbers(at)
+    if places is None:
+        return None
+    labels = _with_axis(value, places[0], ONE)
+    return Factors([range(value.rank), None], [labels], [[0]])
+
+
+@axes("Pack")
+def _packed(node: Node, *values: Value) -> Factors:
+    labels, count = range(values[0].rank), len(values)
+    output = _with_axis(values[0], node.attr("axis"), None)
+    return Factors([labels] * count, [output], [range(count)])
+
+
+@axes("OneHot")
+def _one_hot(node: Node, places: Value, *options: Value) -> Factors:
+    output = _with_axis(places, node.attr("axis"), None)
+    return Factors([range(places.rank), *[None] * len(options)], [output])
+
+
+@axes("Squeeze")
+def _squeezed(node: Node, value: Value) -> Factors | None:
+    gone = {axis % value.rank for axis in node.attr("squeeze_dims")}
+    # Without axes, those of size 1 go, which may be the one of a single row.
+    return along(gone, [value], 1, [[0]], keeps=False) if gone else None
+
+
+@axes("Unpack")
+def _unpacked(node: Node, value: Value) -> Factors:
+    gone = [node.attr("axis") % value.rank]
+    return along(gone, [value], node.num_outputs, [[0]], keeps=False)
+
+
+@axes("ReverseV2", "Roll")
+def _reversed(node: Node, *inputs: Value) -> Factors | None:
+    gone = axes_of(inputs[-1], inputs[0].rank)
+    return None if gone is None else along(gone, inputs, 1, [[0]])
+
+
+@axes("ReverseSequence")
+def _reversed_sequence(node: Node, value: Value, lengths: Value) -> Factors:
+    seq_dim, batch_dim = node.attr("seq_dim"), node.attr("batch_dim")
+    labels = [None if a == seq_dim else a for a in range(value.rank)]
+    return Factors([labels, [batch_dim]], [labels], [[0]])
+
+
+@axes("ConcatV2")
+def _joined_axes(node: Node, *values: Value) -> Factors | None:
+    gone, count = axes_of(values[-1], values[0].rank), len(values) - 1
+    if not gone:
+        return None
+    labels = [None if a in gone else a for a in range(values[0].rank)]
+    return Factors([*[labels] * count, None], [labels], [range(count)])
+
+
+@rule("ConcatV2")
+def _joined(
+    partition: Partitioner, node: Node, *values: Value
+) -> list[Value] | None:
+    """Rows of several tensors, one after the other, are blocks of rows."""
+    *parts, over = values
+    layouts = [part.sharded for part in parts]
+    given = [part.local for part in parts if part.local is not None]
+    first, shape = layouts[0], list(parts[0].shape or ())
+    if first is None or axes_of(over, len(shape)) != [first.axis]:
+        return None
+    blocks = 0
+    for layout in layouts:
+        if (
+            layout is None
+            or dataclasses.replace(layout, blocks=first.blocks) != first
+        ):
+            return None
+        blocks += layout.blocks
+    joined = dataclasses.replace(first, blocks=blocks)
+    shape[joined.axis] = joined.size
+    given.append(partition.local(over))
+    return partition.on_towers(node, given, joined, shapes=[shape])

@@ -1,4 +1,8 @@
-"""Operations that take a part of axes, or put it back among zeros."""
+"""Operations that take a part of axes, or put it back among zeros.
+
+Of an axis of rows whole blocks may be taken: of rows that are [views, examples]
+those of one view. Each tower takes those of its own examples.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_towers.partition.conversions import SIZE, local_shape, static
+from keras_towers.partition.division import divided
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Sharded, Value
-from keras_towers.partition.node import Node
+from keras_towers.partition.layouts import Shape, Sharded, Value
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import axes, rule
-from keras_towers.partition.rules.reductions import numbers
+from keras_towers.partition.registry import Node, axes, rule, shape_of
+from keras_towers.partition.rules.reductions import axes_of
 from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans
 
-_LINEAR = (frozenset({0}),)
 
-
-def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
-    """Labels of what is sliced and of the slice: axes that are taken whole."""
-    whole: list[Any] = [None] * rank
-    left: list[Any] = []
-    for span in taken:
-        is_whole = span.axis is not None and span.size is None
-        if is_whole:
-            whole[span.axis or 0] = span.axis
-        if not span.dropped:
-            left.append(span.axis if is_whole else None)
-    return whole, left
-
-
-def _sizes(taken: Sequence[Span], shape: Sequence[Any]) -> list[Any]:
-    """The sizes of what is left, None where they are not known."""
-    sizes = []
-    for span in taken:
-        size: Any = 1
-        if span.axis is not None:
-            size = shape[span.axis] if span.size is None else span.size
-        if not span.dropped:
-            sizes.append(None if size is UNKNOWN else size)
-    return sizes
+def _spans(
+    node: Node, shape: Sequence[Any] | None, ends: Sequence[Value]
+) -> list[Span] | None:
+    """What a slice takes of each axis; None: it is not known."""
+    known = [_entries(end) for end in ends]
+    if shape is None or any(entries is None for entries in known):
+        return None
+    if node.type.startswith("StridedSlice"):
+        return spans(node, shape, *known)
+    found = []
+    first, count = known
+    for axis, whole in enumerate(shape):
+        size = count[axis]
+        if size == -1:
+            size = UNKNOWN if whole is None else whole - first[axis]
+        is_whole = first[axis] == 0 and size == whole
+        found.append(Span(axis) if is_whole else Span(axis, first[axis], size))
+    return found
 
 
 def _entries(value: Value) -> Any:
@@ -53,307 +49,220 @@ def _entries(value: Value) -> Any:
     return [UNKNOWN] * count if isinstance(count, int) else None
 
 
-def _strided_spans(
-    node: Node, shape: Sequence[Any] | None, ends: Sequence[Value]
-) -> list[Span] | None:
-    if shape is None:
+def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
+    """Labels of what is sliced and of the slice: axes that are taken whole."""
+    whole: list[Any] = [None] * rank
+    left: list[Any] = []
+    for span in taken:
+        label = span.axis if span.is_whole else None
+        if label is not None:
+            whole[label] = label
+        if not span.dropped:
+            left.append(label)
+    return whole, left
+
+
+@axes("StridedSlice", "Slice")
+def _sliced_axes(node: Node, value: Value, *ends: Value) -> Factors | None:
+    taken = _spans(node, value.shape, ends)
+    if taken is None:
         return None
-    return spans(node, shape, *[_entries(end) for end in ends])
+    whole, left = _labels(taken, value.rank)
+    entries = {}
+    if node.type == "Slice":
+        # It may name the number of rows that one device has.
+        entries[2] = [-1 if span.is_whole else None for span in taken]
+    return Factors([whole, *[None] * len(ends)], [left], [[0]], entries=entries)
 
 
-@axes("StridedSlice")
-def _strided_axes(node: Node, value: Value, *ends: Value) -> Factors | None:
-    taken, rank = _strided_spans(node, value.shape, ends), node.rank(0)
-    if taken is None or rank is None:
+@shape_of("StridedSlice", "Slice")
+def _shape(node: Node, value: Value, *ends: Value) -> Shape | None:
+    taken, shape = _spans(node, value.shape, ends), value.shape
+    if taken is None or shape is None:
         return None
-    whole, left = _labels(taken, rank)
-    return Factors([whole, None, None, None], [left], linear=_LINEAR)
+    sizes: list[Any] = []
+    for span in taken:
+        size: Any = 1
+        if span.axis is not None:
+            size = shape[span.axis] if span.size is None else span.size
+        if span.stride != 1:
+            # Rows of which every so many were taken are no rows of a unit.
+            size = UNKNOWN
+        if not span.dropped:
+            sizes.append(None if size is UNKNOWN else size)
+    return tuple(sizes)
 
 
-@rule("StridedSlice")
-def _strided(
+@rule("StridedSlice", "Slice")
+def _sliced(
     partition: Partitioner, node: Node, value: Value, *ends: Value
 ) -> list[Value] | None:
-    factors = _strided_axes(node, value, *ends)
-    if factors is None:
+    taken = _spans(node, value.shape, ends)
+    if value.sharded is None or taken is None:
         return None
-    taken = _strided_spans(node, value.shape, ends)
-    return _taken(partition, node, value, taken, [value, *ends], factors)
-
-
-@axes("Slice")
-def _slice_axes(
-    node: Node, value: Value, begin: Value, size: Value
-) -> Factors | None:
-    taken, rank = _slice_spans(value, begin, size), node.rank(0)
-    if taken is None or rank is None:
+    span = _blocks_in(taken, value.sharded.axis)
+    if span is None:
         return None
-    whole, left = _labels(taken, rank)
-    return Factors([whole, None, None], [left], linear=_LINEAR)
+    return _blocks(partition, value, span.begin, span.size)
 
 
-def _slice_spans(value: Value, begin: Value, size: Value) -> list[Span] | None:
-    if value.shape is None:
+def _blocks_in(taken: Sequence[Span], axis: int) -> Span | None:
+    """The part of an axis that is taken, if all others are taken whole."""
+    parts = [span for span in taken if not span.is_whole]
+    if len(parts) != 1 or parts[0].axis != axis:
         return None
-    first, count = _entries(begin), _entries(size)
-    if first is None or count is None:
-        return None
-    found = []
-    for axis, whole in enumerate(value.shape):
-        own = count[axis]
-        if own == -1:
-            own = UNKNOWN if whole is None else whole - first[axis]
-        is_whole = first[axis] == 0 and own == whole
-        found.append(Span(axis) if is_whole else Span(axis, first[axis], own))
-    return found
+    (span,) = parts
+    return None if span.dropped or span.stride != 1 else span
 
 
-@rule("Slice")
-def _slice(
-    partition: Partitioner, node: Node, value: Value, begin: Value, size: Value
+def _blocks(
+    partition: Partitioner, value: Value, begin: Any, size: Any
 ) -> list[Value] | None:
-    factors = _slice_axes(node, value, begin, size)
-    if factors is None:
+    """Some blocks of the rows of a tensor."""
+    layout, tensor, shape = value.sharded, value.local, list(value.shape or ())
+    if layout is None or tensor is None:
         return None
-    taken, layout = _slice_spans(value, begin, size), value.sharded
-    if layout is not None and taken and taken[layout.axis].size is None:
-        # It names the number of rows that one device has.
-        build = partition.builder
-        dtype = node.dtype(2)
-        every = [int(a == layout.axis) for a in range(len(value.shape or ()))]
-        mask = build.constant(every, "bool")
-        rest = build.constant([-1] * len(every), dtype)
-        factors.given[2] = build.op(
-            "SelectV2", [mask, rest, partition.local(size)], (len(every),)
-        )
-    inputs = [value, begin, size]
-    return _taken(partition, node, value, taken, inputs, factors)
+    first, count = _rows_of_blocks(layout, begin), layout.blocks_in(size)
+    if first is None or not count:
+        return None
+    found = dataclasses.replace(layout, blocks=count)
+    units = layout.unit.count
+    ahead = _times_or_zero(partition, first, units)
+    rows = partition.times(found.count, units)
+    local = partition.sliced(tensor, shape, layout.axis, ahead, rows)
+    shape[layout.axis] = found.size
+    return [Value(found, local, shape=tuple(shape))]
+
+
+def _rows_of_blocks(layout: Sharded, begin: Any) -> int | None:
+    """How many rows of each unit are ahead of a block, if one begins there."""
+    blocks = 0 if begin == 0 else layout.blocks_in(begin)
+    return None if blocks is None else blocks * layout.rows
+
+
+def _times_or_zero(partition: Partitioner, number: int, units: Any) -> Any:
+    if number:
+        return partition.times(number, units)
+    return partition.builder.constant(0, SIZE)
 
 
 @axes("Split", "SplitV")
 def _split_axes(node: Node, *inputs: Value) -> Factors | None:
-    at = 1 if node.type == "Split" else 0
-    along = numbers(inputs[0 if at else 2])
-    rank = node.rank(at)
-    if along is None or rank is None:
+    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
+    gone = axes_of(over, inputs[at].rank)
+    if gone is None:
         return None
-    labels = [None if a == along[0] % rank else a for a in range(rank)]
-    linear = (frozenset({at}),)
-    given = [None, labels] if at else [labels, None, None]
-    return Factors(given, [labels] * node.num_outputs, linear=linear)
+    labels = [None if a in gone else a for a in range(inputs[at].rank)]
+    given = [labels if k == at else None for k in range(len(inputs))]
+    return Factors(given, [labels] * node.num_outputs, [[at]])
 
 
 @rule("Split", "SplitV")
 def _split(
     partition: Partitioner, node: Node, *inputs: Value
 ) -> list[Value] | None:
-    factors = _split_axes(node, *inputs)
-    if factors is None:
-        return None
-    at = 1 if node.type == "Split" else 0
+    """Blocks of rows become rows."""
+    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
     value, count = inputs[at], node.num_outputs
-    layout, along = value.sharded, numbers(inputs[0 if at else 2]) or [0]
-    if layout is None or layout.axis != along[0] % (node.rank(at) or 1):
-        return partition.divided(node, list(inputs), factors)
-    sizes = [layout.size // count] * count if at else _entries(inputs[1])
-    if sizes is None:
+    layout = value.sharded
+    if layout is None or axes_of(over, value.rank) != [layout.axis]:
         return None
-    results, begin = [], 0
-    for size in sizes:
-        span = Span(layout.axis, begin, size)
-        found = _blocks(partition, node, value, layout, span)
+    sizes = [layout.size // count] * count if at else _entries(inputs[1])
+    results: list[Value] = []
+    begin: Any = 0
+    for size in sizes or ():
+        found = _blocks(partition, value, begin, size)
         if found is None:
             return None
-        results.append(found)
+        results += found
         begin = begin + size
-    return results
+    return results or None
 
 
-def _taken(
-    partition: Partitioner,
-    node: Node,
-    value: Value,
-    taken: Sequence[Span] | None,
-    inputs: Sequence[Value],
-    factors: Factors,
-) -> list[Value] | None:
-    """What is left of a tensor of which a part of each axis is taken."""
-    layout = value.sharded
-    span = next(
-        (s for s in taken or () if layout and s.axis == layout.axis), None
-    )
-    if layout is None or span is None or span.size is None:
-        found = partition.divided(node, inputs, factors)
-        for own in found or ():
-            own.shape = tuple(_sizes(taken or (), value.shape or ()))
-        return found
-    others = [s for s in taken or () if s is not span]
-    if any(s.size is not None or s.axis is None for s in others):
-        return None
-    found_ = _blocks(partition, node, value, layout, span)
-    return None if found_ is None else [found_]
+# ---- among zeros -------------------------------------------------------------
 
 
-def _blocks(
-    partition: Partitioner,
-    node: Node,
-    value: Value,
-    layout: Sharded,
-    span: Span,
-) -> Value | None:
-    """Some blocks of the rows of a tensor."""
-    if span.dropped or span.stride != 1:
-        return None
-    first = 0 if span.begin == 0 else layout.units_in(span.begin)
-    count = layout.units_in(span.size)
-    if first is None or not count:
-        return None
-    if first % layout.rows or count % layout.rows:
-        return None
-    found = dataclasses.replace(layout, blocks=count // layout.rows)
-    build, shape = partition.builder, list(value.shape or ())
-    assert value.local is not None
-    begin, size = (
-        _at(partition, layout, len(shape), number, rest)
-        for number, rest in ((first, 0), (count, -1))
-    )
-    shape[layout.axis] = found.size
-    local = build.op(
-        "Slice",
-        [value.local, begin, size],
-        local_shape(static(shape), found),
-    )
-    return Value(found, local, shape=tuple(shape))
-
-
-def _at(
-    partition: Partitioner, layout: Sharded, rank: int, number: int, rest: int
-) -> Tensor:
-    """A vector: some rows of each unit along the axis, else a number."""
-    build = partition.builder
-    if not number:
-        return build.constant([0] * rank, SIZE)
-    own = partition.times(number, layout.unit.count)
-    entries = [
-        own if axis == layout.axis else build.constant(rest, SIZE)
-        for axis in range(rank)
-    ]
-    return partition.vector(entries, SIZE)
-
-
-@rule("StridedSliceGrad", always=True)
+@rule("StridedSliceGrad")
 def _strided_gradient(
     partition: Partitioner, node: Node, target: Value, *inputs: Value
 ) -> list[Value] | None:
     *ends, value = inputs
-    rank = node.output_rank()
-    if target.known is None or rank is None:
+    if target.known is None or value.shape is None:
         return None
-    sizes = [None if s is UNKNOWN else s for s in target.known]
-    taken = _strided_spans(node, sizes, ends)
+    sizes = [None if size is UNKNOWN else size for size in target.known]
+    taken, layout = _spans(node, sizes, ends), value.sharded
     if taken is None:
         return None
-    whole, left = _labels(taken, rank)
-    layout = value.sharded
+    whole, left = _labels(taken, len(sizes))
     if layout is None:
-        factors = Factors(
-            [None, None, None, None, left], [whole], linear=(frozenset({4}),)
-        )
-        return partition.divided(node, [target, *inputs], factors)
+        factors = Factors([*[None] * 4, left], [whole], [[4]])
+        return divided(partition, node, [target, *inputs], factors)
     axis = left[layout.axis]
     if axis is None or sizes[axis] != layout.size:
-        return _among_zeros(partition, sizes, value, layout, taken)
+        span = _blocks_in(taken, layout.axis)
+        if span is None:
+            return None
+        return _padded(partition, value, span.begin, sizes[layout.axis])
+    assert value.local is not None
     found = layout.along(axis)
     local_target = partition.local_target(target, sizes, found)
-    given = [partition.local(end) for end in ends]
-    assert value.local is not None
-    (local,) = partition.builder.copy(
-        node.operation,
-        [local_target, *given, value.local],
-        [local_shape(static(sizes), found)],
-    )
-    return [Value(found, local, shape=tuple(sizes))]
-
-
-def _among_zeros(
-    partition: Partitioner,
-    sizes: Sequence[Any],
-    value: Value,
-    layout: Sharded,
-    taken: Sequence[Span],
-) -> list[Value] | None:
-    """Blocks of rows among blocks of zeros."""
-    kept = [span for span in taken if not span.dropped]
-    span = kept[layout.axis]
-    others = [s for s in taken if s is not span]
-    if span.axis is None or span.stride != 1:
-        return None
-    if any(s.size is not None or s.axis is None for s in others):
-        return None
-    found = _padded(
-        partition, value, layout, span.axis, span.begin, sizes[span.axis]
-    )
-    return None if found is None else [found]
+    given = [local_target, *map(partition.local, ends), value.local]
+    return partition.on_towers(node, given, found, shapes=[sizes])
 
 
 def _padded(
-    partition: Partitioner,
-    value: Value,
-    layout: Sharded,
-    axis: int,
-    begin: Any,
-    size: Any,
-) -> Value | None:
-    first = 0 if begin == 0 else layout.units_in(begin)
-    whole = layout.units_in(size)
-    if first is None or not whole or axis != layout.axis:
+    partition: Partitioner, value: Value, begin: Any, size: Any
+) -> list[Value] | None:
+    """Blocks of rows among blocks of zeros."""
+    layout, tensor, shape = value.sharded, value.local, list(value.shape or ())
+    if layout is None or tensor is None:
         return None
-    if first % layout.rows or whole % layout.rows:
+    first, blocks = _rows_of_blocks(layout, begin), layout.blocks_in(size)
+    if first is None or not blocks:
         return None
-    found = dataclasses.replace(layout, blocks=whole // layout.rows)
-    build, shape = partition.builder, list(value.shape or ())
+    found = dataclasses.replace(layout, blocks=blocks)
+    rest = found.count - first - layout.count
+    build, axis, rank = partition.builder, layout.axis, len(shape)
+    ends = [
+        partition.along(
+            axis, rank, _times_or_zero(partition, rows, layout.unit.count), 0
+        )
+        for rows in (first, rest)
+    ]
+    widths = build.op("Pack", ends, (rank, 2), axis=1)
     shape[axis] = found.size
-    before = _at(partition, layout, len(shape), first, 0)
-    behind = _at(partition, layout, len(shape), whole - first - layout.count, 0)
-    widths = build.op("Pack", [before, behind], (len(shape), 2), axis=1)
-    assert value.local is not None
-    local = build.op(
-        "Pad", [value.local, widths], local_shape(static(shape), found)
-    )
-    return Value(found, local, shape=tuple(shape))
+    local = build.op("Pad", [tensor, widths], local_shape(static(shape), found))
+    return [Value(found, local, shape=tuple(shape))]
 
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value):
-    rank, known = node.rank(0), widths.known
-    if rank is None or known is None:
+def _pad_axes(
+    node: Node, value: Value, widths: Value, *fill: Value
+) -> Factors | None:
+    if widths.known is None:
         return None
     labels = [
-        axis if all(width == 0 for width in known[axis]) else None
-        for axis in range(rank)
+        axis if all(width == 0 for width in widths.known[axis]) else None
+        for axis in range(value.rank)
     ]
-    linear = _LINEAR if not fill else ()
-    given = [labels, None, *[None] * len(fill)]
-    mirrors = node.type.startswith("Mirror")
-    return Factors(given, [labels], linear=linear, needs_rows=mirrors)
+    return Factors(
+        [labels, None, *[None] * len(fill)],
+        [labels],
+        () if fill else [[0]],
+        needs_rows=node.type.startswith("Mirror"),
+    )
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+@rule("Pad")
 def _pad(
-    partition: Partitioner, node: Node, value: Value, *options: Value
+    partition: Partitioner, node: Node, value: Value, widths: Value
 ) -> list[Value] | None:
-    factors = _pad_axes(node, value, *options)
-    known, layout, shape = options[0].known, value.sharded, value.shape
-    if factors is None:
+    layout, shape, known = value.sharded, value.shape, widths.known
+    if layout is None or shape is None or known is None:
         return None
-    if node.type == "Pad" and layout is not None and shape is not None:
-        ends = known[layout.axis]
-        others = [e for a, e in enumerate(known) if a != layout.axis]
-        alone = all(width == 0 for pair in others for width in pair)
-        if alone and any(width != 0 for width in ends):
-            size = shape[layout.axis] + ends[0] + ends[1]
-            found = _padded(
-                partition, value, layout, layout.axis, ends[0], size
-            )
-            return None if found is None else [found]
-    return partition.divided(node, [value, *options], factors)
+    padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
+    if padded != [layout.axis]:
+        return None
+    before, behind = known[layout.axis]
+    size = shape[layout.axis] + before + behind
+    return _padded(partition, value, before, size)

@@ -16,7 +16,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.weights import model_binding
+from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     HogwildUpdate,
@@ -57,12 +57,12 @@ class AsyncCalls(TowerCalls):
         return UpdateSchedule(self._update)
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if not asked.trains:
-            return super().open(asked, prepared, start)
+        if not keras_call.trains:
+            return super().open(keras_call, prepared, start)
         return _AsyncCall(
-            self, self._step, self.adoption, asked, prepared, start
+            self, self._step, self.adoption, keras_call, prepared, start
         )
 
 
@@ -101,20 +101,24 @@ class ReplicaCalls(AsyncCalls):
         self._last = coordinator
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        model = asked.model
-        if asked.trains:
+        model = keras_call.model
+        if keras_call.trains:
             refuse_eager(self._config, model)
         steps = steps_of(model)
-        if asked.kind == "fit" and steps is not None and steps.schedule.runs:
+        if (
+            keras_call.kind == "fit"
+            and steps is not None
+            and steps.schedule.runs
+        ):
             raise TowerError(
                 f"fit of model {model.name!r} is called inside its own fit, "
                 f"whose replicas are busy: {self._config.name} can run "
                 "train_on_batch there, or fit of another model."
             )
-        call = super().open(asked, prepared, start)
-        if asked.kind == "fit" and isinstance(call, _AsyncCall):
+        call = super().open(keras_call, prepared, start)
+        if keras_call.kind == "fit" and isinstance(call, _AsyncCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call
 
@@ -144,7 +148,7 @@ class _AsyncCall(ReplicaCall):
     def reported(self) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             with_writer(
-                self.asked.given,
+                self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
         return super().reported()
@@ -155,7 +159,7 @@ class _AsyncCall(ReplicaCall):
         model = self.model
         if model.jit_compile:
             why = f"{self.config.name} trains without XLA"
-            model_binding.log_without_xla(model, True, why)
+            adoption_lib.log_without_xla(model, True, why)
         if steps_of(model) is None:
             schedule = self._calls.schedule()
             steps = TowerSteps(self.config, schedule, model)

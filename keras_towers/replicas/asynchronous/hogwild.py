@@ -22,14 +22,14 @@ from keras_towers.fit.context import patches, traced
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
-from keras_towers.fit.update.reduce import UpdateOnce
+from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
 
 _numbers = itertools.count()
 
 
-class HogwildUpdate(UpdateOnce):
+class HogwildUpdate(WeightUpdate):
     """Every tower applies its own gradients to shared weights."""
 
     name = "alone"

@@ -20,7 +20,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.update.reduce import UpdateAtVariable, UpdateOnce
+from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.reduction import Gradients
@@ -65,7 +65,7 @@ class _ToServers:
         session.updates.take(dataclasses.replace(call, grads=sums))
 
 
-class CopiesOnTowers(_ToServers, UpdateOnce):
+class CopiesOnTowers(_ToServers, WeightUpdate):
     """Every tower has a copy of each weight; servers update theirs."""
 
     name = "servers"
@@ -132,15 +132,15 @@ class ServedCalls(TowerCalls):
             self._sessions[model] = Session(served, updates)
         return self._sessions[model]
 
-    def run(self, asked: KerasCall) -> Any:
-        """Run one call; tell the other workers if it is a fit that fails."""
-        if asked.kind != "fit":
-            return super().run(asked)
-        session = self.session_of(asked.model)
+    def run(self, keras_call: KerasCall) -> Any:
+        """Run one call; a fit that fails is known to the other workers."""
+        if keras_call.kind != "fit":
+            return super().run(keras_call)
+        session = self.session_of(keras_call.model)
         if session.trains:
             raise TowerError(
-                f"fit of model {asked.model.name!r} is called inside its own "
-                f"fit, which {self._config.name} cannot do: call fit of "
+                f"fit of model {keras_call.model.name!r} is called inside its "
+                f"own fit, which {self._config.name} cannot do: call fit of "
                 "another model there, or fit again afterwards."
             )
         self._fits += 1
@@ -152,7 +152,7 @@ class ServedCalls(TowerCalls):
                 self._peers.connection.naming_lost_servers(),
                 self._peers.polling(workers.poller(needs_all=True)),
             ):
-                return super().run(asked)
+                return super().run(keras_call)
         except BaseException as error:
             workers.fail(error)
             raise
@@ -167,16 +167,16 @@ class ServedCalls(TowerCalls):
         return False
 
     def open(
-        self, asked: KerasCall, prepared: bool, start: Start | None
+        self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        if asked.kind != "fit":
+        if keras_call.kind != "fit":
             return TowerCall(
-                self._by_itself, self.adoption, asked, prepared, start
+                self._by_itself, self.adoption, keras_call, prepared, start
             )
-        refuse_eager(self._config, asked.model)
-        session = self.session_of(asked.model)
+        refuse_eager(self._config, keras_call.model)
+        session = self.session_of(keras_call.model)
         call = ServedFit(
-            session, self._step, self.adoption, asked, prepared, start
+            session, self._step, self.adoption, keras_call, prepared, start
         )
         if self._quorum is not None and self._config.peers.rank == 0:
             call.dropped = DroppedGradients(
@@ -203,7 +203,7 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        arguments = self.asked.given
+        arguments = self.keras_call.arguments
         # Behind what all other callbacks have done.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
@@ -233,7 +233,8 @@ class ServedFit(ReplicaCall):
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
-        self.session.updates.retrace()
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.prepare(optimizers)
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
@@ -258,15 +259,15 @@ class ServedFit(ReplicaCall):
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
         self.session.served.variables.hold(self.model, seeds)
-        optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.check(optimizers)
 
     def begin(self, logs: Any = None) -> None:
         """Take over where the chief begins, when all callbacks have begun."""
         session, model = self.session, self.model
         self._begun = True
         self._before = model._initial_epoch
-        first = self._before or self.asked.given.get("initial_epoch") or 0
+        first = (
+            self._before or self.keras_call.arguments.get("initial_epoch") or 0
+        )
         epoch, behind = session.begin(first)
         if behind:
             # So that it reads what the others do, in the same order.
@@ -277,7 +278,7 @@ class ServedFit(ReplicaCall):
             session.start()
         # By this Keras begins where a checkpoint ended: with no epoch, if the
         # others have ended the last one.
-        epochs = self.asked.given.get("epochs", 1)
+        epochs = self.keras_call.arguments.get("epochs", 1)
         model._initial_epoch = epochs if session.has_left else epoch
 
     def train(self, steps: Any, iterator: Any) -> Any:

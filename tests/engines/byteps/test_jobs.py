@@ -55,7 +55,9 @@ def test_others_that_do_not_come_are_an_error(tmp_path):
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         processes.start(
-            *("tests.processes.started", tmp_path, "BytePSStrategy"),
+            "tests.processes.started",
+            tmp_path,
+            "BytePSStrategy",
             DMLC_ROLE="worker",
             DMLC_WORKER_ID="0",
             DMLC_NUM_WORKER="2",

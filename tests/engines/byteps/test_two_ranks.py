@@ -21,7 +21,10 @@ MORE = (
 
 def job(ranks, servers, wanted):
     return Job(
-        *("tests.engines.byteps.two_ranks", ranks, 400, wanted),
+        "tests.engines.byteps.two_ranks",
+        ranks,
+        400,
+        wanted,
         options=("--servers", str(servers)),
         TESTED_STRATEGY="BytePSStrategy",
     )

@@ -203,7 +203,9 @@ def callbacks_that_some_ranks_lack_act_for_all():
             hvd.DistributedOptimizer(m.momentum()), "mse", run_eagerly=True
         )
         made.fit(
-            *(x, y, 4),
+            x,
+            y,
+            4,
             epochs=4,
             callbacks=of_rank_0 if hvd.rank() == 0 else [],
             verbose=0,
@@ -240,7 +242,9 @@ def one_rank_alone_validates_and_averages():
     made.compile(hvd.DistributedOptimizer(rule), m.cross_entropy())
     x, y = small.first_batch()
     made.fit(
-        *(x, y, 4),
+        x,
+        y,
+        4,
         epochs=2,
         callbacks=[] if hvd.rank() else [keras.callbacks.SwapEMAWeights()],
         validation_data=None if hvd.rank() else (x, y),

@@ -48,7 +48,9 @@ class Log(keras.callbacks.Callback):
 @hvd.elastic.run
 def train(state):
     model.fit(
-        *(x, x[:, :3], 8),
+        x,
+        x[:, :3],
+        8,
         epochs=EPOCHS - state.epoch,
         callbacks=[
             hvd.elastic.CommitStateCallback(state, batches_per_commit=EVERY),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import horovod as hvd
-from keras_towers.engines.horovod.hvd import distributed
+from keras_towers.engines.horovod.hvd import distributed_gradients
 from tests.engines.horovod import small
 from tests.exactness import models as m
 from tests.kit.ranks import check
@@ -14,7 +14,7 @@ from tests.kit.ranks import check
 
 @check
 def a_tape_reduces_gradients_of_a_structure():
-    distributed._reducer.cache_clear()
+    distributed_gradients._reducer.cache_clear()
     alone = small.train(m.momentum(), small.WORDS, alone=True)
     made, optimizer = m.with_embedding(), m.momentum()
     made.compile(optimizer, m.cross_entropy())
@@ -36,7 +36,7 @@ def a_tape_reduces_gradients_of_a_structure():
         (in_a_graph if number % 2 else step)(x, y)
     small.assert_as_alone(made, alone)
     # One for all steps of a loop, though each has a tape of its own.
-    assert distributed._reducer.cache_info().currsize == 2
+    assert distributed_gradients._reducer.cache_info().currsize == 2
 
 
 @check
@@ -48,7 +48,7 @@ def a_tape_in_a_graph_of_tensorflow_1_and_eagerly():
             value = x * x
         return hvd.DistributedGradientTape(tape).gradient(value, x)
 
-    distributed._reducer.cache_clear()
+    distributed_gradients._reducer.cache_clear()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         assert session.run(reduced()).tolist() == [2.0]
     for run in (tf.function(reduced), reduced):

@@ -10,11 +10,10 @@ import pytest
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, fit, stacked
+from tests.kit.training import fit, stacked
 
 COUNT, BATCH = 26, 8  # the last batch has 2: none for a third tower
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
-IMAGES = np.random.RandomState(0).randn(COUNT, 4, 4, 3).astype("float32")
 Norm, Dense = keras.layers.BatchNormalization, keras.layers.Dense
 trained = functools.partial(fit, x=X, y=Y, batch_size=BATCH)
 
@@ -82,21 +81,3 @@ def test_masks_and_a_synchronized_layer():
     )
     act = functools.partial(trained, x=sentences, y=m.SENTENCE_LABELS[:COUNT])
     assert_exact(make, act, kt.TowerStrategy(3), tolerance=1e-5)
-
-
-def test_convolutions_in_half_precision():
-    """With a residual connection, and a norm over another axis."""
-
-    def build():
-        keras.utils.set_random_seed(1)
-        layers, half = keras.layers, {"dtype": "mixed_float16"}
-        inputs = keras.Input((4, 4, 3))
-        x = layers.Conv2D(4, 1, use_bias=False, **half)(inputs)
-        shortcut = x = layers.ReLU(6.0, **half)(Norm(axis=1, **half)(x))
-        x = layers.DepthwiseConv2D(3, padding="same", **half)(x)
-        x = layers.Add(**half)([Norm(**half)(x), shortcut])
-        return keras.Model(inputs, Dense(3)(layers.GlobalAveragePooling2D()(x)))
-
-    act = functools.partial(trained, x=IMAGES)
-    strategy = kt.TowerStrategy(3)
-    assert_exact(compiled(build), act, strategy, tolerance=5e-3)

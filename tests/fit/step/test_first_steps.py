@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.partition.factors import elementwise
 from keras_towers.partition.registry import AXES
-from keras_towers.partition.rules.elementwise import broadcast
 from tests.exactness import models as m
 from tests.kit.compare import assert_exact
 from tests.kit.training import adam, compiled, fit
@@ -59,7 +59,7 @@ def memory_of_each_tower(monkeypatch):
     """Let towers call the layer's function on their own rows."""
 
     def rows(node, *inputs):
-        return broadcast(node)
+        return elementwise(inputs)
 
     monkeypatch.setitem(AXES, "PyFuncStateless", rows)
 

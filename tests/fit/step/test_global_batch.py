@@ -1,13 +1,12 @@
 """What a step of Keras is on towers: that of one device, run once in Python."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import assert_exact, close
-from tests.kit.training import X, Y, adam, fit, linear
+from tests.kit.compare import assert_exact
+from tests.kit.training import X, adam, fit
 
 
 class Asking(keras.Sequential):
@@ -84,40 +83,3 @@ def test_data_without_rows(updates):
 
     towers = kt.TowerStrategy(2, updates=updates)
     assert_exact(make, act, towers, in_graph=True)
-
-
-@pytest.mark.parametrize("average", [True, False])
-def test_gradients_that_are_not_averaged_count_for_each_replica(average):
-    rate = 0.1 if average else 0.3
-
-    def make():
-        return linear(optimizer=lambda: keras.optimizers.SGD(0.1))
-
-    def as_one_device(model):
-        model.optimizer.learning_rate = rate
-        history = fit(model)
-        model.optimizer.learning_rate = 0.1
-        return history
-
-    towers = kt.TowerStrategy(3, average=average)
-    assert_exact(make, fit, towers, reference=as_one_device)
-
-
-def test_towers_that_draw_batches_of_their_own():
-    """Three batches are one of one device; the last step has two."""
-
-    def act(model, batch=8):
-        return fit(model, x=X[:40], y=Y[:40], batch_size=batch)
-
-    towers = kt.TowerStrategy(3, batches="each")
-    assert_exact(linear, act, towers, reference=lambda m: act(m, 24))
-
-
-def test_fewer_examples_than_towers():
-    model, reference = linear(), linear()
-    with kt.TowerStrategy(5):
-        logs = model.train_on_batch(X[:2], Y[:2])
-        found = model.predict_on_batch(X[:1])
-    close(logs, reference.train_on_batch(X[:2], Y[:2]))
-    wanted = reference.predict_on_batch(X[:1])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

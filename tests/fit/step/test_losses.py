@@ -15,8 +15,6 @@ from tests.kit.training import compiled, fit
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
 COUNT = 29
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
-SENTENCES = m.SENTENCES[:COUNT].copy()
-SENTENCES[0:3] = 0  # of one tower's part nothing is left
 # Of one tower, of two others, and of a whole batch they are zero.
 WEIGHTS = m.WEIGHTS[:COUNT].copy()
 WEIGHTS[0:3] = WEIGHTS[10:14] = WEIGHTS[14:21] = 0
@@ -73,16 +71,6 @@ def test_reductions():
         return AddsLoss()(keras.layers.Dense(7, "tanh")(inputs))
 
     assert_heads_exact(keras.Input((6,)), body, act)
-
-
-def test_masks():
-    labels = for_each_head(m.SENTENCE_LABELS[:COUNT])
-
-    def body(inputs):
-        return keras.layers.Embedding(14, 5, mask_zero=True)(inputs)
-
-    act = functools.partial(trained, x=SENTENCES, y=labels)
-    assert_heads_exact(keras.Input((4,), dtype="int32"), body, act, 1e-5)
 
 
 def test_a_vector_of_losses():

@@ -4,7 +4,6 @@ import functools
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import keras_towers as kt
@@ -101,42 +100,3 @@ def trained(model):
 
 def test_metrics_that_are_no_sums():
     assert_exact(no_sums(), trained, kt.TowerStrategy(3), tolerance=2e-5)
-
-
-class Tracked(keras.Sequential):
-    """Updates a metric in the tape, and one that it does not list."""
-
-    def __init__(self, layers):
-        super().__init__(layers)
-        self.largest, self.deviation = Largest(), Deviation()
-
-    @property
-    def metrics(self):
-        return [self.largest]
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            scores = self(x, training=True)
-            self.largest.update_state(y, scores)
-            loss = self.compute_loss(y=y, y_pred=scores)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        self.deviation.update_state(y, scores)
-        results = self.largest.result(), self.deviation.result()
-        return {"loss": loss, "largest": results[0], "deviation": results[1]}
-
-
-class Scalars(Tracked):
-    """Gives a metric a number, which has no rows."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        self.largest.update_state(0, logs["loss"])
-        return logs
-
-
-@pytest.mark.parametrize("cls", [Tracked, Scalars])
-def test_in_a_step_of_the_users_own(cls):
-    layers = stacked(lambda: [keras.layers.Dense(3)], cls=cls, metrics=list)
-    assert_exact(layers, twice, kt.TowerStrategy(2), tolerance=2e-5)

@@ -88,13 +88,6 @@ CUT = {
 }
 
 
-def _many_layers(x):
-    """Each shape is made of several that led to the one before it."""
-    for _ in range(24):
-        x = tf.tensordot(x, tf.ones([3, 3]) / 3, 1)
-    return x
-
-
 SHAPES = {
     "first of the shape": lambda x: _normal([tf.shape(x)[0], 5]),
     "sliced shape": lambda x: _normal(tf.concat([tf.shape(x)[:-1], [2]], 0)),
@@ -104,25 +97,12 @@ SHAPES = {
 }
 DROPPED = {
     "twice": lambda x: _dropped(x)[:, :3],
-    "reshaped and back": lambda x: tf.reshape(
-        tf.reshape(x, [-1, 2]) + 1, [-1, 6]
-    ),
     "flattened": lambda x: tf.reshape(
         tf.reshape(x, [-1, 2, 3]), [tf.shape(x)[0], -1]
     ),
-    "of many layers": lambda x: _many_layers(
-        tf.reshape(x, [tf.shape(x)[0], -1, 3])
-    ),
     "groups of rows": lambda x: tf.reshape(x, [-1, 2]),
-    "after a loop": lambda x: tf.map_fn(lambda row: 2 * row, x),
-    "after a conditional": lambda x: tf.cond(
-        tf.reduce_sum(x) > 1e9, lambda: x, lambda: 2 * x
-    ),
     "transposed twice": lambda x: tf.transpose(tf.transpose(x) + 1),
     "range": lambda x: tf.cast(tf.range(tf.shape(x)[0]) > -1, tf.float32),
-    "interleaved": lambda x: tf.reshape(
-        tf.transpose(tf.stack([x, x + 1]), [1, 0, 2]), [-1, 6]
-    ),
 }
 SHAPES |= {
     name: lambda x, of=of: _dropped(of(x)) for name, of in DROPPED.items()

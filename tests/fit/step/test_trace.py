@@ -72,19 +72,6 @@ def test_an_update_in_a_branch_is_part_of_the_trace():
     assert "If" in types_in(found.graph)
 
 
-@pytest.mark.parametrize("kind", ["evaluate", "predict"])
-def test_what_does_not_train(kind):
-    training = []
-
-    def step(x):
-        training.append(kt.current_tower().training)
-        return x, x + 1
-
-    found = traced(step, kind=kind)
-    assert training == [False] and not found.updates
-    assert [result.shape[1] for result in found.results] == [6, 6]
-
-
 def test_a_batch_of_any_structure():
     batch = {
         "ragged": tf.RaggedTensorSpec([None, None], tf.float32),

@@ -92,17 +92,6 @@ def test_slots_that_the_first_update_of_a_step_makes(updates):
     assert_exact(make, trained, kt.TowerStrategy(3, updates=updates))
 
 
-class AddsRows(keras.layers.Layer):
-    def call(self, inputs):
-        self.add_loss(0.01 * tf.reduce_sum(inputs**2, -1))
-        return inputs
-
-
-def test_a_vector_given_to_add_loss():
-    make = stacked(lambda: [Dense(4), AddsRows(), Dense(3)])
-    assert_exact(make, trained, kt.TowerStrategy(2))
-
-
 def test_compiled_anew_while_it_is_fitted():
     class Unfreeze(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

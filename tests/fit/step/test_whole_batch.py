@@ -3,8 +3,6 @@
 That each class does so exactly is shown with all other classes.
 """
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -14,41 +12,20 @@ from keras import layers
 import keras_towers as kt
 from keras_towers.fit import contract
 from tests.kit.compare import assert_exact, close
-from tests.kit.long import some_of
 
 RANDOM = np.random.default_rng(0)
 # The last batch has one example, fewer than there are towers.
 IMAGES = RANDOM.random((17, 4, 4, 3)).astype("float32")
-MASKS = (RANDOM.random((17, 4, 4, 1)) > 0.5).astype("float32")
-GROUPS = RANDOM.integers(0, 3, 17)
 TARGETS = RANDOM.normal(size=(17, 1)).astype("float32")
-TEXTS = tf.constant(RANDOM.choice(["a", "a b", "b c a"], 17))
-RATIOS = ("dice", keras.losses.Tversky(), keras.losses.Dice(axis=(0, 1, 2, -1)))
 
 
-def segmenter(*losses, **options):
-    """A model with a head for each of some losses."""
-    keras.utils.set_random_seed(4)
-    inputs = layers.Input((4, 4, 3))
-    head = functools.partial(
-        layers.Conv2D, 1, 2, padding="same", activation="sigmoid"
-    )
-    heads = [head(name=f"head{i}")(inputs) for i, _ in enumerate(losses)]
-    parts = heads, list(losses), [MASKS for _ in losses]
-    heads, losses, targets = parts if heads[1:] else [one for (one,) in parts]
-    model = keras.Model(inputs, heads)
-    model.compile(keras.optimizers.SGD(0.1), losses, **options)
-    return model, IMAGES, targets
-
-
-def around(*middle, x=IMAGES, y=TARGETS, loss="mse"):
+def around(*middle):
     """A model with some layers, and its data."""
     keras.utils.set_random_seed(4)
-    inputs = layers.Input(tuple(x.shape[1:]), dtype=x.dtype)
-    ends = layers.Flatten(), layers.Dense(4 if y is GROUPS else 1)
-    model = keras.Sequential([inputs, *middle, *ends])
-    model.compile(keras.optimizers.SGD(0.1), loss)
-    return model, x, y
+    ends = layers.Flatten(), layers.Dense(1)
+    model = keras.Sequential([layers.Input((4, 4, 3)), *middle, *ends])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model, IMAGES, TARGETS
 
 
 def elastic():
@@ -57,36 +34,6 @@ def elastic():
         layers.Dense(3, "sigmoid"),
         layers.RandomElasticTransform(value_range=(0, 1)),
     )
-
-
-COUPLED = {
-    "ratios of sums": lambda: segmenter(*RATIOS),
-    "compared examples": lambda: around(y=GROUPS, loss=keras.losses.Circle()),
-    "one transformation": elastic,
-    "equalized histograms": lambda: around(
-        layers.RandAugment(value_range=(0, 1), num_ops=1, seed=3)
-    ),
-    "padding": lambda: around(
-        layers.TextVectorization(vocabulary=["a", "b", "c"]),
-        *(layers.Embedding(5, 3), layers.GlobalAveragePooling1D()),
-        x=TEXTS,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", some_of(COUPLED))
-def test_what_couples_examples(name):
-    _, x, y = COUPLED[name]()
-
-    def act(model):
-        targets = tf.nest.map_structure(lambda a: a[:8], y)
-        return model.train_on_batch(x[:8], targets)
-
-    def make():
-        keras.utils.set_random_seed(4)
-        return COUPLED[name]()[0]
-
-    assert_exact(make, act, kt.TowerStrategy(3), in_graph=True)
 
 
 def test_batches_of_a_fixed_size():

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tests.exactness import models as m
-from tests.fit.step.acts import Stepping, sparse
+from tests.fit.step.acts import Stepping
 
 WIDTH = m.FEATURES.shape[1]
 
@@ -103,22 +103,6 @@ class Together(ClippingSometimes, Unconditional):
     """Does all of it."""
 
 
-class Looking(Stepping):
-    """Uses what it counts: the loss depends on it."""
-
-    def prepare(self):
-        self.steps = tf.Variable(0.0, trainable=False, name="steps")
-
-    def before(self, x):
-        self.steps.assign_add(1.0)
-
-    def loss_of(self, y, p):
-        return sparse(y, p) / self.steps
-
-    def state(self):
-        return [self.steps.numpy()]
-
-
 class Queueing(Stepping):
     """Keeps the last features, as NNCLR does."""
 
@@ -134,29 +118,11 @@ class Queueing(Stepping):
         return [self.queue.numpy()]
 
 
-class Telling(Stepping):
-    """Logs what is no mean over examples."""
-
-    def prepare(self):
-        self.mean = keras.metrics.Mean()
-
-    def train_step(self, data):
-        x = data[0]
-        logs = super().train_step(data)
-        self.mean.update_state(x[:, 1])
-        derived = keras.ops.exp(self.mean.result())
-        rows = tf.shape(x)[0]
-        return {**logs, "rows": rows, "vector": x[0], "derived": derived}
-
-    def state(self):
-        return [self.mean.result().numpy()]
-
-
-def made(kind, *middle, **options):
+def made(kind, **options):
     """A function that builds and compiles a model, the same every time."""
 
     def make():
-        inner = m.mlp(*(layer() for layer in middle))
+        inner = m.mlp()
         model = kind(*inner.inputs, *inner.outputs)
         model.prepare()
         model.compile(keras.optimizers.SGD(0.02), **options)

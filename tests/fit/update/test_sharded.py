@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights import relocated
+from keras_towers.fit.update import sharded
+from keras_towers.fit.weights import tower_variables
 from tests.exactness import models as m
 from tests.exactness.contract import assert_contract
 from tests.fit.one_device import two_layers
@@ -144,23 +145,6 @@ def test_in_turns_with_other_blocks_and_one_device():
     same_model(found, wanted)
 
 
-def test_frozen_and_unfrozen_layers():
-    """A model that is compiled anew trains, and shares, other weights."""
-
-    def act(model):
-        first, second = model.layers[0], model.layers[-1]
-        histories = []
-        for frozen in (first, second):
-            first.trainable = second.trainable = True
-            frozen.trainable = False
-            model.compile(adam(), model.loss, run_eagerly=model.run_eagerly)
-            histories.append(fit(model))
-        return histories
-
-    strategy = kt.TowerStrategy(2, updates="sharded")
-    assert_exact(two_layers, act, strategy)
-
-
 def test_one_tower_has_nobody_to_share_with(caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         strategy = kt.TowerStrategy(1, updates="sharded")
@@ -170,13 +154,13 @@ def test_one_tower_has_nobody_to_share_with(caplog):
 
 def test_slots_are_created_where_they_stay(monkeypatch):
     places = []
-    place = relocated.RelocatedVariables.place
+    place = sharded.RelocatedVariables.place
 
     def noted(self, slot, device, home):
         places.append(slot._value.device == device)
         place(self, slot, device, home)
 
-    monkeypatch.setattr(relocated.RelocatedVariables, "place", noted)
+    monkeypatch.setattr(sharded.RelocatedVariables, "place", noted)
     inner = keras.optimizers.Adam(0.01)
     model = two_layers(lambda: keras.optimizers.LossScaleOptimizer(inner))
     with kt.TowerStrategy(2, updates="sharded"):
@@ -197,9 +181,8 @@ def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
     ):
         fit(model)
         state = [v.numpy() for v in all_variables(model)]
-        monkeypatch.setattr(relocated.variables_lib, "relocated", no_room)
+        monkeypatch.setattr(tower_variables, "relocated", no_room)
     monkeypatch.undo()
-    assert "scale_loss" not in vars(model.optimizer)
     assert "fit" not in vars(model)
     for now, before in zip(all_variables(model), state, strict=True):
         close(now.numpy(), before)

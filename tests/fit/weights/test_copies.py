@@ -1,7 +1,6 @@
 """Variables exist once, or with a copy on each tower where that is needed."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -17,42 +16,6 @@ pytestmark = pytest.mark.core
 @pytest.fixture
 def strategy():
     return kt.TowerStrategy(3)
-
-
-def test_held_once_a_variable_stays_where_it_is(strategy):
-    copies = Copies(strategy._config, mirrors=False)
-    variable = keras.Variable([1.0, 2.0])
-    value = variable._value
-    assert not copies.place(variable) and not copies.hold_once(variable)
-    assert variable._value is value
-    assert not copies.handles()
-
-
-def test_with_copies_all_towers_have_its_value_until_they_are_taken_back(
-    strategy,
-):
-    copies = Copies(strategy._config, mirrors=True)
-    variable, other = keras.Variable([1.0, 2.0]), keras.Variable(3.0)
-    value = variable._value
-    assert copies.place(variable) and not copies.place(variable)
-    copies.place(other)
-    towers = variable._value.values
-    assert towers[0] is value and len(towers) == 3
-    assert [t.device[-5:] for t in towers] == ["CPU:0", "CPU:1", "CPU:2"]
-    for tower in towers:
-        np.testing.assert_array_equal(tower, [1, 2])
-    handles = copies.handles()[id(value.handle)]
-    assert all(h is t.handle for h, t in zip(handles, towers, strict=True))
-    with copies.first_seen():
-        assert variable._value is value
-    assert variable._value.values[2] is towers[2]
-    variable.assign([4.0, 5.0])
-    copies.restore(variable)
-    assert variable._value is value and variable.numpy().tolist() == [4, 5]
-    copies.restore_all()
-    assert not isinstance(other._value, compat.DistributedVariable)
-    # It may be placed again.
-    assert copies.place(variable)
 
 
 def test_made_in_the_block_it_is_held_once_with_what_all_had(strategy):

@@ -2,7 +2,6 @@
 
 import functools
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -36,13 +35,6 @@ def batched(x):
     return {"x": data.batch(BATCH), "batch_size": None}
 
 
-@case(plain)
-def split_by_positives(y, p):
-    k = tf.minimum(positives(y), 5)
-    a, _ = tf.split(tf.linspace(0.1, 1.0, 6), [k, 6 - k])
-    return errors(y, p) * tf.reduce_sum(a)
-
-
 def _mostly_positive():
     """Targets of which each share of a batch has some above zero."""
     signs = np.where(np.arange(EXAMPLES) % 3, 1.0, -1.0)
@@ -69,21 +61,6 @@ def sparse_product(y, p):
     return tf.square(tf.sparse.sparse_dense_matmul(q, tf.eye(3)) - y)
 
 
-@case(plain)
-def ragged_means(y, p):
-    lengths = tf.cast(y[:, 0] > 0, tf.int32) + 1
-    q = tf.RaggedTensor.from_tensor(p, lengths)
-    return tf.square(tf.reduce_mean(q, 1) - y[:, 0])
-
-
-@case(plain, classes)
-def weighed_by_frequency(y, p):
-    y = tf.reshape(tf.cast(y, tf.int32), [-1])
-    _, at, n = tf.unique_with_counts(y)
-    e = tf.nn.sparse_softmax_cross_entropy_with_logits(y, p)
-    return tf.reduce_mean(e / tf.cast(tf.gather(n, at), tf.float32))
-
-
 @case(plain, classes)
 def confusion(y, p):
     y = tf.reshape(tf.cast(y, tf.int32), [-1])
@@ -101,10 +78,6 @@ def partitioned(y, p):
 
 def _best(p):
     return tf.argmax(tf.stop_gradient(p), 1, tf.int32)
-
-
-def _labels(y):
-    return tf.reshape(y, [-1])
 
 
 @case(plain)
@@ -127,18 +100,6 @@ def action_of_the_first(y, p):
     return tf.square(picked * y[0, 0])
 
 
-@case(plain)
-def largest_two(y, p):
-    best, _ = tf.math.top_k(tf.concat([p, 2 * p], 1), 2)
-    return tf.reduce_sum(tf.square(best - y), 1)
-
-
-@case(plain)
-def largest_of_all(y, p):
-    best, _ = tf.math.top_k(tf.transpose(p), 1)
-    return tf.reduce_sum(tf.square(best))
-
-
 # How many of six are real; no share of a batch has the same longest.
 _LENGTHS = 1 + np.arange(EXAMPLES, dtype="int32") % 6
 
@@ -153,18 +114,6 @@ def _of_lengths(call):
         return call(tf.tanh(data["x"] @ weight), n)
 
     return with_weight(body, (3, 4))
-
-
-@case(_of_lengths, _with_lengths)
-def last_of_each(x, n):
-    """The output at the end of every sequence."""
-    return tf.gather(x, n - 1, batch_dims=1)
-
-
-@case(_of_lengths, _with_lengths)
-def last_of_all(x, n):
-    """The output at the end of the longest sequence."""
-    return x[:, tf.reduce_max(n - 2)]
 
 
 @case(_of_lengths, _with_lengths)
@@ -189,11 +138,6 @@ def _of_ragged(call):
     return with_weight(body, (3, 4))
 
 
-@case(_of_ragged, lambda: _ragged_numbers("int32"))
-def mean_of_rows_with_short_splits(x):
-    return tf.reduce_mean(x, 1)
-
-
 @case(_of_ragged, _ragged_numbers)
 def dense_and_flat(x):
     """The mean of a padded batch, in which padding counts."""
@@ -214,23 +158,8 @@ def dense_of_sparse(w, x):
     return tf.sparse.to_dense(x) @ w
 
 
-@case(_of_sparse, _sparse_numbers)
-def centred_entries(w, x):
-    """The mean of all entries of the batch is taken from each."""
-    off = x.values - tf.reduce_mean(x.values)
-    x = tf.SparseTensor(x.indices, off, x.dense_shape)
-    return tf.sparse.sparse_dense_matmul(x, w)
-
-
 def _of_tokens(call):
     return with_layers(Own(call), shape=(8,), dtype="int32")
-
-
-@case(_of_tokens, tokens)
-def classes_that_are_there(x):
-    """One-hot over as many classes as the batch has: its width varies."""
-    depth = tf.reduce_max(x[:, 0]) + 1
-    return tf.reduce_mean(tf.one_hot(x, depth), (1, 2))[:, None]
 
 
 @case(_of_tokens, tokens)
@@ -247,14 +176,6 @@ def how_many_of_each_in_all(x):
     bag = tf.math.bincount(words, minlength=9, maxlength=9)
     share = tf.cast(bag, tf.float32) / tf.cast(tf.size(x), tf.float32)
     return tf.gather(share, x)
-
-
-@case(by_loss)
-def nonzero_in_the_mean(y, p):
-    """Keras's and TensorFlow's count_nonzero over the batch."""
-    wrong = tf.nn.relu(tf.abs(y - p) - 0.3)
-    some = tf.math.count_nonzero(wrong, dtype=tf.float32)
-    return tf.reduce_sum(wrong) / (some + 1e-3)
 
 
 @case(layered, units=6)
@@ -294,12 +215,6 @@ def ragged_to_dense(table, x):
 
 
 @case(_of_table, _ragged_words)
-def ragged_to_the_longest(table, x):
-    """Padded to the batch's longest, and the padding is counted."""
-    return tf.reduce_mean(tf.gather(table, x.to_tensor()), 1)
-
-
-@case(_of_table, _ragged_words)
 def ragged_words_alike(table, x):
     """Every word counts alike, whichever example it is in."""
     words = tf.gather(table, x.values)
@@ -308,26 +223,8 @@ def ragged_words_alike(table, x):
     return tf.tanh(tf.ensure_shape(sums[: rows(x)], (None, 4)))
 
 
-@case(_of_sparse, _sparse_numbers)
-def sparse_product_of_rows(w, x):
-    return tf.sparse.sparse_dense_matmul(x, w)
-
-
-@case(_of_sparse, _sparse_numbers)
-def sparse_softmax_of_all(w, x):
-    """The number of entries of the whole batch scales each one."""
-    filled = tf.cast(tf.size(x.values), tf.float32)
-    return tf.sparse.sparse_dense_matmul(x, w) * 10.0 / filled
-
-
 def _strings():
     return batched(np.array(["low", "mid", "high", "odd"])[whole(4)])
-
-
-@case(_of_table, _strings)
-def words_in_a_table(table, x):
-    lookup = keras.layers.StringLookup(vocabulary=["low", "high"])
-    return tf.gather(table, lookup(x))
 
 
 @case(_of_table, _strings)
@@ -335,9 +232,3 @@ def words_by_hash(table, x):
     length = tf.cast(tf.strings.length(x), tf.float32)
     number = tf.strings.to_hash_bucket_fast(x, 9)
     return tf.gather(table, number) * length[:, None]
-
-
-@case(_of_table, _strings)
-def words_numbered_by_the_batch(table, x):
-    """tf.unique numbers words in the order in which they come."""
-    return tf.gather(table, tf.unique(x)[1])

@@ -1,7 +1,5 @@
 """Ways to learn: gradients, teachers, adversaries, penalties, play."""
 
-import functools
-
 import keras
 import tensorflow as tf
 
@@ -10,10 +8,8 @@ from tests.partition.cases.table import (
     WIDTH,
     Own,
     apply,
-    by_default,
     by_loss,
     case,
-    classes,
     default_loss,
     dense,
     errors,
@@ -26,7 +22,6 @@ from tests.partition.cases.table import (
     plain,
     rows,
     stepped,
-    weighing,
     with_layers,
     with_variable,
 )
@@ -62,20 +57,6 @@ def checked_to_be_finite(grads):
 def weights_of_examples_by_loss(model, x, y):
     e = errors(y, model(x, training=True))
     return tf.reduce_sum(tf.stop_gradient(tf.nn.softmax(e)) * e)
-
-
-def _moved(model, x, y, change):
-    """A step on examples that were moved along their gradients."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = default_loss(model, x, y)
-    moved = x + change(tape.gradient(loss, x))
-    return by_default(model, moved, y)
-
-
-@case(stepped)
-def moved_by_gradient(model, x, y):
-    return _moved(model, x, y, lambda g: 5.0 * g)
 
 
 @case(layered, units=4)
@@ -117,38 +98,6 @@ def recomputed():
     return with_layers(layer)
 
 
-@case(weighing, shape=(6, 6), initial=0.1, trainable=True)
-def stopped_when_all_converged(layer, x):
-    """Deep equilibrium, with a test of convergence over the batch."""
-
-    def far(z, old):
-        return tf.reduce_mean(tf.abs(z - old)) > 0.05
-
-    def body(z, old=None):
-        return tf.tanh(z @ layer.kept * 0.7 + x), z
-
-    start = (tf.tanh(x), tf.zeros_like(x))
-    z, _ = tf.while_loop(far, body, start)
-    return body(tf.stop_gradient(z))[0]
-
-
-@case(stepped)
-def gradients_projected(net, x, y):
-    """PCGrad: one task's gradient is projected if the tasks disagree."""
-    weights = net.trainable_variables
-    with tf.GradientTape(persistent=True) as tape:
-        p = net(x, training=True)
-        one, two = mse(y, p), tf.reduce_mean(tf.abs(p - 1))
-    first, second = tape.gradient(one, weights), tape.gradient(two, weights)
-    moves = []
-    for a, b in zip(first, second, strict=True):
-        dot = tf.reduce_sum(a * b)
-        away = tf.where(dot < 0, dot / tf.reduce_sum(b * b), 0.0)
-        moves.append(a - away * b + b)
-    net.optimizer.apply(moves, weights)
-    return {"loss": one}
-
-
 def _taught(after):
     """Train a student, and do something with its teacher after each step."""
 
@@ -176,68 +125,11 @@ def _pairs(net):
 
 
 @case(_taught)
-def teacher_that_follows(net, x):
-    for old, new in _pairs(net):
-        old.assign(0.9 * old + 0.1 * new)
-
-
-@case(_taught)
 def teacher_if_it_is_worse(net, x):
     """The teacher follows only where the batch's loss says so."""
     worse = tf.reduce_mean(net.student(x) ** 2) > tf.reduce_mean(x)
     for old, new in _pairs(net):
         old.assign(tf.where(worse, new, old))
-
-
-@case()
-def centred_teacher():
-    """DINO: the teacher's outputs less a moving mean of them, and sharpened."""
-
-    def step(net, x, y):
-        taught = net.teacher(x)
-        with tf.GradientTape() as tape:
-            p = tf.nn.log_softmax(net.student(x))
-            aim = tf.nn.softmax((taught - net.centre) / 0.1)
-            loss = -tf.reduce_mean(tf.reduce_sum(aim * p, 1))
-        logs = apply(net, tape, loss)
-        mean = tf.reduce_mean(taught, 0)
-        mean /= tf.norm(mean) + 0.1
-        net.centre.assign(0.5 * net.centre + 0.5 * mean)
-        return logs
-
-    net = _with_teacher(step, 4)
-    net.centre = net.add_weight(shape=(4,), trainable=False, name="centre")
-    return net
-
-
-@case(minimized)
-def small_losses_only(net, x, y):
-    """Co-teaching: the easier half of the batch trains the other."""
-    each = errors(y, net(x, training=True))
-    keep = tf.argsort(each)[: rows(x) // 2]
-    return tf.reduce_mean(tf.gather(each, keep))
-
-
-@case(stepped)
-def adversarial_examples(model, x, y):
-    """FGSM: the sign of an example's gradient does not know the batch."""
-    return _moved(model, x, y, lambda g: 0.1 * tf.sign(g))
-
-
-@case(stepped)
-def sharpness_aware(net, x, y):
-    """SAM: weights move along the gradient's direction, and back."""
-    weights = net.trainable_variables
-    _, slopes = gradients_of(net, x, y)
-    norm = tf.linalg.global_norm(slopes)
-    moves = [0.1 * g / (norm + 1e-6) for g in slopes]
-    for weight, move in zip(weights, moves, strict=True):
-        weight.assign_add(move)
-    loss, slopes = gradients_of(net, x, y)
-    for weight, move in zip(weights, moves, strict=True):
-        weight.assign_sub(move)
-    net.optimizer.apply(slopes, weights)
-    return {"loss": loss}
 
 
 @case(minimized)
@@ -252,46 +144,9 @@ def learned_by_one_step_ahead(net, x, y):
     return mse(y, out) + 0.1 * default_loss(net, x, y)
 
 
-_agent = functools.partial(of_parts, policy=3, value=1)
-
-
 def _chosen(logits, y):
     action = tf.cast(tf.reshape(y, [-1]), tf.int32)
     return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, logits)
-
-
-@case(_agent, classes)
-@minimizing
-def advantages_made_normal(net, x, y):
-    """PPO normalizes advantages over the batch."""
-    off = x[:, 0] - tf.stop_gradient(net.value(x)[:, 0])
-    off -= tf.reduce_mean(off)
-    off /= tf.math.reduce_std(off) + 1e-3
-    ratio = tf.exp(_chosen(net.policy(x), y) + 1.1)
-    kept = tf.clip_by_value(ratio, 0.8, 1.2)
-    loss = -tf.reduce_mean(tf.minimum(ratio * off, kept * off))
-    return loss + mse(x[:, :1], net.value(x))
-
-
-@case(data=classes)
-def temperature_that_learns():
-    """SAC: the temperature's gradient is a mean; its own update by hand."""
-
-    def step(net, x, y):
-        with tf.GradientTape() as tape:
-            logits = net.policy(x)
-            chances = tf.nn.softmax(logits)
-            entropy = -tf.reduce_sum(chances * tf.math.log(chances), 1)
-            heat = tf.exp(net.heat)
-            loss = -tf.reduce_mean(_chosen(logits, y) + heat * entropy)
-        logs = apply(net, tape, loss)
-        off = tf.reduce_mean(entropy) - 0.9
-        net.heat.assign(tf.maximum(net.heat - 0.9 * off, -1.0))
-        return logs
-
-    net = of_parts(step, policy=3)
-    net.heat = net.add_weight(shape=(), trainable=False, name="heat")
-    return net
 
 
 class _Halves(keras.constraints.Constraint):
@@ -316,24 +171,6 @@ def constrained_and_regularized():
         dense(4, kernel_constraint=_Halves(), kernel_regularizer=_Apart()),
         dense(3, kernel_constraint="unit_norm", bias_regularizer="l1l2"),
     )
-
-
-@case()
-def regularized_activity():
-    """Keras divides the sum by the batch size."""
-    return with_layers(dense(4, "tanh", activity_regularizer="l2"))
-
-
-@case(weighing, units=4)
-def added_mean(layer, x):
-    layer.add_loss(tf.reduce_mean(x**2))
-    return x
-
-
-@case(weighing, units=4)
-def added_sum(layer, x):
-    layer.add_loss(0.01 * tf.reduce_sum(x**2))
-    return x
 
 
 class _Slower(keras.callbacks.Callback):
@@ -365,16 +202,3 @@ class _Freezing(keras.callbacks.Callback):
 @case(options=lambda: {"callbacks": [_Freezing()]})
 def frozen_by_a_callback():
     return plain("mse", 1)
-
-
-@case(minimized)
-def physics(model, x, y):
-    """The residual of an equation, by derivatives of the network."""
-    with tf.GradientTape() as second:
-        second.watch(x)
-        with tf.GradientTape() as first:
-            first.watch(x)
-            u = model(x, training=True)
-        slope = first.gradient(u, x)
-    curve = second.gradient(slope, x)
-    return mse(y[:, 0], curve[:, 0] + u[:, 0]) + mse(y, u)

@@ -25,12 +25,6 @@ def contrastive(y, p):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(at, s)
 
 
-@case(plain)
-def alike_pairs(y, p):
-    """Two views of one example, as in SimSiam."""
-    return -tf.reduce_sum(_unit(p) * _unit(tf.stop_gradient(p + y)), -1)
-
-
 @case(plain, binary)
 def area_under_curve(y, p):
     up = tf.boolean_mask(p, y > 0)
@@ -93,14 +87,6 @@ def proxies_that_have_an_anchor(y, p):
 
 
 @case(plain, classes, outputs=4)
-def centre_of_the_class(y, p):
-    """Center loss with centres from the batch."""
-    own = tf.reshape(tf.cast(y, tf.int32), [-1])
-    centres = tf.math.unsorted_segment_mean(p, own, 3)
-    return tf.reduce_sum(tf.square(p - tf.gather(centres, own)), 1)
-
-
-@case(plain, classes, outputs=4)
 def hardest_of_the_batch(y, p):
     far = tf.norm(p[:, None] - p[None] + 1e-3, axis=-1)
     same = tf.cast(y == tf.transpose(y), tf.float32)
@@ -114,14 +100,6 @@ def only_the_diagonal(y, p):
     """A matrix of all pairs, of which only the pairs of each are used."""
     near = tf.matmul(_unit(p), _unit(y), transpose_b=True)
     return -tf.linalg.diag_part(near)
-
-
-@case(plain, _pairs, outputs=4)
-def sigmoid_of_all_pairs(y, p):
-    """SigLIP: a sum over all pairs."""
-    near = tf.matmul(_unit(p), _unit(y), transpose_b=True)
-    sign = 2 * tf.eye(rows(p)) - 1
-    return -tf.reduce_mean(tf.math.log_sigmoid(sign * near))
 
 
 @case(minimized, outputs=3)
@@ -139,15 +117,6 @@ def views_interleaved(net, x, y):
     both = net(tf.reshape(views, [-1, 6]), training=True)
     one, two = both[::2], both[1::2]
     return mse(one, tf.stop_gradient(two)) + mse(y, two)
-
-
-@case(plain, classes, outputs=4)
-def proxies_of_classes(y, p):
-    """Each example against weights of all classes, none of other examples."""
-    near = _near_centres(p) * 3
-    own = tf.reshape(tf.cast(y, tf.int32), [-1])
-    right = tf.gather(near, own, axis=1, batch_dims=1)
-    return tf.reduce_logsumexp(near, 1) - right
 
 
 @case(plain, classes, outputs=4)

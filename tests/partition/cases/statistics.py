@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tests.partition.cases.table import (
     WIDTH,
-    binary,
     case,
     count,
     errors,
@@ -20,34 +19,12 @@ from tests.partition.cases.table import (
 
 
 @case(plain)
-def centred_in_cond(y, p):
-    def centred():
-        return p - tf.reduce_mean(p, 0)
-
-    return tf.square(tf.cond(tf.size(p) > 0, centred, lambda: p) - y)
-
-
-@case(plain)
 def centred_in_function(y, p):
     @tf.function
     def centre(p):
         return p / tf.reduce_sum(tf.square(p), 0)
 
     return tf.square(centre(p) - y)
-
-
-@case(plain)
-def variance_by_moments(y, p):
-    _, v = tf.nn.moments(p - y, [0])
-    return tf.reduce_mean(v)
-
-
-@case(plain)
-def mean_of_the_hard_without_nan(y, p):
-    e = errors(y, p)
-    hard = tf.cast(e > 0.5, tf.float32)
-    total = tf.reduce_sum(e * hard)
-    return tf.math.divide_no_nan(total, tf.reduce_sum(hard))
 
 
 @case(plain)
@@ -58,36 +35,6 @@ def barlow_twins(y, p):
 
 
 @case(plain)
-def entropy_of_mean(y, p):
-    m = tf.reduce_mean(tf.nn.softmax(p), 0)
-    return tf.reduce_sum(m * tf.math.log(m))
-
-
-@case(plain)
-def root_of_mean(y, p):
-    return tf.sqrt(tf.reduce_mean(tf.square(p - y)))
-
-
-@case(plain, binary)
-def dice_by_hand(y, p):
-    p = tf.sigmoid(p)
-    return 1 - 2 * tf.reduce_sum(p * y) / tf.reduce_sum(p + y)
-
-
-@case(plain)
-def above_mean(y, p):
-    e = tf.reduce_mean(tf.square(p - y), -1)
-    return tf.where(e > tf.reduce_mean(e), e, 0.1 * e)
-
-
-@case(plain)
-def histogram_matched(y, p):
-    h = tf.histogram_fixed_width(y, [-2.0, 2.0], 4)
-    h = tf.cast(h, tf.float32) / count(y)
-    return errors(y, p) * tf.reduce_max(h)
-
-
-@case(plain)
 def diagonal_of_sum(y, p):
     c = tf.matmul(p, p, transpose_a=True)
     c = tf.linalg.set_diag(c, tf.ones([3]))
@@ -95,18 +42,8 @@ def diagonal_of_sum(y, p):
 
 
 @case(plain)
-def cumulative(y, p):
-    return tf.square(tf.cumsum(p) - y)
-
-
-@case(plain)
 def softmax_over_batch(y, p):
     return -y * tf.math.log(tf.nn.softmax(p, axis=0))
-
-
-@case(plain)
-def reversed_targets(y, p):
-    return tf.square(p - y[::-1])
 
 
 @case(plain)
@@ -128,12 +65,6 @@ def least_squares(y, p):
     g = tf.matmul(p, p, transpose_a=True) + tf.eye(3)
     b = tf.linalg.solve(g, tf.matmul(p, y, transpose_a=True))
     return tf.square(p @ b - y)
-
-
-@case(plain)
-def singular_values(y, p):
-    s = tf.linalg.svd(p, compute_uv=False)
-    return tf.reduce_sum(s) + tf.reduce_mean(tf.square(p - y))
 
 
 @case(plain)
@@ -167,17 +98,6 @@ def contractive_autoencoder(net, x, y):
     jacobian = inner.batch_jacobian(code, x)
     squares = tf.reduce_sum(tf.square(jacobian), (1, 2))
     return mse(x, net.decoder(code)) + 0.1 * tf.reduce_mean(squares)
-
-
-@case(_autoencoder)
-@minimizing
-def deviation_as_a_feature(net, x, y):
-    """StyleGAN's discriminator: deviation over the batch is one feature."""
-    code = net.encoder(x)
-    spread = tf.math.reduce_std(code, 0)
-    extra = tf.fill((rows(x), 1), tf.reduce_mean(spread))
-    wide = tf.concat([code[:, :3], extra], 1)
-    return mse(x, net.decoder(wide))
 
 
 @case()

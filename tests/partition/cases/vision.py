@@ -17,7 +17,6 @@ from tests.partition.cases.table import (
     of_parts,
     rows,
     stacked,
-    weighing,
     whole,
     with_layers,
     with_weight,
@@ -42,29 +41,12 @@ def _seen(call, **options):
     return with_layers(before, Own(call), after, shape=(6, 6, 2), **options)
 
 
-@case(data=_masks)
-def dice_of_keras():
-    return _pixels(keras.losses.Dice(name="dice"))
-
-
 @case(_pixels, _masks)
 def hardest_pixels(y, p):
     """OHEM: only the hardest fifth of all pixels of the batch counts."""
     each = tf.reshape(tf.square(y - p), [-1])
     kept, _ = tf.math.top_k(each, tf.size(each) // 5)
     return tf.reduce_mean(kept)
-
-
-@case(_pixels, _masks)
-def hardest_pixels_of_each(y, p):
-    each = tf.reshape(tf.square(y - p), [rows(y), -1])
-    kept, _ = tf.math.top_k(each, tf.shape(each)[1] // 5)
-    return tf.reduce_mean(kept, 1)
-
-
-@case(_pixels, _masks)
-def structural_similarity(y, p):
-    return 1 - tf.image.ssim(y, p, 1.0, filter_size=3)
 
 
 @case(_seen, images)
@@ -91,11 +73,6 @@ def atrous_by_space_to_batch(x):
     return tf.batch_to_space(x, [2, 2], [[0, 0], [0, 0]])
 
 
-@case(data=images)
-def standardized_images():
-    return _seen(tf.image.per_image_standardization)
-
-
 @case(_seen, images)
 def resized_images(x):
     return tf.image.resize(x, [4, 5], antialias=True)
@@ -116,17 +93,6 @@ def cropped_by_boxes(x):
     """Boxes of every image, with indices of their images."""
     box = tf.tile([[0.1, 0.0, 0.8, 0.9]], [rows(x), 1])
     return tf.image.crop_and_resize(x, box, tf.range(rows(x)), [3, 3])
-
-
-@case(data=lambda: (normal(6, 6, 2), whole(2, 1).astype("float32")))
-def normalized_by_positives():
-    """Detection: the loss is divided by the number of positives."""
-
-    def loss(y, p):
-        each = keras.losses.binary_crossentropy(y, p, from_logits=True)
-        return tf.reduce_sum(each) / tf.maximum(tf.reduce_sum(y), 1.0)
-
-    return _seen(tf.identity, loss=loss)
 
 
 @case(_seen, images)
@@ -223,24 +189,6 @@ def sparse_attention_over_features(x):
 def binned_by_fixed_limits(x):
     number = tf.raw_ops.Bucketize(input=x, boundaries=[-1.0, 0.0, 1.0])
     return tf.reduce_sum(tf.one_hot(number, 4), 1)
-
-
-@case(data=lambda: (normal(32), normal(1)))
-def spectrogram():
-    def spectrum(x):
-        return tf.math.log1p(tf.abs(tf.signal.stft(x, 8, 4)))
-
-    layers = dense(32), Own(spectrum), keras.layers.Flatten()
-    return with_layers(*layers, shape=(32,))
-
-
-@case(weighing, shape=(6, 3), initial=0.3, trainable=True)
-def factorized_wrongly(layer, x):
-    """The sum runs over axis 0 instead of -1, and is broadcast again."""
-    square = tf.square(x @ layer.kept)
-    squares = tf.square(x) @ tf.square(layer.kept)
-    total = tf.reduce_sum(square - squares, 0)
-    return tf.tanh(x[:, :3] + total)
 
 
 @case(data=images)

@@ -4,11 +4,9 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import classes, images, normal
-from tests.partition.hostile.structured import pixels
+from tests.partition.cases.table import images
 from tests.partition.hostile.table import (
     built,
-    cross_entropy,
     fitted,
     hand,
     mlp,
@@ -46,32 +44,6 @@ def cox(m, x, y):
     return -tf.reduce_sum((risk - at_risk) * event) / (
         tf.reduce_sum(event) + 1e-7
     )
-
-
-@hand(net=net(8, 1))
-def listwise(m, x, y):
-    score = m.net(x)[:, 0]
-    _, order = tf.math.top_k(y[:, 0], tf.shape(y)[0])
-    ranked = tf.gather(score, order)
-    after = tf.math.log(tf.cumsum(tf.exp(ranked), reverse=True))
-    place = tf.argsort(tf.argsort(score, direction="DESCENDING"))
-    discount = 1 / tf.math.log(2.0 + tf.cast(place, tf.float32))
-    gain = tf.reduce_sum(tf.nn.relu(y[:, 0]) * discount)
-    return tf.reduce_mean(after - ranked) + 0 * gain
-
-
-@hand(classes, net=net(8, 1))
-def lovasz_hinge(m, x, y):
-    logits, labels = m.net(x)[:, 0], tf.cast(y[:, 0] > 0, tf.float32)
-    errors = 1 - logits * (2 * labels - 1)
-    errors, order = tf.math.top_k(errors, tf.size(errors))
-    labels = tf.gather(labels, order)
-    total = tf.reduce_sum(labels)
-    both = total - tf.cumsum(labels)
-    union = total + tf.cumsum(1 - labels)
-    jaccard = 1 - both / union
-    jaccard = tf.concat([jaccard[:1], jaccard[1:] - jaccard[:-1]], 0)
-    return tf.tensordot(tf.nn.relu(errors), tf.stop_gradient(jaccard), 1)
 
 
 @hand(net=net(8, 2))
@@ -113,33 +85,6 @@ def whitened_by_zca(m, x, y):
     return tf.reduce_mean((m.head(z @ root) - y) ** 2)
 
 
-@hand(net=net(8, 4), head=net(1, shape=(4,)), seen=lambda: state(4, 4))
-def whitened_by_cholesky(m, x, y):
-    z = m.net(x)
-    cov = tf.einsum("ni,nj->ij", z, z) / tf.cast(tf.shape(z)[0], tf.float32)
-    m.seen.assign(0.9 * m.seen + 0.1 * cov)
-    low = tf.linalg.cholesky(cov + 0.3 * tf.eye(4))
-    white = tf.linalg.triangular_solve(low, tf.transpose(z))
-    iterated = tf.eye(4)
-    for _ in range(3):
-        iterated = 1.5 * iterated - 0.5 * iterated @ iterated @ cov
-    volume = tf.linalg.logdet(cov + tf.eye(4))
-    return (
-        tf.reduce_mean((m.head(tf.transpose(white)) - y) ** 2)
-        + 0.01 * volume
-        + 0.01 * tf.linalg.trace(iterated)
-    )
-
-
-@hand(net=net(8, 1))
-def least_squares_in_the_step(m, x, y):
-    """Fit a head in closed form; train what is below by what is left."""
-    h = m.net.layers[0](x)
-    gram = tf.matmul(h, h, transpose_a=True) + 0.5 * tf.eye(8)
-    head = tf.linalg.solve(gram, tf.matmul(h, y, transpose_a=True))
-    return tf.reduce_mean((h @ head - y) ** 2) + tf.reduce_mean(m.net(x) ** 2)
-
-
 @fitted(images)
 def spectral_and_standardised():
     class Standardised(layers.Conv2D):
@@ -160,20 +105,6 @@ def spectral_and_standardised():
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     model.jit_compile = False
     return model
-
-
-@hand(images, net=pixels)
-def style_and_total_variation(m, x, y):
-    made = m.net(x, training=True)
-    gram = tf.einsum("bhwc,bhwd->bcd", made, made) / 36
-    batch_gram = tf.reduce_mean(gram, 0)
-    variation = tf.reduce_mean(tf.image.total_variation(made))
-    alike = tf.image.ssim(made[..., :1], x[..., :1], 1.0, filter_size=3)
-    return (
-        tf.reduce_sum((gram - batch_gram) ** 2)
-        + 0.01 * variation
-        - tf.reduce_mean(alike)
-    )
 
 
 # What depends on numbers of the step
@@ -215,41 +146,6 @@ def written_for_autograph(m, x, y):
     return lost(m.net(x), y)
 
 
-@hand(net=net(8, 6))
-def until_it_converges(m, x, y):
-    """A deep equilibrium of the batch, with the gradient of its last step."""
-
-    def ahead(z):
-        return 0.5 * tf.tanh(m.net(z) + x)
-
-    def more(z, before, steps):
-        return (tf.norm(z - before) > 1e-3 * tf.norm(before)) & (steps < 30)
-
-    z, _, steps = tf.while_loop(
-        more,
-        lambda z, _, steps: (ahead(z), z, steps + 1),
-        [ahead(x), x, tf.constant(0)],
-    )
-    z = ahead(tf.stop_gradient(z))
-    return tf.reduce_mean((tf.reduce_sum(z, 1, keepdims=True) - y) ** 2)
-
-
-@hand(net=net(8, 3), centres=lambda: keras.Variable(normal(3)[:4]))
-def clustered_by_a_loop(m, x, y):
-    z = m.net(x)
-    centres = m.centres.value
-    for _ in range(3):
-        far = tf.reduce_sum((z[:, None] - centres[None]) ** 2, -1)
-        near = tf.nn.softmax(-far)
-        mass = tf.reduce_sum(near, 0)[:, None] + 1e-3
-        centres = tf.matmul(near, z, transpose_a=True) / mass
-    target = near**2 / (tf.reduce_sum(near, 0) + 1e-3)
-    target = tf.stop_gradient(target / tf.reduce_sum(target, 1, keepdims=True))
-    return tf.reduce_mean(
-        keras.losses.kl_divergence(target, tf.nn.softmax(-far))
-    )
-
-
 COUNTED = []
 
 
@@ -274,13 +170,3 @@ def table():
     made = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
     made.insert(tf.range(2), [0.5, 2.0])
     return made
-
-
-@hand(classes, net=net(8, 3), seen=lambda: [table()])
-def counted_in_a_table(m, x, y):
-    weight = 1 + m.seen[0].lookup(y[:, 0])
-    words, _, counts = tf.unique_with_counts(y[:, 0])
-    before = m.seen[0].lookup(words)
-    m.seen[0].insert(words, before + tf.cast(counts, tf.float32))
-    lost = tf.reduce_mean(cross_entropy(y, m.net(x)) / weight)
-    return lost

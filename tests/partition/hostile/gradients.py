@@ -78,24 +78,6 @@ noted("gan", lambda: _gan(False), numbers)
 noted("wgan_gp", lambda: _gan(True), numbers)
 
 
-@hand(net=net(8, 1))
-def sam(m, x, y):
-    weights = m.trainable_variables
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((m.net(x) - y) ** 2)
-    gradients = tape.gradient(loss, weights)
-    scale = 0.05 / (tf.linalg.global_norm(gradients) + 1e-12)
-    for w, g in zip(weights, gradients, strict=True):
-        w.assign_add(scale * g)
-    with tf.GradientTape() as tape:
-        again = tf.reduce_mean((m.net(x) - y) ** 2)
-    there = tape.gradient(again, weights)
-    for w, g in zip(weights, gradients, strict=True):
-        w.assign_sub(scale * g)
-    m.optimizer.apply(there, weights)
-    return {"loss": loss, "sharp": again - loss}
-
-
 @hand(net=net(8, 2), weights_=lambda: keras.Variable([1.0, 1.0]))
 def gradnorm(m, x, y):
     shared = m.net.layers[0].kernel
@@ -187,26 +169,6 @@ def accumulated(m, x, y):
     return {"loss": loss, "norm": norm}
 
 
-@hand(net=net(8, 1), scale=lambda: state(value=64.0), good=state)
-def loss_scaled_by_hand(m, x, y):
-    weights = m.trainable_variables
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((m.net(x) - y) ** 2)
-        scaled = loss * m.scale
-    gradients = [g / m.scale for g in tape.gradient(scaled, weights)]
-    finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(g)) for g in gradients]
-    )
-
-    def grow():
-        m.optimizer.apply(gradients, weights)
-        m.good.assign_add(1)
-        return m.scale.assign(m.scale * tf.where(m.good > 2, 2.0, 1.0))
-
-    tf.cond(finite, grow, lambda: m.scale.assign(m.scale / 2))
-    return {"loss": loss, "scale": m.scale}
-
-
 # Decisions, values and codes
 
 
@@ -234,24 +196,6 @@ def ppo(m, x, y):
     p = tf.nn.softmax(logits)
     entropy = -tf.reduce_mean(tf.reduce_sum(p * tf.math.log(p + 1e-8), 1))
     return policy + tf.reduce_mean((returns - value) ** 2) - 0.01 * entropy
-
-
-@hand(_episodes, net=net(8, 4))
-def actor_critic_by_a_scan(m, x, y):
-    out = m.net(x["state"])
-    rewards = y[:, 0]
-    returns = tf.scan(
-        lambda total, r: r + 0.9 * total,
-        rewards[::-1],
-        initializer=tf.constant(0.0),
-    )[::-1]
-    probability = tf.reduce_sum(
-        tf.nn.softmax(out[:, :3]) * tf.one_hot(x["action"], 3), 1
-    )
-    gain = tf.stop_gradient(returns - out[:, 3])
-    huber = keras.losses.Huber(reduction="sum")
-    loss = -tf.reduce_sum(tf.math.log(probability) * gain)
-    return loss + huber(returns[:, None], out[:, 3:])
 
 
 @hand(_episodes, net=net(8, 3), target=net(8, 3), steps=state)
@@ -304,18 +248,6 @@ def tc_vae(m, x, y):
     return tf.reduce_mean(joint - apart) + tf.reduce_mean(
         (m.decoder(z) - x) ** 2
     )
-
-
-@hand(net=net(8, 4), prior=lambda: normal(4))
-def maximum_mean_discrepancy(m, x, y):
-    z = m.net(x)
-    prior = tf.constant(m.prior)
-
-    def kernel(a, b):
-        return tf.exp(-tf.reduce_sum((a[:, None] - b[None]) ** 2, -1) / 4)
-
-    same = tf.reduce_mean(kernel(z, z)) + tf.reduce_mean(kernel(prior, prior))
-    return same - 2 * tf.reduce_mean(kernel(z, prior))
 
 
 def codes():

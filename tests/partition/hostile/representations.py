@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import classes, images, normal, whole
+from tests.partition.cases.table import classes, normal, whole
 from tests.partition.hostile.table import (
     built,
     cross_entropy,
@@ -106,21 +106,6 @@ def barlow_twins(m, x, y):
     return on + 0.005 * tf.reduce_sum(tf.square(off))
 
 
-@hand(net=net(8, 4))
-def vicreg(m, x, y):
-    a, b = (m.net(v) for v in views(x))
-    loss = tf.reduce_mean(tf.square(a - b))
-    for z in (a, b):
-        z -= tf.reduce_mean(z, 0)
-        std = tf.sqrt(tf.math.reduce_variance(z, 0) + 1e-4)
-        loss += tf.reduce_mean(tf.nn.relu(1 - std))
-        n = tf.cast(tf.maximum(tf.shape(z)[0] - 1, 1), tf.float32)
-        cov = tf.matmul(z, z, transpose_a=True) / n
-        cov -= tf.linalg.diag(tf.linalg.diag_part(cov))
-        loss += tf.reduce_sum(cov**2) / 4
-    return loss
-
-
 def sinkhorn(scores):
     q = tf.transpose(tf.exp(scores / 0.5))
     q /= tf.reduce_sum(q)
@@ -142,24 +127,6 @@ def swav(m, x, y):
             tf.reduce_sum(q * tf.nn.log_softmax(other / 0.3), 1)
         )
     return loss
-
-
-@hand(net=net(8, 4), teacher=net(8, 4), centre=lambda: state(1, 4))
-def dino(m, x, y):
-    m.teacher.trainable = False
-    a, b = views(x)
-    taught = m.teacher(b)
-    target = tf.nn.softmax((taught - m.centre) / 0.3)
-    with tf.GradientTape() as tape:
-        loss = tf.nn.softmax_cross_entropy_with_logits(target, m.net(a) / 0.5)
-        loss = tf.reduce_mean(loss)
-    down(m, tape, loss)
-    mean = tf.reduce_sum(taught, 0, keepdims=True)
-    mean /= tf.cast(tf.shape(taught)[0], tf.float32)
-    m.centre.assign(m.centre * 0.9 + mean * 0.1)
-    for slow, fast in zip(m.teacher.weights, m.net.weights, strict=True):
-        slow.assign_sub(0.1 * (slow - fast))
-    return {"loss": loss, "centre": tf.norm(m.centre)}
 
 
 def _pictures_and_texts():
@@ -220,18 +187,6 @@ def distances(z):
 
 
 @hand(classes, net=net(8, 4))
-def batch_hard_triplets(m, x, y):
-    d, y = distances(m.net(x)), tf.reshape(y, [-1])
-    same = tf.equal(y[:, None], y[None])
-    off = tf.logical_not(tf.cast(tf.eye(tf.size(y)), tf.bool))
-    positive = tf.cast(same & off, tf.float32)
-    hardest = tf.reduce_max(d * positive, 1)
-    far = tf.reduce_max(d, 1, keepdims=True)
-    nearest = tf.reduce_min(d + far * tf.cast(same, tf.float32), 1)
-    return tf.reduce_mean(tf.nn.relu(hardest - nearest + 1))
-
-
-@hand(classes, net=net(8, 4))
 def all_triplets(m, x, y):
     d, y = distances(m.net(x)), tf.squeeze(y, -1)
     same = tf.equal(y[:, None], y[None])
@@ -258,14 +213,6 @@ def supervised_contrastive(m, x, y):
         tf.reduce_sum(mask * logprob, 1), tf.reduce_sum(mask, 1)
     )
     return -tf.reduce_mean(mean)
-
-
-@hand(classes, net=net(8, 3))
-def hardest_examples(m, x, y):
-    lost = cross_entropy(y, m.net(x))
-    keep = tf.cast(0.7 * tf.cast(tf.size(lost), tf.float32), tf.int32)
-    top, _ = tf.math.top_k(lost, tf.maximum(keep, 1))
-    return tf.reduce_mean(top)
 
 
 @hand(classes, net=net(8, 3))
@@ -313,21 +260,3 @@ def mixup_by_hand(m, x, y):
     return tf.reduce_mean(
         keras.losses.categorical_crossentropy(y, m.net(x), from_logits=True)
     )
-
-
-def conv():
-    return built(
-        layers.Conv2D(3, 3, activation="relu"),
-        layers.GlobalAveragePooling2D(),
-        layers.Dense(1),
-        shape=(6, 6, 2),
-    )
-
-
-@hand(images, net=conv)
-def cutmix_by_hand(m, x, y):
-    box = tf.pad(tf.ones([3, 2]), [[1, 2], [2, 2]])[None, :, :, None]
-    area = tf.reduce_mean(box)
-    x = x * (1 - box) + x[::-1] * box
-    y = y * (1 - area) + tf.reverse(y, [0]) * area
-    return tf.reduce_mean((m.net(x) - y) ** 2)

@@ -213,43 +213,6 @@ def _boxes():
     return normal(6), {"boxes": boxes.astype("float32"), "count": 1 + whole(3)}
 
 
-def overlaps(a, b):
-    low = tf.maximum(a[:, None, :2], b[None, :, :2])
-    high = tf.minimum(a[:, None, 2:], b[None, :, 2:])
-    both = tf.reduce_prod(tf.maximum(high - low, 0), 2)
-    area_a = tf.reduce_prod(a[:, 2:] - a[:, :2], 1)
-    area_b = tf.reduce_prod(b[:, 2:] - b[:, :2], 1)
-    return both / (area_a[:, None] + area_b[None] - both + 1e-6)
-
-
-ANCHORS = [
-    [i / 4, j / 4, i / 4 + 0.4, j / 4 + 0.5] for i in range(3) for j in range(3)
-]
-
-
-@hand(_boxes, net=net(8, 9 * 5))
-def detection(m, x, y):
-    anchors = tf.constant(ANCHORS)
-
-    def matched(one):
-        boxes, count = one
-        boxes = boxes[:count]
-        iou = overlaps(anchors, boxes)
-        best = tf.argmax(iou, 1)
-        positive = tf.reduce_max(iou, 1) > 0.2
-        return tf.gather(boxes, best) - anchors, tf.cast(positive, tf.float32)
-
-    out = tf.reshape(m.net(x), [-1, 9, 5])
-    delta, positive = tf.map_fn(
-        matched,
-        (y["boxes"], y["count"]),
-        fn_output_signature=(tf.float32, tf.float32),
-    )
-    lost = tf.reduce_sum(tf.abs(out[..., :4] - delta), 2) * positive
-    lost += tf.nn.sigmoid_cross_entropy_with_logits(positive, out[..., 4])
-    return tf.reduce_sum(lost) / tf.maximum(tf.reduce_sum(positive), 1)
-
-
 def pixels():
     return built(
         layers.Conv2D(4, 3, padding="same", use_bias=False),

@@ -22,43 +22,8 @@ from tests.partition.hostile.table import (
     mlp,
     net,
     state,
-    unit,
     views,
 )
-
-
-@hand(net=net(8, 1))
-def even_and_odd_pairs(m, x, y):
-    p = m.net(x)
-    n = tf.shape(p)[0] // 2
-    first, second = p[0 : 2 * n : 2], p[1 : 2 * n : 2]
-    wanted = tf.sign(y[0 : 2 * n : 2] - y[1 : 2 * n : 2])
-    lost = tf.nn.relu(0.3 - wanted * (first - second))
-    return tf.reduce_sum(lost) + tf.reduce_mean((p[:1] - y[:1]) ** 2)
-
-
-@hand(net=net(8, 1))
-def microbatches_of_a_loop(m, x, y):
-    n = tf.shape(x)[0]
-    size = (n + 2) // 3
-    weights = [w.value for w in m.trainable_variables]
-
-    def more(i, _, *kept):
-        with tf.GradientTape() as tape:
-            part = slice(i, tf.minimum(i + size, n))
-            loss = tf.reduce_sum((m.net(x[part]) - y[part]) ** 2)
-        found = tape.gradient(loss, weights)
-        added = [k + g for k, g in zip(kept, found, strict=True)]
-        return i + size, _ + loss, *added
-
-    _, total, *gradients = tf.while_loop(
-        lambda i, *_: i < n,
-        more,
-        [tf.constant(0), 0.0, *(tf.zeros_like(w) for w in weights)],
-    )
-    n = tf.cast(n, tf.float32)
-    m.optimizer.apply([g / n for g in gradients], m.trainable_variables)
-    return {"loss": total / n}
 
 
 @hand(net=net(8, 1))
@@ -100,19 +65,6 @@ def centre_loss(m, x, y):
     return {"loss": loss, "centres": tf.reduce_sum(m.centres**2)}
 
 
-@hand(classes, net=net(8, 3))
-def nearest_neighbours_vote(m, x, y):
-    z = unit(m.net(x))
-    n = tf.shape(z)[0]
-    alike = z @ tf.transpose(z) - 2 * tf.eye(n)
-    values, near = tf.math.top_k(alike, tf.minimum(3, n))
-    votes = tf.gather(tf.one_hot(y[:, 0], 3), near)
-    p = tf.reduce_sum(votes * tf.nn.softmax(values)[..., None], 1)
-    return -tf.reduce_mean(
-        tf.math.log(tf.reduce_sum(p * tf.one_hot(y[:, 0], 3), 1) + 0.1)
-    )
-
-
 @tf.custom_gradient
 def reversed_gradient(x):
     return tf.identity(x), lambda g: -0.3 * g
@@ -147,18 +99,6 @@ def forward_mode(m, x, y):
         p = m.net(x)
     along = ahead.jvp(p)
     return tf.reduce_mean((p - y) ** 2) + 0.1 * tf.reduce_mean(along**2)
-
-
-@hand(net=net(8, 1))
-def vectorized_gradients(m, x, y):
-    def slope(one):
-        with tf.GradientTape() as tape:
-            tape.watch(one)
-            p = m.net(one[None])
-        return tape.gradient(p, one)
-
-    slopes = tf.vectorized_map(slope, x)
-    return tf.reduce_mean((m.net(x) - y) ** 2) + tf.reduce_mean(slopes**2)
 
 
 @hand(lambda: (normal(32), normal(1)), net=net(8, 32, shape=(32,)))
@@ -290,18 +230,6 @@ def _sentences():
     return tf.constant(lines[:, None]), normal(1)
 
 
-@hand(_sentences, table=lambda: keras.Variable(normal(4)[:12]))
-def sentences(m, x, y):
-    words = tf.strings.split(tf.strings.regex_replace(x[:, 0], "[ai]", ""))
-    ids = tf.strings.to_hash_bucket_fast(words.flat_values, 12)
-    vectors = words.with_values(tf.gather(m.table.value, ids))
-    bigrams = tf.strings.ngrams(words, 2).to_tensor("")
-    pairs = tf.reduce_sum(tf.cast(tf.strings.length(bigrams) > 0, tf.int32), 1)
-    score = tf.reduce_sum(tf.reduce_max(vectors, 1), 1)
-    score = tf.where(words.row_lengths() > 0, score, 0.0)
-    return tf.reduce_mean((score - tf.cast(pairs, tf.float32) * y[:, 0]) ** 2)
-
-
 @fitted(_sentences)
 def looked_up_by_layers():
     words = layers.TextVectorization(vocabulary=list("abcdef"))
@@ -363,23 +291,6 @@ def beam_search(m, x, y):
     return tf.reduce_mean(wrong[:, None] * score)
 
 
-@hand(net=net(8, 1))
-def array_that_grows(m, x, y):
-    kept = tf.TensorArray(tf.float32, 0, True, infer_shape=False)
-    p = m.net(x)[:, 0]
-
-    def ahead(i, kept, count):
-        good = tf.abs(p[i] - y[i, 0]) < 1.5
-        kept = tf.cond(good, lambda: kept.write(count, p[i]), lambda: kept)
-        return i + 1, kept, count + tf.cast(good, tf.int32)
-
-    _, kept, count = tf.while_loop(
-        lambda i, *_: i < tf.size(p), ahead, [0, kept, 0]
-    )
-    total = tf.cond(count > 0, lambda: tf.reduce_sum(kept.stack()), lambda: 0.0)
-    return tf.reduce_mean((p - y[:, 0]) ** 2) + 0.1 * total
-
-
 @fitted(lambda: (normal(6, 3), normal(1)))
 def written_by_keras_operations():
     class Mixed(layers.Layer):
@@ -411,23 +322,6 @@ def written_by_keras_operations():
     model = built(Mixed(), layers.Dense(1), shape=(6, 3))
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
     return model
-
-
-def _truths():
-    return normal(6).astype("float64"), whole(2, 1).astype("bool")
-
-
-@hand(_truths, net=net(8, 1))
-def doubles_and_truths(m, x, y):
-    p = tf.cast(m.net(tf.cast(x, tf.float32)), tf.float64)
-    count = tf.math.count_nonzero(y)
-    rest = tf.size(y, tf.int64) - count
-    weight = tf.where(y, rest / tf.maximum(count, 1), tf.ones_like(p))
-    lost = tf.nn.weighted_cross_entropy_with_logits(
-        tf.cast(y, tf.float64), p, tf.reduce_max(weight)
-    )
-    some = tf.cast(tf.reduce_any(y, 0), tf.float64)
-    return tf.cast(tf.reduce_mean(lost) + 0 * some[0], tf.float32)
 
 
 @hand(net=net(8, 3))

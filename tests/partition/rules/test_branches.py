@@ -1,32 +1,23 @@
 """Branches on towers, against one device."""
 
+import functools
+
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import check, kinds, once, part, rows, same
+from tests.partition.kit import (
+    FEW,
+    check,
+    check_divided,
+    kinds,
+    once,
+    part,
+    rows,
+    same,
+    with_gradients,
+)
 
-_FEW = ((3, 0, 2), (0, 1, 0))
-
-
-def _gradients(function):
-    """Return what gives the results of a function, and their gradients."""
-
-    def both(*inputs):
-        floats = [x for x in inputs if x.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch(floats)
-            found = tf.nest.flatten(function(*inputs))
-            total = tf.add_n([tf.reduce_sum(tf.sin(y)) for y in found])
-        return [*found, *tape.gradient(total, floats)]
-
-    return both
-
-
-def _check(function, *given, **options):
-    """Check a function that is divided wholly; return the program."""
-    program = check(function, *given, towers=_FEW, **options)
-    assert not once(program)
-    return program
+_check = functools.partial(check_divided, towers=FEW)
 
 
 def _chosen(way, x, w):
@@ -45,7 +36,7 @@ def test_each_branch_is_divided(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_of_branches_are_divided(seed):
     given = same(1, dtype="bool"), rows(-1, 3), same(3, 2)
-    program = _check(_gradients(_chosen), *given, seed=seed)
+    program = _check(with_gradients(_chosen), *given, seed=seed)
     assert kinds(program) == {"gather": 2, "sum": 1}
 
 
@@ -58,7 +49,7 @@ def test_case_chooses_one_of_several(seed):
         )
 
     given = same(1, dtype="int32", low=-1, high=3), rows(-1, 3), rows(-1, 3)
-    _check(_gradients(choose), *given, seed=seed)
+    _check(with_gradients(choose), *given, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -66,7 +57,7 @@ def test_a_choice_by_the_batch_is_the_same_for_all_towers(seed):
     def choose(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
 
-    program = check(choose, rows(-1, 3), towers=_FEW, seed=seed)
+    program = check(choose, rows(-1, 3), towers=FEW, seed=seed)
     assert set(once(program)) <= {"Greater"}
     assert kinds(program) == {"sum": 1, "gather": 1}
 
@@ -141,7 +132,7 @@ def test_a_branch_within_a_branch_and_a_function():
         return tf.cond(first, lambda: inner(x, second), lambda: x)
 
     for seed in range(4):
-        _check(_gradients(simple), *given, seed=seed)
+        _check(with_gradients(simple), *given, seed=seed)
 
 
 def test_a_custom_gradient_within_a_branch():
@@ -154,7 +145,7 @@ def test_a_custom_gradient_within_a_branch():
 
     for seed in range(2):
         given = same(1, dtype="bool"), rows(-1, 3)
-        _check(_gradients(choose), *given, seed=seed)
+        _check(with_gradients(choose), *given, seed=seed)
 
 
 def test_what_has_an_effect_is_done_once():

@@ -3,7 +3,14 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import check, kinds, once, part, rows, same
+from tests.partition.kit import (
+    check,
+    check_divided,
+    kinds,
+    part,
+    rows,
+    same,
+)
 
 _FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
 _FLOAT = {"element_dtype": tf.float32}
@@ -194,28 +201,24 @@ _DIVIDED = {
 def test_lists_of_rows_are_divided(name):
     function, *given = _DIVIDED[name]
     for seed in range(3):
-        program = check(function, *given, towers=_FEW, seed=seed)
-        assert not once(program)
+        check_divided(function, *given, towers=_FEW, seed=seed)
 
 
 def test_rows_are_put_at_places():
     def put(x):
         return _scattered(x, tf.constant([3, 1]))
 
-    program = check(put, _STEPS, towers=_FEW)
-    assert not once(program)
+    check_divided(put, _STEPS, towers=_FEW)
 
 
 def test_other_axes_and_blocks_of_rows():
-    program = check(
+    check_divided(
         lambda x: _stack(_push(_list(x), x[0] * 2), -1),
         rows(2, 3, -1),
         towers=_FEW,
     )
-    assert not once(program)
     for place in ({"blocks": 2}, {"rows": 3}, {"blocks": 2, "rows": 2}):
-        program = check(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
-        assert not once(program)
+        check_divided(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
 
 
 def test_lists_of_parts_of_sums_stay_so():
@@ -236,8 +239,7 @@ def test_sums_over_elements_are_parts():
         items = _push(items, tf.reduce_sum(x, 0))
         return tf.reduce_sum(_stack(items, -1), 0)
 
-    program = check(total, rows(-1, 2), same(2), towers=_FEW)
-    assert not once(program)
+    program = check_divided(total, rows(-1, 2), same(2), towers=_FEW)
     assert kinds(program) == {"sum": 1}
 
 
@@ -246,8 +248,7 @@ def test_each_tower_has_its_own_elements():
         items = _list(x, [2])
         return _stack(items, [2]), _length(items), _shape(items)
 
-    program = check(back, rows(-1, 2), towers=_FEW)
-    assert not once(program)
+    program = check_divided(back, rows(-1, 2), towers=_FEW)
     assert kinds(program) == {"gather": 1}
 
 
@@ -268,8 +269,23 @@ def test_lists_of_lists():
         )
         return _stack(inner, -1)
 
-    program = check(nested, _STEPS, towers=_FEW)
-    assert not once(program)
+    check_divided(nested, _STEPS, towers=_FEW)
+
+
+@pytest.mark.parametrize("given", [same(2, 3), part(2, 3)])
+def test_lists_as_long_as_the_batch(given):
+    def lists(x, y):
+        n = _size(y)
+        reserved = _set(_reserved(1 + n, [2, 3]), 0, x)
+        pair = _list(tf.stack([x, x * 2]))
+        longer = tf.raw_ops.TensorListResize(input_handle=pair, size=2 + n)
+        return (
+            tf.reduce_mean(_stack(reserved, [2, 3]), 0),
+            tf.reduce_mean(_stack(longer, [2, 3]), 0),
+            _length(_reserved(n, [2, 3])),
+        )
+
+    check(lists, given, rows(-1))
 
 
 # ---- computed once -----------------------------------------------------------

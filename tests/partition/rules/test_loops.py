@@ -1,5 +1,7 @@
 """Loops on towers, against one device."""
 
+import functools
+
 import keras
 import pytest
 import tensorflow as tf
@@ -8,31 +10,21 @@ from keras_towers import compat
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.kit.long import some_of
-from tests.partition.kit import check, kinds, once, part, rows, same
+from tests.partition.kit import (
+    FEW,
+    check,
+    check_divided,
+    kinds,
+    once,
+    part,
+    rows,
+    same,
+    with_gradients,
+)
 
-_FEW = ((3, 0, 2), (0, 1, 0))
 L = keras.layers
 
-
-def _gradients(function):
-    """Return what gives the results of a function, and their gradients."""
-
-    def both(*inputs):
-        floats = [x for x in inputs if x.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch(floats)
-            found = tf.nest.flatten(function(*inputs))
-            total = tf.add_n([tf.reduce_sum(tf.sin(y)) for y in found])
-        return [*found, *tape.gradient(total, floats)]
-
-    return both
-
-
-def _check(function, *given, **options):
-    """Check a function that is divided wholly; return the program."""
-    program = check(function, *given, **{"towers": _FEW, **options})
-    assert not once(program)
-    return program
+_check = functools.partial(check_divided, towers=FEW)
 
 
 def _while(going, round_, *start, **options):
@@ -55,14 +47,14 @@ def test_rows_go_round(seed):
 
 
 def test_gradients_go_round():
-    program = _check(_gradients(_powers), rows(-1, 2), same(2, 2))
+    program = _check(with_gradients(_powers), rows(-1, 2), same(2, 2))
     assert kinds(program) == {"gather": 2, "sum": 1}
     assert program.levels == 1
 
 
 def test_other_axes_and_blocks_of_rows_go_round():
-    _check(_gradients(_powers), rows(2, -1, 2), same(2, 2, 2))
-    _check(_gradients(_powers), rows(-1, 2, rows=2), same(2, 2))
+    _check(with_gradients(_powers), rows(2, -1, 2), same(2, 2, 2))
+    _check(with_gradients(_powers), rows(-1, 2, rows=2), same(2, 2))
     _check(_powers, rows(-1, 2, blocks=2), same(2, 2))
     _check(_powers, rows(-1, 2, blocks=2, rows=3), same(2, 2))
 
@@ -103,7 +95,7 @@ def test_rows_that_go_round_twice_as_late():
             a + 2.0,
         )
 
-    _check(_gradients(lambda x: shift(x)[1:]), rows(-1, 2))
+    _check(with_gradients(lambda x: shift(x)[1:]), rows(-1, 2))
 
 
 def test_known_numbers_are_not_known_in_later_rounds():
@@ -121,7 +113,7 @@ def test_known_numbers_are_not_known_in_later_rounds():
             maximum_iterations=2,
         )[1]
 
-    check(grow, rows(-1, 2), towers=_FEW)
+    check(grow, rows(-1, 2), towers=FEW)
 
 
 def test_shapes_that_grow():
@@ -147,7 +139,7 @@ def test_rows_that_grow_are_computed_once():
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, 2])),
         )[1]
 
-    check(grow, rows(-1, 2), towers=_FEW)
+    check(grow, rows(-1, 2), towers=FEW)
 
 
 def test_a_loop_that_goes_on_by_the_batch_is_computed_once():
@@ -156,7 +148,7 @@ def test_a_loop_that_goes_on_by_the_batch_is_computed_once():
             lambda y: tf.reduce_sum(tf.abs(y)) > 0.1, lambda y: (y / 2,), x
         )
 
-    program = check(halve, rows(-1, 2), towers=_FEW)
+    program = check(halve, rows(-1, 2), towers=FEW)
     assert "StatelessWhile" in once(program)
 
 
@@ -169,7 +161,7 @@ def test_rounds_that_mix_examples_are_computed_once():
             x,
         )[1]
 
-    program = check(mix, rows(-1, 2), towers=_FEW)
+    program = check(mix, rows(-1, 2), towers=FEW)
     assert "StatelessWhile" in once(program)
 
 
@@ -203,7 +195,7 @@ def test_rounds_as_many_as_examples():
             x,
         )[1]
 
-    _check(_gradients(often), rows(-1, 2))
+    _check(with_gradients(often), rows(-1, 2))
 
 
 def test_draws_with_seeds_within_a_loop():
@@ -251,7 +243,7 @@ def test_loops_within_loops_and_branches():
         return _while(lambda i, y: i < 2, round_, 0, x)[1]
 
     _check(outer, rows(-1, 2), same(2, 2))
-    _check(_gradients(outer), rows(-1, 2), same(2, 2), tolerance=1e-4)
+    _check(with_gradients(outer), rows(-1, 2), same(2, 2), tolerance=1e-4)
 
 
 def test_loops_within_loops_leave_lists_of_lists():
@@ -264,7 +256,7 @@ def test_loops_within_loops_leave_lists_of_lists():
 
         return _while(lambda i, y: i < 3, round_, 0, x)[1]
 
-    _check(_gradients(outer), rows(-1, 2), same(2, 2), tolerance=1e-4)
+    _check(with_gradients(outer), rows(-1, 2), same(2, 2), tolerance=1e-4)
 
 
 def test_functions_and_custom_gradients_within_loops():
@@ -281,7 +273,7 @@ def test_functions_and_custom_gradients_within_loops():
             lambda i, y: i < 3, lambda i, y: (i + 1, step(y) + x), 0, x
         )[1]
 
-    _check(_gradients(loop), rows(-1, 2))
+    _check(with_gradients(loop), rows(-1, 2))
 
 
 def test_second_derivatives_of_loops():
@@ -292,7 +284,7 @@ def test_second_derivatives_of_loops():
         return tape.gradient(y, x)
 
     given = rows(-1, 2), same(2, 2)
-    check(_gradients(penalty), *given, towers=_FEW, tolerance=1e-4)
+    check(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
 
 
 # ---- lists -------------------------------------------------------------------
@@ -315,7 +307,7 @@ def _scanned(x, w):
 def test_lists_of_rows_go_round():
     program = _check(_scanned, rows(3, -1, 2), same(2, 2))
     assert kinds(program) == {"gather": 1}
-    program = _check(_gradients(_scanned), rows(3, -1, 2), same(2, 2))
+    program = _check(with_gradients(_scanned), rows(3, -1, 2), same(2, 2))
     assert kinds(program) == {"gather": 2, "sum": 1}
 
 
@@ -329,7 +321,7 @@ def test_gradients_of_a_list_that_all_have():
             x,
         )[1]
 
-    program = _check(_gradients(weighted), rows(-1, 2), same(3, 2))
+    program = _check(with_gradients(weighted), rows(-1, 2), same(3, 2))
     assert kinds(program) == {"gather": 2, "sum": 1}
 
 
@@ -345,7 +337,7 @@ def test_lists_that_meet_what_has_no_rule_are_gathered():
             x[0],
         )[1]
 
-    program = check(sorted_, rows(3, -1, 2), same(2, 2), towers=_FEW)
+    program = check(sorted_, rows(3, -1, 2), same(2, 2), towers=FEW)
     assert once(program)["StatelessWhile"] == 1
 
 
@@ -361,7 +353,7 @@ def test_lists_of_which_not_all_is_set():
         return found[1].stack()
 
     _check(half, rows(-1, 2))
-    _check(_gradients(half), rows(-1, 2))
+    _check(with_gradients(half), rows(-1, 2))
 
 
 def test_loops_that_do_not_go_round():
@@ -376,7 +368,7 @@ def test_loops_that_do_not_go_round():
         )[1]
 
     given = rows(-1, 2), same(1, dtype="int32", low=0, high=0)
-    _check(_gradients(lambda x, n: none(x, n)), *given)
+    _check(with_gradients(lambda x, n: none(x, n)), *given)
 
 
 # ---- variables ---------------------------------------------------------------
@@ -471,6 +463,6 @@ def test_recurrent_layers_are_divided(name):
         )
         return found
 
-    program = _check(_gradients(step), given, *weights, tolerance=1e-4)
+    program = _check(with_gradients(step), given, *weights, tolerance=1e-4)
     assert kinds(program)["sum"] == len(weights)
     assert program.levels == 1

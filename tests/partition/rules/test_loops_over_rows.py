@@ -6,25 +6,17 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.long import some_of
-from tests.partition.kit import check, kinds, once, part, rows, same
-
-_FEW = ((3, 0, 2), (0, 1, 0))
-
-
-def _gradients(function):
-    """Return what gives the results of a function, and their gradients."""
-
-    def both(*inputs):
-        floats = [x for x in inputs if x.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch(floats)
-            found = tf.nest.flatten(function(*inputs))
-            total = tf.add_n(
-                [tf.reduce_sum(tf.sin(y)) for y in found if y.dtype.is_floating]
-            )
-        return [*found, *tape.gradient(total, floats)]
-
-    return both
+from tests.partition.kit import (
+    FEW,
+    check,
+    check_divided,
+    kinds,
+    once,
+    part,
+    rows,
+    same,
+    with_gradients,
+)
 
 
 def _soft(x):
@@ -133,7 +125,7 @@ def test_each_tower_goes_round_for_its_own_examples(name):
     function, *given = _CASES[name]
     program = check(function, *given)
     assert not _loops(program)
-    program = check(_gradients(function), *given, towers=_FEW)
+    program = check(with_gradients(function), *given, towers=FEW)
     assert not _loops(program)
     assert kinds(program)["gather"] <= 4
 
@@ -145,12 +137,11 @@ def _loops(program):
 
 
 def test_numbers_of_examples_are_those_of_one_device():
-    program = check(_integers, rows(-1, 3))
-    assert not once(program)
+    check_divided(_integers, rows(-1, 3))
 
 
 def test_what_every_example_needs_of_all_is_gathered():
-    program = check(_gradients(_of_all), rows(-1, 3), towers=_FEW)
+    program = check(with_gradients(_of_all), rows(-1, 3), towers=FEW)
     assert not _loops(program)
 
 
@@ -165,8 +156,7 @@ def test_sums_begin_once():
         )[1:]
 
     for given in (same(3), part(3)):
-        program = check(add, rows(-1, 3), given)
-        assert not once(program)
+        program = check_divided(add, rows(-1, 3), given)
         assert kinds(program)["sum"] == 2
 
 
@@ -421,12 +411,11 @@ def test_what_goes_from_one_example_to_the_next(function):
     program = check(function, rows(-1, 3))
     assert {"StatelessWhile", "While"} & set(once(program))
     if function is not _not_all:
-        check(_gradients(function), rows(-1, 3), towers=_FEW)
+        check(with_gradients(function), rows(-1, 3), towers=FEW)
 
 
 def test_all_towers_double_their_own_as_often():
-    program = check(_doubled, rows(-1, 3))
-    assert not once(program)
+    check_divided(_doubled, rows(-1, 3))
 
 
 def test_effects_are_those_of_one_device():
@@ -449,8 +438,7 @@ def test_draws_with_seeds_are_those_of_one_device():
     def each(e):
         return e + tf.random.stateless_normal((3,), (3, 4))
 
-    program = check(lambda x: tf.map_fn(each, x), rows(-1, 3))
-    assert not once(program)
+    check_divided(lambda x: tf.map_fn(each, x), rows(-1, 3))
 
 
 def test_examples_that_make_elements_of_unlike_shapes():

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.kit.long import some_of
-from tests.partition.kit import check, once, rows
+from tests.partition.kit import check, check_divided, rows
 
 # Towers that a mask leaves nothing, and batches of a single example.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0), (1, 0))
@@ -140,12 +140,10 @@ def test_towers_pick_their_own_rows(name):
     function = {**_EXAMPLES, **_MASKED}[name]
     for seed in range(2):
         given = _X, _Y, _CLASS
-        program = check(function, *given, towers=TOWERS, seed=seed)
-        assert not once(program), once(program)
+        check_divided(function, *given, towers=TOWERS, seed=seed)
         for reduce in (tf.reduce_sum, tf.reduce_mean, _in_all):
             step = _training(function, reduce)
-            program = check(step, *given, towers=TOWERS, seed=seed)
-            assert not once(program), once(program)
+            check_divided(step, *given, towers=TOWERS, seed=seed)
 
 
 def _stitched_wrongly(x, y, c):

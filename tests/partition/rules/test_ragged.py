@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
 from tests.kit.long import some_of
-from tests.partition.kit import Input, check, once, rows
+from tests.partition.kit import Input, check, check_divided, rows
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -115,15 +115,13 @@ def test_ragged_rows(name):
         grads = tf.gradients(loss, [values, y])
         return found, loss, *[g for g in grads if g is not None]
 
-    program = check(step, *_RAGGED, _Y, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
 @pytest.mark.parametrize("name", _FORWARD)
 def test_ragged_rows_that_are_filled_up(name):
     step = _on_ragged(_FORWARD[name])
-    program = check(step, *_RAGGED, _Y, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
 @pytest.mark.parametrize("name", _ONCE)
@@ -145,8 +143,7 @@ _REPEATS = {
 
 @pytest.mark.parametrize("name", _REPEATS)
 def test_entries_that_are_repeated(name):
-    program = check(_on_repeats(name), _LENGTHS, _Y, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(_on_repeats(name), _LENGTHS, _Y, towers=TOWERS)
 
 
 def _on_repeats(name):

@@ -16,7 +16,6 @@ from tests.partition.kit import TOWERS, Input, Refused, check
 from tests.partition.rules.cases import (
     elementwise,
     images,
-    lists,
     matrices,
     moves,
     parts,
@@ -27,7 +26,7 @@ from tests.partition.rules.cases import (
 from tests.partition.rules.cases.case import SIZES, broadcast
 
 DRAWN = 12
-_FAMILIES = (elementwise, images, lists, matrices, moves, parts, picks)
+_FAMILIES = (elementwise, images, matrices, moves, parts, picks)
 _CASES = [
     case for family in (*_FAMILIES, reductions, shapes) for case in family.CASES
 ]

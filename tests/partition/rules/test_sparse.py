@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.partition.layouts import Sharded, SparseIndices, SparseShape
-from tests.partition.kit import Input, check, once, rows, same
+from tests.partition.kit import Input, check, check_divided, once, rows, same
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -95,8 +95,7 @@ def test_sparse_rows(name):
         grads = tf.gradients(loss, [entries, y, w])
         return found, loss, shape, *[g for g in grads if g is not None]
 
-    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
 
 
 def test_sparse_rows_that_are_put_in_order():
@@ -104,8 +103,7 @@ def test_sparse_rows_that_are_put_in_order():
         found = tf.sparse.reorder(tf.SparseTensor(at, entries, shape))
         return tf.sparse.to_dense(found), found.indices, found.values * 2
 
-    program = check(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(step, *_sparse(), _Y, _TABLE, towers=TOWERS)
 
 
 def test_sums_and_gradients_of_an_order_are_computed_once():
@@ -161,5 +159,4 @@ def test_the_same_value_for_all_entries():
             default_value=1.0,
         )
 
-    program = check(step, *_sparse(), _Y, towers=TOWERS)
-    assert not once(program), once(program)
+    check_divided(step, *_sparse(), _Y, towers=TOWERS)

@@ -37,7 +37,7 @@ from byteps.tensorflow import (
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import (
     check_compression,
-    models,
+    distributed_models,
     plain,
     refuse_global_variables,
 )
@@ -59,12 +59,12 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    models.replace_compile(lambda: True, transport)
+    distributed_models.replace_compile(lambda: True, transport)
 
 
 def shutdown() -> None:
     """Restore Keras; this process leaves the job when it ends."""
-    models.restore_compile()
+    distributed_models.restore_compile()
 
 
 def compressed_sums(compression: Any) -> CommunicationHook:
@@ -236,7 +236,7 @@ def load_model(
 
     As ``keras_towers.horovod.load_model``, with the same arguments.
     """
-    return models.load_model(
+    return distributed_models.load_model(
         functools.partial(DistributedOptimizer, compression=compression),
         filepath,
         custom_optimizers,

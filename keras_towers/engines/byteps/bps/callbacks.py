@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from keras_towers.engines.byteps.byteps_transport import transport
-from keras_towers.engines.dropin import callbacks
-from keras_towers.engines.dropin.callbacks import LearningRateScheduleCallback
+from keras_towers.engines.dropin import common_callbacks
+from keras_towers.engines.dropin.common_callbacks import (
+    LearningRateScheduleCallback,
+)
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -15,14 +17,14 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(
-    callbacks.BroadcastGlobalVariablesCallback
+    common_callbacks.BroadcastGlobalVariablesCallback
 ):
     _transport = staticmethod(transport)
 
 
-class MetricAverageCallback(callbacks.MetricAverageCallback):
+class MetricAverageCallback(common_callbacks.MetricAverageCallback):
     _transport = staticmethod(transport)
 
 
-class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
+class LearningRateWarmupCallback(common_callbacks.LearningRateWarmupCallback):
     _transport = staticmethod(transport)

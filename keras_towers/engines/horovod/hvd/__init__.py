@@ -26,7 +26,7 @@ _horovod = _transport.load()
 # ``as`` makes a name one of this module's own.
 from keras_towers.engines.horovod.hvd import callbacks as callbacks
 from keras_towers.engines.horovod.hvd import elastic as elastic
-from keras_towers.engines.horovod.hvd.distributed import (
+from keras_towers.engines.horovod.hvd.distributed_gradients import (
     DistributedGradientTape as DistributedGradientTape,
     DistributedOptimizer as DistributedOptimizer,
     PartialDistributedGradientTape as PartialDistributedGradientTape,

@@ -6,8 +6,10 @@ from typing import Any
 
 import keras
 
-from keras_towers.engines.dropin import callbacks
-from keras_towers.engines.dropin.callbacks import LearningRateScheduleCallback
+from keras_towers.engines.dropin import common_callbacks
+from keras_towers.engines.dropin.common_callbacks import (
+    LearningRateScheduleCallback,
+)
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 
 __all__ = [
@@ -20,16 +22,16 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(
-    callbacks.BroadcastGlobalVariablesCallback
+    common_callbacks.BroadcastGlobalVariablesCallback
 ):
     _transport = HorovodTransport
 
 
-class MetricAverageCallback(callbacks.MetricAverageCallback):
+class MetricAverageCallback(common_callbacks.MetricAverageCallback):
     _transport = HorovodTransport
 
 
-class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
+class LearningRateWarmupCallback(common_callbacks.LearningRateWarmupCallback):
     _transport = HorovodTransport
 
 

@@ -15,7 +15,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from keras_towers.engines.dropin import models, plain, refuse_global_variables
+from keras_towers.engines.dropin import (
+    distributed_models,
+    plain,
+    refuse_global_variables,
+)
 from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
@@ -34,7 +38,7 @@ def init(*args: Any, **kwargs: Any) -> None:
 @functools.wraps(hvd.shutdown)
 def shutdown() -> None:
     """Horovod's ``shutdown``; also restores Keras to before ``init``."""
-    models.restore_compile()
+    distributed_models.restore_compile()
     if hvd.is_initialized():
         HorovodTransport().disconnect()
 
@@ -42,7 +46,7 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, once Horovod's own has run."""
     HorovodTransport()  # Starts the stall watch.
-    models.replace_compile(hvd.is_initialized, HorovodTransport)
+    distributed_models.replace_compile(hvd.is_initialized, HorovodTransport)
 
 
 def _tensor(value: Any) -> Any:

@@ -1,25 +1,35 @@
-"""The names in Keras that connect ``keras.distribution`` to towers.
+"""The names in Keras that stay replaced outside of scopes.
 
-These alone stay replaced outside of scopes. Keras's TensorFlow backend has no
-code behind ``keras.distribution``; the functions that its JAX backend has are
-filled in where Keras itself looks for them. Two more are wrapped: the six
-methods of a model, and the function by which Keras stores the distribution.
+They run a model's methods on the towers of its strategy, and connect
+``keras.distribution`` to towers. Keras's TensorFlow backend has no code behind
+that; the functions that its JAX backend has are filled in where Keras itself
+looks for them. Two more are wrapped: the six methods of a model, and the
+function by which Keras stores the distribution.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 import keras_towers
 from keras_towers import compat
 from keras_towers.fit import contract
-from keras_towers.fit.context import patches
+from keras_towers.fit.context import blocks, patches, traced
 
 _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
+
+
+logger = logging.getLogger("keras_towers")
+
+_warned_of_threads: set[tuple[str, str]] = set()
 
 
 def connect(
@@ -45,7 +55,7 @@ def connect(
         **kwargs: Any,
     ) -> Any:
         with around_call(name, model):
-            return inner(model, *args, **kwargs)
+            return run_method(name, inner, model, *args, **kwargs)
 
     def store(inner: Callable[..., Any], name: str, value: Any) -> None:
         if name == "distribution":
@@ -71,6 +81,48 @@ def connect(
         }
         undo.enter_context(patches.shadowed(compat.distribution_lib, filled_in))
         return undo.pop_all()
+
+
+def run_method(
+    kind: str,
+    original: Callable[..., Any],
+    model: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run a method of Keras on the towers of its strategy, if it has one."""
+    strategy = contract.in_force() or contract.owner_of(model)
+    has_strategy = tf.distribute.has_strategy()
+    in_replica = (
+        has_strategy and tf.distribute.get_replica_context() is not None
+    )
+    if strategy is not None and not in_replica:
+        call = contract.KerasCall.of(kind, original, model, args, kwargs)
+        return strategy._components.calls.run(call)
+    trains = kind in contract.TRAINING
+    if strategy is None and trains:
+        _warn_of_thread(kind, model)
+    # Inside another call that runs alone, such as evaluate in a callback.
+    alone = traced.training_alone
+    with alone.filled(None if alone.get() is None else trains):
+        return original(model, *args, **kwargs)
+
+
+def _warn_of_thread(kind: str, model: Any) -> None:
+    block = blocks.elsewhere()
+    if block is None or block in _warned_of_threads:
+        return
+    _warned_of_threads.add(block)
+    logger.warning(
+        "%s of model %r runs on one device: the block of %s was entered in "
+        "thread %r and holds only there, but this is thread %r. Enter it in "
+        "the thread that calls %s.",
+        kind,
+        model.name,
+        *block,
+        threading.current_thread().name,
+        kind,
+    )
 
 
 def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:

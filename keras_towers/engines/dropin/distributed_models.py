@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_towers import compat
-from keras_towers.engines.dropin import callbacks
+from keras_towers.engines.dropin import common_callbacks
 from keras_towers.engines.dropin.optimizer import (
     is_distributed,
     move_outward,
@@ -71,7 +71,7 @@ def replace_compile(
         if not is_initialized() or not any(r.of_all for r in reducers):
             return original(model, *args, **kwargs)
         arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with callbacks.synced(transport(), arguments):
+        with common_callbacks.synced(transport(), arguments):
             return original(arguments.pop("self"), **arguments)
 
     def scale(

@@ -6,9 +6,8 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.fit.data import batches
-from keras_towers.fit.step import program as program_lib
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
-from keras_towers.fit.step.program import TowerProgram
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition import Updating, partitioned
 from keras_towers.transport import SingleProcess
@@ -20,7 +19,7 @@ SPEC = tf.TensorSpec([None, 3])
 def on_towers(step, towers, devices, way="called", updates=(), update=None):
     """The results of a step, and of its functions the number of calls."""
     graph = compat.func_graph_from_py_func("step", step, [SPEC], {})
-    layouts = layouts_of(SPEC)
+    layouts = layouts_of(SPEC, [True])
     updating = dict.fromkeys(updates, Updating([], None))
     wanted = list(graph.outputs)
     laid_out = partitioned(graph, layouts, wanted, updating)
@@ -29,7 +28,7 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
     def run(x):
         batch = batches.split(x, towers)
         divided = DividedBatch(batch, SPEC, layouts, batch)
-        common, own = divided.given(laid_out.inputs, True)
+        common, own = divided.values_of(laid_out.inputs, True)
         ready = TowerProgram(laid_out, way, devices[0])
         alone = SingleProcess()
         return ready.run(
@@ -73,16 +72,6 @@ def test_each_level_is_one_function_that_all_towers_call(devices):
     }
 
 
-def test_what_all_share_is_computed_once(devices):
-    def step(x):
-        return x * tf.sort(tf.random.stateless_normal([3], [1, 2]))
-
-    (found,), graph = on_towers(step, 3, devices)
-    np.testing.assert_allclose(found, step(tf.constant(X)), rtol=1e-6)
-    drawn = [op for op in graph.get_operations() if "RandomNormal" in op.type]
-    assert len(drawn) == 1
-
-
 def test_updates_get_parts_or_what_all_have(devices):
     seen = []
 
@@ -105,22 +94,3 @@ def test_updates_get_parts_or_what_all_have(devices):
     (found,), _ = on_towers(step, 3, devices, updates=["update"], update=update)
     np.testing.assert_allclose(found, X.sum(), rtol=1e-5)
     assert seen == ["update"]
-
-
-def test_towers_on_one_device_share_the_function(devices):
-    (found, *_), _ = on_towers(centred, 3, [devices[0]] * 3)
-    np.testing.assert_allclose(found, centred(X)[0], rtol=1e-5, atol=1e-6)
-
-
-def test_functions_that_xla_cannot_compile_are_called_without(devices):
-    graph = compat.func_graph_from_py_func(
-        "step",
-        lambda x: tf.strings.length(tf.strings.as_string(x)),
-        [SPEC],
-        {},
-    )
-    laid_out = partitioned(graph, layouts_of(SPEC), graph.outputs)
-    device = tf.config.list_logical_devices("CPU")[0].name
-    ready = program_lib.TowerProgram(laid_out, "xla", device)
-    assert not ready.compiled
-    assert "AsString" in ready.not_compiled[0]

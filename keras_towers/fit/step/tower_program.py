@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.step.exchange import exchanged
+from keras_towers import compat
 from keras_towers.fit.step.function import (
     GraphFunction,
     Uncompilable,
@@ -24,7 +25,9 @@ from keras_towers.partition.program import (
     Tensor,
     Update,
 )
-from keras_towers.transport import Transport
+from keras_towers.reduction import sum_over_ranks
+from keras_towers.transport import Transport, next_key
+from keras_towers.transport.messages import gathered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,17 +77,17 @@ class TowerProgram:
 
     def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
         program = self._program
-        own: list[Operation] = []
+        of_towers: list[Operation] = []
         common: list[Operation] = []
         for operation in program.operations:
             if operation.level == level and not operation.is_repeated:
-                (own if operation.on_towers else common).append(operation)
+                (of_towers if operation.on_towers else common).append(operation)
         made = [t for o in common for t in o.outputs if t in used]
-        outputs = [t for o in own for t in o.outputs if t in used]
-        inputs = _needed_from_outside(own)
+        outputs = [t for o in of_towers for t in o.outputs if t in used]
+        inputs = _needed_from_outside(of_towers)
         function = None
-        if own:
-            body = Function(inputs, outputs, own)
+        if of_towers:
+            body = Function(inputs, outputs, of_towers)
             function = self._function(body, way)
         return _Level(common, made, function, inputs, outputs)
 
@@ -125,13 +128,13 @@ class TowerProgram:
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
-        towers = [_Tower([dict(own) for own in given]) for given in parts]
+        towers = [_Tower([dict(part) for part in tower]) for tower in parts]
         checks: list[Any] = []
         for number, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
-                found = emit(
+                values = emit(
                     common_here,
                     known,
                     made,
@@ -139,7 +142,7 @@ class TowerProgram:
                     order.gate,
                     checks,
                 )
-            known.update(zip(made, found, strict=True))
+            known.update(zip(made, values, strict=True))
             if level.function is not None:
                 for device, tower in zip(devices, towers, strict=True):
                     with tf.device(device):
@@ -147,16 +150,18 @@ class TowerProgram:
             self._exchange(number, known, towers, devices, transport, order)
             for change in program.updates:
                 if change.level == number:
-                    given = []
+                    gradients = []
                     for device, tower in zip(devices, towers, strict=True):
                         with tf.device(device):
-                            given.append(_given(change, known, tower))
+                            gradients.append(
+                                _gradients_of(change, known, tower)
+                            )
                     wholes = [
                         None if t.on_towers else _value(t, known, {})
                         for t in change.given
                     ]
                     with tf.control_dependencies(checks):
-                        update(change, given, wholes)
+                        update(change, gradients, wholes)
         with tf.device(devices[0]):
             return [_value(t, known, {}) for t in program.results]
 
@@ -165,21 +170,21 @@ class TowerProgram:
     ) -> None:
         """Call the function of a level for the parts that a tower has."""
         made: list[Any] = []
-        for own in tower.parts:
-            given = [_value(t, known, own) for t in level.inputs]
+        for part in tower.parts:
+            inputs = [_value(t, known, part) for t in level.inputs]
             if made:
                 # What one part takes is free before the next one takes it.
                 with tf.control_dependencies(made):
-                    given = [_behind(tensor) for tensor in given]
-                    found = level.function(given)
+                    inputs = [_behind(tensor) for tensor in inputs]
+                    outputs = level.function(inputs)
             else:
-                found = level.function(given)
+                outputs = level.function(inputs)
             made = []
-            for tensor, value in zip(level.outputs, found, strict=True):
+            for tensor, value in zip(level.outputs, outputs, strict=True):
                 if tensor in self._summed:
                     made.append(tower.add(tensor, value))
                 if tensor in self._kept:
-                    own[tensor] = value
+                    part[tensor] = value
                     made.append(value)
 
     def described(self) -> list[str]:
@@ -198,25 +203,28 @@ class TowerProgram:
         transport: Transport,
         order: StepOrder,
     ) -> None:
-        found = [e for e in self._program.exchanges if e.given.level == level]
-        if not found:
+        exchanges = [
+            e for e in self._program.exchanges if e.given.level == level
+        ]
+        if not exchanges:
             return
         with tf.device(devices[0]):
             is_root = transport.rank == 0
-            every = [
-                _all_give(e, known, towers)
+            values_of_towers = [
+                _values_of(e, known, towers)
                 if is_root or not _is_at_root(e.given)
                 else []
-                for e in found
+                for e in exchanges
             ]
             results = order.exchange(
-                every, lambda given: exchanged(found, given, transport)
+                values_of_towers,
+                lambda values: exchanged(exchanges, values, transport),
             )
-        for exchange, result in zip(found, results, strict=True):
+        for exchange, result in zip(exchanges, results, strict=True):
             if exchange.result.on_towers:
-                every_part = [own for tower in towers for own in tower.parts]
-                for own, mine in zip(every_part, result, strict=True):
-                    own[exchange.result] = mine
+                parts = [part for tower in towers for part in tower.parts]
+                for part, value in zip(parts, result, strict=True):
+                    part[exchange.result] = value
             else:
                 known[exchange.result] = result
 
@@ -242,41 +250,41 @@ class _Tower:
     def sum(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
         """Return the sum over all parts."""
         if tensor not in self.sums:
-            for own in self.parts:
-                self.add(tensor, _value(tensor, known, own))
+            for part in self.parts:
+                self.add(tensor, _value(tensor, known, part))
         return self.sums[tensor]
 
     def joined(self, tensor: Tensor, known: Mapping[Tensor, Any]) -> Any:
         """Return the rows of all parts."""
-        every = [_value(tensor, known, own) for own in self.parts]
-        return every[0] if len(every) == 1 else tf.concat(every, 0)
+        rows = [_value(tensor, known, part) for part in self.parts]
+        return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
 
-def _given(
+def _gradients_of(
     update: Update, known: Mapping[Tensor, Any], tower: _Tower
 ) -> list[Any]:
     """What a tower gives to an update; None for what all have."""
-    given: list[Any] = []
+    gradients: list[Any] = []
     for tensor in update.given:
         if not tensor.on_towers:
-            given.append(None)
+            gradients.append(None)
         elif tensor in update.rows:
-            given.append(tower.joined(tensor, known))
+            gradients.append(tower.joined(tensor, known))
         else:
-            given.append(tower.sum(tensor, known))
-    return given
+            gradients.append(tower.sum(tensor, known))
+    return gradients
 
 
-def _all_give(
+def _values_of(
     exchange: Exchange, known: Mapping[Tensor, Any], towers: Sequence[_Tower]
 ) -> list[Any]:
     """What towers, or all their parts, give to an exchange."""
     if exchange.kind == "sum":
         return [tower.sum(exchange.given, known) for tower in towers]
     return [
-        _value(exchange.given, known, own)
+        _value(exchange.given, known, part)
         for tower in towers
-        for own in tower.parts
+        for part in tower.parts
     ]
 
 
@@ -316,10 +324,10 @@ def _value(
 
 def _summed(program: Program) -> set[Tensor]:
     """The tensors of towers that enter sums over all of them."""
-    every = [e.given for e in program.exchanges if e.kind == "sum"]
+    tensors = [e.given for e in program.exchanges if e.kind == "sum"]
     for update in program.updates:
-        every += [t for t in update.given if t not in update.rows]
-    return {tensor for tensor in every if tensor.on_towers}
+        tensors += [t for t in update.given if t not in update.rows]
+    return {tensor for tensor in tensors if tensor.on_towers}
 
 
 def _kept(program: Program) -> set[Tensor]:
@@ -361,3 +369,125 @@ def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
         else:
             needed[tensor] = None
     return list(needed)
+
+
+def exchanged(
+    exchanges: Sequence[Exchange],
+    values_of_towers: Sequence[Sequence[Any]],
+    transport: Transport,
+) -> list[Any]:
+    """Exchange what towers have.
+
+    Args:
+        exchanges: N exchanges of a level.
+        every: for each of them what the K towers of this process give; nothing
+            where only the first process has it.
+        transport: connects the processes.
+
+    Returns:
+        For each of them its result; of ``before`` a list of one for each tower.
+    """
+    results: list[Any] = [
+        _HERE[exchange.kind](values, exchange.axis) if values else None
+        for exchange, values in zip(exchanges, values_of_towers, strict=True)
+    ]
+    if transport.size == 1:
+        return results
+    # Those of one dtype go as one message.
+    summed = {
+        k: results[k] if exchange.kind == "sum" else _placed(values, transport)
+        for k, (exchange, values) in enumerate(
+            zip(exchanges, values_of_towers, strict=True)
+        )
+        if exchange.kind in ("sum", "before")
+    }
+    totals = sum_over_ranks(transport, list(summed.values())) if summed else []
+    for k, total in zip(summed, totals, strict=True):
+        if exchanges[k].kind == "sum":
+            results[k] = total
+        else:
+            earlier = tf.reduce_sum(total[: transport.rank], 0)
+            results[k] = [before + earlier for before in results[k]]
+    for k, exchange in enumerate(exchanges):
+        if exchange.kind == "gather":
+            results[k] = _gathered(results[k], exchange.axis, transport)
+        elif exchange.kind == "root":
+            results[k] = _from_root(exchange, results[k], transport)
+    return results
+
+
+def _sum(values: Sequence[Any], axis: int) -> Any:
+    return values[0] if len(values) == 1 else tf.add_n(list(values))
+
+
+def _gather(values: Sequence[Any], axis: int) -> Any:
+    return values[0] if len(values) == 1 else tf.concat(list(values), axis)
+
+
+def _first(values: Sequence[Any], axis: int) -> Any:
+    return values[0]
+
+
+def _before(values: Sequence[Any], axis: int) -> list[Any]:
+    """For each tower the sum of those before it."""
+    before = [tf.zeros_like(values[0])]
+    for value in values[:-1]:
+        before.append(before[-1] + value)
+    return before
+
+
+_HERE = {
+    "sum": _sum,
+    "gather": _gather,
+    "first": _first,
+    "before": _before,
+    "root": _first,
+}
+
+
+def _placed(values: Sequence[Any], transport: Transport) -> Any:
+    """A row for each rank: the sum of this one's towers in its own."""
+    total = _sum(values, 0)
+    zeros = tf.zeros_like(total)
+    return tf.stack(
+        [total if r == transport.rank else zeros for r in range(transport.size)]
+    )
+
+
+def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
+    """Join the tensors of all ranks along an axis."""
+    if axis == 0:
+        return gathered(transport.all_gather, tensor, next_key("rows"))
+    order = list(range(tensor.shape.rank))
+    order[0], order[axis] = order[axis], order[0]
+    turned = tf.transpose(tensor, order)
+    joined = gathered(transport.all_gather, turned, next_key("rows"))
+    return tf.transpose(joined, order)
+
+
+def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
+    """What the first rank has, on all ranks."""
+    shape, dtype = exchange.given.shape, exchange.given.dtype
+    is_here = transport.rank == 0
+    # TensorFlow's constant folding would exchange what it takes for constant.
+    one = _one().read_value()
+    if shape.is_fully_defined() and dtype != tf.string:
+        count = tf.reshape(one * shape.num_elements(), [1])
+        sent = value if is_here else tf.zeros(count, dtype)
+        sent = tf.reshape(sent, shape)
+        (result,) = transport.broadcast([sent], next_key("root"))
+        return result
+    # Others may not know its shape, and have no rows of it.
+    nothing = tf.reshape(one - 1, [1])
+    flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
+    rows = gathered(transport.all_gather, flat, next_key("root"))
+    if shape.is_fully_defined():
+        return tf.reshape(rows, shape)
+    sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
+    sizes = transport.all_gather(sizes, next_key("root"))
+    return tf.ensure_shape(tf.reshape(rows, sizes), shape)
+
+
+@functools.cache
+def _one() -> tf.Variable:
+    return compat.hidden_variable("CPU:0", 1, tf.int32)

@@ -150,8 +150,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
         transport = self._transport()
         if not logs or transport.size == 1:
             return
+        values = {name: np.asarray(logs[name], "float64") for name in logs}
         transport.mark("the mean of an epoch's logs")
-        logs_of_ranks = check.gather(transport, logs, "averages its logs")
+        logs_of_ranks = check.gather(transport, values, "averages its logs")
         transport.mark("")
         for rank, others in enumerate(logs_of_ranks):
             odd = ", ".join(sorted(others.keys() ^ logs_of_ranks[0].keys()))
@@ -163,8 +164,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
                     "a single rank after MetricAverageCallback."
                 )
         for name in logs:
-            values = [others[name] for others in logs_of_ranks]
-            mean = np.mean(values, axis=0, dtype="float64")
+            mean = np.mean([others[name] for others in logs_of_ranks], axis=0)
             logs[name] = mean if mean.ndim else float(mean)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers.engines.dropin import (
     check_compression,
-    models,
+    distributed_models,
     plain,
     variable_key,
 )
@@ -163,7 +163,7 @@ def load_model(
         The model.
     """
     del legacy_opts
-    return models.load_model(
+    return distributed_models.load_model(
         functools.partial(DistributedOptimizer, compression=compression),
         filepath,
         custom_optimizers,

@@ -1,0 +1,147 @@
+"""Calls of Keras whose steps do nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers._strategy import Strategy
+from keras_towers.errors import TowerError
+from keras_towers.fit.calls import call as call_lib
+from keras_towers.fit.calls.synchronous import TowerCalls, run_alone
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import KerasCall
+from keras_towers.fit.data.iterator import Undistributed
+from keras_towers.fit.update.reduce import WeightUpdate
+
+
+class NoOpCalls(TowerCalls):
+    """Runs Keras's methods, with empty steps for training and validation."""
+
+    # Keras's own method runs epochs, counts steps and calls callbacks; only the
+    # step function is replaced, and the data where it need not be read.
+
+    def __init__(self, update: WeightUpdate, logs: Mapping[str, float]):
+        # The block may be a trial of what is to be trained after it.
+        super().__init__(update, keeps=False)
+        self._logs = logs
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    def run(self, keras_call: KerasCall) -> Any:
+        model, arguments = keras_call.model, keras_call.arguments
+        if "_maybe_symbolic_build" not in vars(model):
+            # It is shadowed only during a fit, whose callbacks may call this.
+            self.adoption.refuse_others(model)
+            self.adoption.release_model(model)
+        # Keras passes this argument where fit itself calls evaluate.
+        in_fit = arguments.get("_use_cached_eval_dataset")
+        if not keras_call.trains and not in_fit:
+            # A callback may call it during fit: undo the shadows of that.
+            names = ("_maybe_symbolic_build", "_get_metrics_result_or_logs")
+            own = {n: getattr(type(model), n).__get__(model) for n in names}
+            with patches.shadowed(model, {"_distribute_strategy": None, **own}):
+                return run_alone(keras_call)
+        call = _NoOpCall(self._config.strategy, keras_call, self._logs)
+        optimizer = getattr(model, "optimizer", None)
+        ends = {"finalize_variable_values": lambda variables: None}
+        if optimizer is None or not keras_call.trains:
+            ends = {}
+        with (
+            patches.shadowed(model, call.shadows()),
+            patches.shadowed(optimizer, ends),
+        ):
+            return run_alone(keras_call)
+
+
+class _NoOpCall:
+    """Replaces Keras's steps during one call."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        keras_call: KerasCall,
+        logs: Mapping[str, float],
+    ):
+        self._strategy = strategy
+        self._keras_call = keras_call
+        self._logs = logs
+        arguments = keras_call.arguments
+        self._has_data = arguments.get("x") is not None
+        if keras_call.kind == "fit":
+            self._check_steps(arguments)
+
+    def _check_steps(self, arguments: dict[str, Any]) -> None:
+        for name in ("steps_per_epoch", "batch_size"):
+            # Keras treats a negative number of steps as None.
+            if (arguments.get(name) or 0) < 0:
+                raise TowerError(
+                    f"{name}={arguments[name]!r} is not allowed: give a whole "
+                    "number, 1 or more, or None."
+                )
+        if not self._has_data:
+            if not arguments.get("steps_per_epoch"):
+                raise TowerError(
+                    "fit was given neither data nor a number of steps: give "
+                    "steps_per_epoch, or data to count the steps of."
+                )
+            arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
+            arguments["shuffle"] = False
+
+    def shadows(self) -> dict[str, Any]:
+        """Return the model attributes to shadow, by name."""
+        name = "train_function" if self._keras_call.trains else "test_function"
+        return {
+            # By it, fit's own call of evaluate comes back here.
+            "_distribute_strategy": call_lib.SeenByKeras(self._strategy, self),
+            "_maybe_symbolic_build": self._begin,
+            "_get_metrics_result_or_logs": self._report,
+            name: self._steps,
+            f"make_{name}": lambda *args, **kwargs: None,
+        }
+
+    def iterator(self, **kwargs: Any) -> Any:
+        return compat.TFEpochIterator(Undistributed, **kwargs)
+
+    def _begin(self, iterator: Any = None, data_batch: Any = None) -> None:
+        kind, model = self._keras_call.kind, self._keras_call.model
+        if iterator is not None:
+            data_batch = iterator._distributed_dataset.element_spec
+            batches = iterator.data_adapter.num_batches
+            if batches == 0 and self._keras_call.trains:
+                call_lib.refuse_empty(kind, model)
+            # Keras treats a negative number of steps as None.
+            if batches is not None or (iterator.steps_per_epoch or 0) > 0:
+                _count_only(iterator, batches)
+        # Callbacks may read the weights; nothing else is used.
+        trains = self._keras_call.trains and self._has_data
+        if trains and call_lib.needs_build(model, "predict"):
+            call_lib.build(model, data_batch, kind)
+
+    def _report(self, _: Any = None) -> dict[str, float]:
+        return dict(self._logs)
+
+    def _steps(self, iterator: Iterator[Any]) -> dict[str, float]:
+        number = self._keras_call.model.steps_per_execution
+        if not sum(1 for _ in itertools.islice(iterator, number)):
+            raise StopIteration
+        return self._report()
+
+
+def _count_only(iterator: Any, batches: int | None) -> None:
+    """Let an epoch iterator of Keras count steps without reading data."""
+    repeats = () if batches is None else (batches,)
+    iterator._get_iterator = lambda: itertools.repeat(None, *repeats)
+    # Its own one would begin to read ahead when an epoch begins.
+    iterator.data_adapter = SimpleNamespace(
+        num_batches=batches,
+        on_epoch_begin=lambda: None,
+        on_epoch_end=lambda: None,
+    )

@@ -1,0 +1,171 @@
+"""Divides operations by their axes, or leaves sums to be summed later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from keras_towers.partition.conversions import SIZE, Converter
+from keras_towers.partition.factors import Factors, Labels
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    Layout,
+    ListOf,
+    Sharded,
+    Value,
+)
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node
+from keras_towers.partition.sizes import Size
+
+
+def divided(
+    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
+) -> list[Value] | None:
+    """Divide an operation by an axis of its inputs; None: it cannot be.
+
+    Args:
+        partition: makes the operations.
+        node: the operation.
+        inputs: its inputs.
+        factors: which of the axes of its inputs and outputs are the same.
+    """
+    if any(isinstance(value.layout, ListOf) for value in inputs):
+        return None
+    labels_of_inputs = factors.labels(inputs)
+    chosen = _chosen(partition, inputs, labels_of_inputs, factors)
+    if chosen is None:
+        return _linear(partition, node, inputs, factors)
+    label, layout = chosen
+    given: list[Tensor] = []
+    for index, value in enumerate(inputs):
+        labels = labels_of_inputs[index]
+        if label not in labels:
+            given.append(_same(partition, index, value, factors))
+            continue
+        along = layout.along(labels.index(label))
+        rows = partition.rows(value, along)
+        if rows is None:
+            return None
+        if factors.needs_rows:
+            rows = _with_a_row(partition, rows, along)
+        given.append(rows)
+    layouts: list[Layout] = [
+        layout.along(labels.index(label)) if label in labels else PARTIAL
+        for labels in factors.outputs
+    ]
+    outputs = partition.on_towers(
+        node,
+        given,
+        *layouts,
+        shapes=factors.shapes(inputs),
+        attributes=factors.attributes,
+    )
+    if factors.needs_rows:
+        for output in outputs:
+            output.local = _without_a_row(partition, output, layout)
+    return outputs
+
+
+def _same(
+    partition: Converter, index: int, value: Value, factors: Factors
+) -> Tensor:
+    """What all towers are given for an input."""
+    if index in factors.entries:
+        return partition.vector_like(value, factors.entries[index])
+    return partition.local(value)
+
+
+def _chosen(
+    partition: Converter,
+    inputs: Sequence[Value],
+    labels_of_inputs: Sequence[Labels],
+    factors: Factors,
+) -> tuple[Any, Sharded] | None:
+    """The axis by which an operation is divided, and how it is."""
+    given = list(zip(inputs, labels_of_inputs, strict=True))
+    for value, labels in given:
+        layout = value.sharded
+        if layout is not None and factors.may_divide(labels[layout.axis]):
+            return labels[layout.axis], layout
+    if all(value.sharded is None for value in inputs):
+        return None
+    # Something has to be gathered; the rest may be divided nevertheless.
+    for value, labels in given:
+        sizes = zip(value.shape or (), labels, strict=True)
+        for axis, (size, label) in enumerate(sizes):
+            if not isinstance(size, Size) or not factors.may_divide(label):
+                continue
+            layout = Sharded(axis, partition.unit)
+            rows = layout.units_in(size)
+            if rows:
+                return label, dataclasses.replace(layout, rows=rows)
+    return None
+
+
+def _linear(
+    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
+) -> list[Value] | None:
+    """What is linear leaves parts of a sum parts of a sum."""
+    parts = {k for k, value in enumerate(inputs) if value.is_partial}
+    groups = [group for group in factors.linear if parts <= {*group}]
+    if not parts or not groups or any(v.sharded is not None for v in inputs):
+        return None
+    given = [
+        partition.partial(value)
+        if k in groups[0]
+        else _same(partition, k, value, factors)
+        for k, value in enumerate(inputs)
+    ]
+    outputs = partition.on_towers(
+        node,
+        given,
+        *[PARTIAL] * node.num_outputs,
+        shapes=factors.shapes(inputs),
+    )
+    for index, output in enumerate(outputs):
+        if len(parts) == 1 and _keeps_size(node, index, *parts):
+            output.linear = node.operation, index, list(inputs)
+    return outputs
+
+
+def _keeps_size(node: Node, index: int, part: int) -> bool:
+    """Whether an output is as large as an input, and of the same dtype."""
+    before, after = node.operation.inputs[part], node.operation.outputs[index]
+    size = before.shape.num_elements()
+    is_as_large = size is not None and size == after.shape.num_elements()
+    return is_as_large and before.dtype == after.dtype
+
+
+def _with_a_row(
+    partition: Converter, tensor: Tensor, layout: Sharded
+) -> Tensor:
+    """Return rows, and where there are none a row of zeros for one unit."""
+    build, rank, count = partition.builder, tensor.shape.rank, layout.unit.count
+    one = build.constant(1, SIZE)
+    least = build.op("Maximum", [count, one], (), is_repeated=True)
+    more = build.op("Sub", [least, count], (), is_repeated=True)
+    more = partition.times(layout.count, more)
+    ends = [
+        build.constant([0] * rank, SIZE),
+        partition.along(layout.axis, rank, more, 0),
+    ]
+    widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+    return build.op("Pad", [tensor, widths], tensor.shape)
+
+
+def _without_a_row(
+    partition: Converter, output: Value, divided_by: Sharded
+) -> Tensor:
+    """Return what was computed of rows that are there."""
+    build, layout, tensor = partition.builder, output.sharded, output.local
+    assert tensor is not None
+    count = divided_by.unit.count
+    if layout is not None:
+        length = partition.times(layout.count, count)
+        zero, shape = build.constant(0, SIZE), output.shape or ()
+        return partition.sliced(tensor, shape, layout.axis, zero, length)
+    some = build.op("Greater", [count, build.constant(0, SIZE)], ())
+    zeros = build.op("ZerosLike", [tensor], tensor.shape)
+    return build.op("SelectV2", [some, tensor, zeros], tensor.shape)

@@ -1,0 +1,278 @@
+"""Lays out a traced graph whose inputs towers have rows of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition.builder import Builder
+from keras_towers.partition.conversions import SIZE, CannotGather, local_shape
+from keras_towers.partition.effects import is_variable
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    InputLayout,
+    RowSplits,
+    Sharded,
+    SparseIndices,
+    SparseShape,
+    Splits,
+    Unit,
+    Value,
+)
+from keras_towers.partition.partitioner import Partitioner, Updating
+from keras_towers.partition.program import (
+    Inputs,
+    Program,
+    Tensor,
+    delayed,
+    needed,
+)
+from keras_towers.partition.rules.places import indices_of
+from keras_towers.partition.sizes import (
+    EXAMPLES,
+    ONE_MORE,
+    UNKNOWN,
+    Size,
+    name_of,
+    symbol,
+)
+
+
+def partitioned(*given: Any, **options: Any) -> Program:
+    """Lay out a graph over towers; as ``laid_out``, return the program."""
+    program, _ = laid_out(*given, **options)
+    return program
+
+
+def laid_out(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    updates: Mapping[str, Updating] = MappingProxyType({}),
+    ranks: bool = False,
+    mirrored: Sequence[bool] | None = None,
+    xla: bool = False,
+    lists: bool = True,
+) -> tuple[Program, dict[str, Value]]:
+    """Lay out a graph over towers.
+
+    Args:
+        graph: the trace of what one device does.
+        layouts: those of its N inputs.
+        wanted: tensors of the graph that are to be known to all.
+        updates: the operations that stand for updates of an optimizer, by name.
+        ranks: whether several processes run the program.
+        mirrored: for each of the N inputs: whether it is the handle of a
+            variable of which each tower has its own copy, and all have the
+            same; None: there are none.
+        xla: whether XLA compiles what towers compute.
+        lists: whether lists of rows may be divided.
+
+    Returns:
+        The program, and what is known of the graph's tensors by their names.
+    """
+    builder = Builder()
+    number = tf.TensorShape(())
+    start = Tensor(SIZE, number, on_towers=True)
+    total = Tensor(SIZE, number, on_towers=False)
+    is_first = Tensor(tf.bool, number, on_towers=True)
+    tensors = [
+        Tensor(
+            t.dtype, _shape(t, layout), layout != REPLICATED, handle=_handle(t)
+        )
+        for t, layout in zip(graph.inputs, layouts, strict=True)
+    ]
+    # Of data without rows all is done once: whatever a tower has.
+    unit = Unit(_examples(graph, layouts), total, start, total)
+    partition = Partitioner(unit, is_first, {}, builder, lists, ranks, xla)
+    count = _examples_of_tower(partition, tensors, layouts)
+    partition.unit = unit = dataclasses.replace(unit, count=count)
+    partition.sizes[name_of(EXAMPLES)] = total
+    partition.updating = updates
+    copies = {
+        index: dataclasses.replace(tensor, on_towers=True)
+        for index, tensor in enumerate(tensors)
+        if mirrored is not None and mirrored[index]
+    }
+    partition.order.copies = {copy: tensors[k] for k, copy in copies.items()}
+    sizes: dict[str, Tensor] = {}
+    values = [
+        _value(index, traced, tensor, layout, partition, sizes)
+        for index, (traced, tensor, layout) in enumerate(
+            zip(graph.inputs, tensors, layouts, strict=True)
+        )
+    ]
+    for index, copy in copies.items():
+        values[index].local = copy
+    partition.sizes.update(sizes)
+    try:
+        by_name = partition.run(graph, values)
+        results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
+    except CannotGather:
+        # A list of rows meets what has no rule.
+        return laid_out(
+            graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
+        )
+    ends = [*results, *(t for u in partition.updates for t in u.given)]
+    operations, exchanges = needed(builder.operations, builder.exchanges, ends)
+    delayed(operations, exchanges, partition.updates, results)
+    sources = {id(operation.source) for operation in operations}
+    program = Program(
+        Inputs(tensors, start, total, is_first, sizes, copies),
+        operations,
+        exchanges,
+        partition.updates,
+        results,
+        partition.graphs,
+        [o for o in partition.once if id(o) in sources],
+    )
+    return program, by_name
+
+
+def _handle(tensor: Any) -> Any:
+    """What TensorFlow says of the variable of a handle, if it is one."""
+    is_handle = tensor.dtype == tf.resource and is_variable(tensor)
+    return compat.get_resource_handle_data(tensor) if is_handle else None
+
+
+def _shape(tensor: Any, layout: InputLayout) -> tf.TensorShape:
+    """The shape of what a tower is given."""
+    if isinstance(layout, (RowSplits, SparseIndices)):
+        return local_shape(tensor.shape, Sharded(0))
+    return local_shape(tensor.shape, layout)
+
+
+def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:
+    """The number of examples, if the trace knows it, or its symbol."""
+    for tensor, layout in zip(graph.inputs, layouts, strict=True):
+        if isinstance(layout, Sharded) and layout.unit is None:
+            size = tensor.shape[layout.axis]
+            return EXAMPLES if size is None else size // layout.count
+    return EXAMPLES
+
+
+def _examples_of_tower(
+    partition: Partitioner,
+    tensors: Sequence[Tensor],
+    layouts: Sequence[InputLayout],
+) -> Tensor:
+    """The number of examples of a tower."""
+    for tensor, layout in zip(tensors, layouts, strict=True):
+        if isinstance(layout, Sharded) and layout.unit is None:
+            return _units(partition, tensor, layout)
+        if isinstance(layout, RowSplits):
+            ends = partition.length(tensor)
+            one = partition.builder.constant(1, SIZE)
+            return partition.builder.op(
+                "Sub", [ends, one], (), is_repeated=True
+            )
+        if isinstance(layout, SparseShape):
+            return partition.entry(tensor, 0)
+    return partition.unit.total
+
+
+def _units(partition: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
+    """The number of units of a tower, from its rows."""
+    rows = partition.length(tensor, layout.axis)
+    if layout.count == 1:
+        return rows
+    rows_of_unit = partition.builder.constant(layout.count, SIZE)
+    return partition.builder.op(
+        "FloorDiv", [rows, rows_of_unit], (), is_repeated=True
+    )
+
+
+def _value(
+    index: int,
+    traced: Any,
+    tensor: Tensor,
+    layout: InputLayout,
+    partition: Partitioner,
+    sizes: dict[str, Tensor],
+) -> Value:
+    """What is known of an input, of which some sizes are symbols."""
+    if isinstance(layout, SparseIndices):
+        return _sparse_indices(partition, tensor, layout)
+    if isinstance(layout, SparseShape):
+        return _sparse_shape(partition, tensor, layout)
+    if isinstance(layout, RowSplits):
+        return _row_splits(partition, tensor, layout)
+    if isinstance(layout, Sharded):
+        unit: Any = partition.unit
+        if layout.unit is not None:
+            count = _units(partition, tensor, layout)
+            unit = partition.found_unit(layout.unit, count)
+        layout = dataclasses.replace(layout, unit=unit)
+    shape: Any = None
+    if traced.shape.rank is not None:
+        shape = list(traced.shape)
+        for axis, size in enumerate(shape):
+            name = f"{index}.{axis}"
+            if isinstance(layout, Sharded) and axis == layout.axis:
+                shape[axis] = layout.size
+            elif size is None and tensor.on_towers:
+                shape[axis] = symbol(name)
+                sizes[name] = Tensor(SIZE, tf.TensorShape(()), on_towers=False)
+        shape = tuple(shape)
+    if layout == REPLICATED:
+        return Value(layout, whole=tensor, shape=shape)
+    return Value(layout, local=tensor, shape=shape)
+
+
+# ---- sparse and ragged rows --------------------------------------------------
+
+
+def _sparse_indices(
+    partition: Partitioner, own: Tensor, layout: SparseIndices
+) -> Value:
+    """Where sparse rows have entries."""
+    unit = partition.found_unit(layout.unit, partition.length(own))
+    rows, of = Sharded(0, unit), Sharded(0, partition.unit)
+    return indices_of(partition, own, rows, of, int(own.shape[1] or 0))
+
+
+def _sparse_shape(
+    partition: Partitioner, own: Tensor, layout: SparseShape
+) -> Value:
+    """The shape of sparse rows."""
+    build, rank = partition.builder, 1 + len(layout.sizes)
+    begin, rest = build.constant([1], SIZE), build.constant([rank - 1], SIZE)
+    # Behind the first, all towers have the same sizes.
+    behind = build.op("Slice", [own, begin, rest], (rank - 1,))
+    behind = build.exchange("first", behind)
+    ahead = partition.vector([partition.unit.total], SIZE)
+    along = build.constant(0, "int32")
+    whole = build.op("ConcatV2", [ahead, behind, along], (rank,))
+    sizes = [UNKNOWN if size is None else size for size in layout.sizes]
+    known = np.array([partition.unit.size, *sizes], object)
+    return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
+
+
+def _row_splits(
+    partition: Partitioner, own: Tensor, layout: RowSplits
+) -> Value:
+    """Where ragged rows begin and end."""
+    build, dtype = partition.builder, own.dtype
+    last = build.op("Max", [own, build.constant([0], "int32")], ())
+    unit = partition.found_unit(layout.unit, partition.cast(last, SIZE))
+    begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
+    ends = build.op("Slice", [own, begin, all_], (None,))
+    start = partition.cast(unit.start, dtype)
+    ends = build.op("AddV2", [ends, start], (None,))
+    ends = build.exchange("gather", ends, 0, partition.unit.size)
+    zero, along = build.constant([0], dtype), build.constant(0, "int32")
+    whole = build.op("ConcatV2", [zero, ends, along], (None,))
+    one = build.constant(1, SIZE)
+    partition.sizes[name_of(ONE_MORE)] = build.op(
+        "AddV2", [partition.unit.total, one], ()
+    )
+    examples = partition.unit.size
+    size = ONE_MORE if isinstance(examples, Size) else examples + 1
+    splits = Splits(own, unit)
+    return Value(REPLICATED, whole=whole, shape=(size,), numbers=splits)

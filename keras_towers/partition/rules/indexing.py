@@ -1,0 +1,418 @@
+"""What takes rows, or puts them, by numbers: gathers, scatters and segments.
+
+Where towers number only their own rows, each does it with its own numbers, the
+entries that belong to them, and the rows that they number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import tensorflow as tf
+
+from keras_towers.partition.builder import UNKNOWN_SHAPE
+from keras_towers.partition.conversions import local_shape
+from keras_towers.partition.division import divided
+from keras_towers.partition.factors import Factors
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Below,
+    Places,
+    Shape,
+    Value,
+)
+from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.program import Tensor
+from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
+from keras_towers.partition.rules.places import indices_of, source
+from keras_towers.partition.rules.ragged import repeated_rows
+from keras_towers.partition.rules.reductions import axes_of
+from keras_towers.partition.sizes import UNKNOWN
+
+# ---- rows that towers number themselves --------------------------------------
+
+# What an input is: numbers of rows, or indices of which the first is one; an
+# entry for each number; the rows that are numbered; the shape that has them;
+# how many they are; or something that all have.
+Role: TypeAlias = Literal[
+    "numbers", "indices", "entries", "rows", "shape", "count", "same"
+]
+
+_UPDATES = tuple(
+    f"TensorScatter{name}" for name in ("Update", "Add", "Sub", "Max", "Min")
+)
+_EXTREMES = {
+    "UnsortedSegmentMax": "Max",
+    "UnsortedSegmentMin": "Min",
+    "UnsortedSegmentProd": "Prod",
+}
+_SEGMENTS = ("UnsortedSegmentSum", *_EXTREMES)
+_MATRIX: tuple[Role, ...] = ("indices", "entries", "shape")
+_ROLES: dict[str, tuple[Role, ...]] = {
+    "GatherNd": ("rows", "indices"),
+    "ScatterNd": ("indices", "entries", "shape"),
+    "SparseToDense": ("indices", "shape", "entries", "same"),
+    **dict.fromkeys(_UPDATES, ("rows", "indices", "entries")),
+    **dict.fromkeys(_SEGMENTS, ("entries", "numbers", "count")),
+}
+
+
+@rule(*_ROLES)
+def _of_own_rows(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    numbered = _numbered(partition, inputs, _ROLES[node.type])
+    if numbered is None:
+        return None
+    places, given = numbered
+    layout = places.layout if node.type == "GatherNd" else places.target
+    return partition.on_towers(node, given, layout)
+
+
+def _numbered(
+    partition: Partitioner, inputs: Sequence[Value], roles: Sequence[Role]
+) -> tuple[Places, list[Tensor]] | None:
+    """Return the rows that towers number, and what each is given, or None.
+
+    Args:
+        partition: lays out operations.
+        inputs: N of its inputs.
+        roles: what each is.
+    """
+    given = list(zip(inputs, roles, strict=True))
+    (places,) = (
+        _places_of(value, role)
+        for value, role in given
+        if role in ("numbers", "indices")
+    )
+    if places is None:
+        return None
+    tensors = [_own(partition, value, role, places) for value, role in given]
+    found = [tensor for tensor in tensors if tensor is not None]
+    return (places, found) if len(found) == len(tensors) else None
+
+
+def _places_of(value: Value, role: Role) -> Places | None:
+    """The rows that numbers, or indices along a last axis, are those of."""
+    found, shape = value.places, value.shape
+    if found is None or not shape:
+        return None
+    if role == "numbers":
+        return None if found.is_first_column else found
+    is_alone = found.is_first_column or shape[-1] == 1
+    return found if is_alone and found.layout.axis < len(shape) - 1 else None
+
+
+def _own(
+    partition: Partitioner, value: Value, role: Role, places: Places
+) -> Tensor | None:
+    """What each tower is given, or None."""
+    target = places.target
+    if role in ("numbers", "indices"):
+        return places.local
+    if role == "same" or (role == "entries" and value.shape == ()):
+        return partition.local(value)
+    if role == "entries":
+        return partition.rows(value, places.layout)
+    if role == "rows":
+        return value.local if value.sharded == target else None
+    # The first size, or the only one.
+    if value.known is None or value.known.flat[0] != target.size:
+        return None
+    if role == "count":
+        count = partition.times(target.rows, target.unit.count)
+        return partition.cast(count, partition.local(value).dtype)
+    return partition.local_target(value, list(value.known), target)
+
+
+@rule("SparseTensorDenseMatMul")
+def _product(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    """The product of a matrix that has own rows."""
+    *matrix, factor = inputs
+    numbered = _numbered(partition, matrix, _MATRIX)
+    if numbered is None:
+        return None
+    places, given = numbered
+    if not node.attr("adjoint_a"):
+        given.append(partition.local(factor))
+        return partition.on_towers(node, given, places.target)
+    # Each row of the matrix meets one of the factor.
+    layout = places.target.along(int(node.attr("adjoint_b")))
+    rows = partition.rows(factor, layout)
+    if rows is None:
+        return None
+    return partition.on_towers(node, [*given, rows], PARTIAL)
+
+
+@rule("SparseReorder")
+def _ordered(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    """Rows stay in order, and so do the towers."""
+    numbered = _numbered(partition, inputs, _MATRIX)
+    if numbered is None:
+        return None
+    places, given = numbered
+    at, entries = partition.on_towers(node, given, *[places.layout] * 2)
+    assert at.local is not None
+    rank = len(inputs[2].known)
+    at = indices_of(partition, at.local, places.layout, places.target, rank)
+    return [at, entries]
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch")
+def _stitched(
+    partition: Partitioner, node: Node, *inputs: Value
+) -> list[Value] | None:
+    """Stitch rows together that were partitioned, if all parts are there."""
+    half = len(inputs) // 2
+    places = [v.places for v in inputs[:half] if v.places is not None]
+    if len(places) < half or not _are_all(places):
+        return None
+    pairs = zip(inputs[half:], places, strict=True)
+    rows = [partition.rows(value, part.layout) for value, part in pairs]
+    given = [row for row in rows if row is not None]
+    if len(given) < half:
+        return None
+    numbers = [part.local for part in places]
+    return partition.on_towers(node, [*numbers, *given], places[0].target)
+
+
+def _are_all(places: Sequence[Places]) -> bool:
+    """Whether they are the parts of all rows, each of which is there once."""
+    parting = places[0].local.operation
+    if parting is None or parting.type != "DynamicPartition":
+        return False
+    parted = source(parting.inputs[0]).operation
+    is_range = parted is not None and parted.type == "Range"
+    is_complete = [part.local for part in places] == parting.outputs
+    return is_range and is_complete and places[0].grain == 1
+
+
+# ---- gathers -----------------------------------------------------------------
+
+
+def _axis_and_batch(
+    node: Node, values: Value, places: Value, along: Value
+) -> tuple[int, int] | None:
+    """The axis from which is picked, and before how many both are alike."""
+    found, batch = axes_of(along, values.rank), node.attr("batch_dims")
+    if not found or places.shape is None:
+        return None
+    return found[0], batch % places.rank if batch < 0 else batch
+
+
+@axes("GatherV2")
+def _picked_axes(
+    node: Node, values: Value, places: Value, along: Value
+) -> Factors | None:
+    found = _axis_and_batch(node, values, places, along)
+    if found is None:
+        return None
+    axis, batch = found
+    kept = [f"v{a}" for a in range(values.rank)]
+    picked = [f"p{a}" for a in range(places.rank)]
+    # Along these axes both have the same rows.
+    picked[:batch] = kept[:batch]
+    output = [*kept[:axis], *picked[batch:], *kept[axis + 1 :]]
+    labels = [*kept[:axis], None, *kept[axis + 1 :]]
+    return Factors([labels, picked, None], [output], [[0]])
+
+
+@rule("GatherV2")
+def _picked(
+    partition: Partitioner, node: Node, values: Value, places: Value, at: Value
+) -> list[Value] | None:
+    """Rows by their numbers."""
+    repeated = repeated_rows(partition, node)
+    if repeated is not None:
+        return [repeated]
+    numbered = places.places
+    found = _axis_and_batch(node, values, places, at)
+    if found is None or numbered is None or numbered.is_first_column:
+        return None
+    axis, batch = found
+    rows = values.local
+    if batch or rows is None or values.sharded != numbered.target.along(axis):
+        return None
+    given = [rows, numbered.local, partition.local(at)]
+    layout = numbered.layout.along(axis + numbered.layout.axis)
+    return partition.on_towers(node, given, layout)
+
+
+@notes("GatherV2")
+def _picks(
+    partition: Partitioner,
+    node: Node,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+) -> None:
+    """What picks from an axis of each row is less than its size."""
+    values, places, at = inputs
+    found = _axis_and_batch(node, values, places, at)
+    if found is None or places.numbers is not None or not values.shape:
+        return
+    axis, batch = found
+    if axis == batch > 0 and isinstance(values.shape[axis], int):
+        places.numbers = Below(values.shape[axis])
+
+
+@axes("GatherNd")
+def _picked_at(node: Node, values: Value, places: Value) -> Factors | None:
+    depth = places.shape[-1] if places.shape else None
+    if not isinstance(depth, int):
+        return None
+    picked = [f"p{a}" for a in range(places.rank - 1)]
+    behind = [f"v{a}" for a in range(depth, values.rank)]
+    return Factors(
+        [[*[None] * depth, *behind], [*picked, None]],
+        [[*picked, *behind]],
+        [[0]],
+        needs_rows=True,
+    )
+
+
+@rule("ResourceGather")
+def _looked_up(
+    partition: Partitioner, node: Node, handle: Value, places: Value
+) -> list[Value] | None:
+    layout, build = places.sharded, partition.builder
+    if layout is None or places.local is None or node.attr("batch_dims"):
+        return None
+    # The variable is read once, for all towers, or each reads its own copy.
+    variable = partition.local(handle)
+    least = partition.order.use(node, [variable], True)
+    table = build.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
+    local = build.op(
+        "GatherV2",
+        [table, places.local, build.constant(0, places.local.dtype)],
+        local_shape(node.shapes[0], layout),
+        batch_dims=0,
+    )
+    shape = None
+    if places.shape is not None and node.shapes[0].rank is not None:
+        shape = (*places.shape, *node.shapes[0][len(places.shape) :])
+    return [Value(layout, local, shape=shape)]
+
+
+# ---- scatters ----------------------------------------------------------------
+
+
+@axes("ScatterNd")
+def _scattered(
+    node: Node, places: Value, rows: Value, target: Value
+) -> Factors | None:
+    depth, count = places.shape[-1] if places.shape else None, places.rank - 1
+    if not isinstance(depth, int):
+        return None
+    picked = [f"p{a}" for a in range(count)]
+    behind = [f"v{a}" for a in range(rows.rank - count)]
+    # The shape that is made is that of one device.
+    labels = [*picked, *[None] * len(behind)]
+    return Factors(
+        [[*picked, None], labels, None],
+        [[*[None] * depth, *behind]],
+        [[1]],
+        picked,
+    )
+
+
+@rule("TensorScatterAdd", "TensorScatterSub")
+def _added_to(
+    partition: Partitioner, node: Node, values: Value, *inputs: Value
+) -> list[Value] | None:
+    """Towers add their own rows to their parts of what is there."""
+    places, rows = inputs
+    if places.shape is None or rows.shape is None or values.sharded is not None:
+        return None
+    scattered = _scattered(node, places, rows, values)
+    if scattered is None:
+        return None
+    added = Value(REPLICATED, partition.partial(values), shape=values.shape)
+    factors = Factors(
+        [None, *scattered.inputs[:2]], scattered.outputs, (), scattered.summed
+    )
+    return divided(partition, node, [added, places, rows], factors)
+
+
+# ---- segments ----------------------------------------------------------------
+
+
+@shape_of(*_SEGMENTS)
+def _sizes(
+    node: Node, values: Value, segments: Value, count: Value
+) -> Shape | None:
+    if values.shape is None or segments.shape is None:
+        return None
+    number = UNKNOWN if count.known is None else count.known.flat[0]
+    first = None if number is UNKNOWN else number
+    return (first, *values.shape[segments.rank :])
+
+
+@axes(*_SEGMENTS)
+def _segment_axes(
+    node: Node, values: Value, segments: Value, count: Value
+) -> Factors:
+    labels = range(values.rank)
+    of_segments, behind = labels[: segments.rank], labels[segments.rank :]
+    is_sum = node.type == "UnsortedSegmentSum"
+    return Factors(
+        [labels, of_segments, None],
+        [[None, *behind]],
+        [[0]] if is_sum else (),
+        of_segments if is_sum else (),
+    )
+
+
+@rule(*_EXTREMES)
+def _extremes(
+    partition: Partitioner,
+    node: Node,
+    values: Value,
+    segments: Value,
+    count: Value,
+) -> list[Value] | None:
+    """Reduce segments on each tower, then reduce the towers' results.
+
+    Where a tower has no rows of a segment, it gives the neutral value.
+    """
+    layout, build = segments.sharded or values.sharded, partition.builder
+    if layout is None or layout.axis >= segments.rank or not build.meets:
+        return None
+    rows = [partition.rows(value, layout) for value in (values, segments)]
+    if rows[0] is None or rows[1] is None:
+        return None
+    given = [rows[0], rows[1], partition.local(count)]
+    (extremes,) = build.copy(node.operation, given)
+    if extremes.shape.rank is None:
+        return None
+    first, sizes = build.constant(0, tf.int32), extremes.shape.as_list()
+    extremes = build.op("ExpandDims", [extremes, first], [1, *sizes])
+    gathered = build.exchange("gather", extremes)
+    kind, shape = _EXTREMES[node.type], node.shapes[0]
+    along = build.constant([0], tf.int32)
+    whole = build.op(kind, [gathered, along], shape, keep_dims=False)
+    return [Value(REPLICATED, whole=whole)]
+
+
+@axes("Bincount", "DenseBincount")
+def _counted(
+    node: Node, values: Value, size: Value, weights: Value
+) -> Factors | None:
+    labels: list[Any] = list(range(values.rank))
+    # Of a matrix the rows are counted, each for itself.
+    is_matrix = node.type == "DenseBincount" and values.rank == 2
+    if is_matrix:
+        labels[1] = None
+    elif node.type == "DenseBincount" and node.attr("binary_output"):
+        # What only says if there is any cannot be added up.
+        return None
+    is_weighted = weights.shape != (0,)
+    given = [labels, None, labels if is_weighted else [None]]
+    if is_matrix:
+        return Factors(given, [labels])
+    return Factors(given, [[None]], [[2]] if is_weighted else (), labels)
