@@ -77,7 +77,7 @@ def _drawn(
     group = min(_MOST, _BITS // dtype.size)
     counts = 1
     pairs = partition.xla and node.type == "StatelessRandomNormalV2"
-    if pairs and dtype not in (tf.float32, tf.bfloat16):
+    if pairs and dtype != tf.float32:
         return None
     if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
         counts = group * _RESERVED // _MOST
@@ -88,7 +88,7 @@ def _drawn(
         given += of_all[1:]
         if pairs:
             return build.op(
-                "StatelessRandomUniformV2", given, size, dtype=tf.float32
+                "StatelessRandomUniformV2", given, size, dtype=dtype
             )
         (numbers,) = build.copy(node.operation, given, [size])
         return numbers
@@ -121,7 +121,6 @@ def _drawn(
         flat = _normal(partition, numbers, sizes, layout)
         if flat is None:
             return None
-        flat = partition.cast(flat, dtype, is_repeated=False)
     else:
         begin = build.op("Mul", [start, each], ())
         length = build.op("Mul", [count, each], (), is_repeated=True)
