@@ -357,7 +357,6 @@ in_stateless_scope = resolve(
 _GLOBAL = f"{_KERAS}.backend.common.global_state"
 global_state = resolve(_GLOBAL, "set_global_attribute")
 get_global_attribute = resolve(f"{_GLOBAL}:get_global_attribute")
-set_global_attribute = resolve(f"{_GLOBAL}:set_global_attribute")
 distribution_lib = resolve(f"{_KERAS}.backend.tensorflow.distribution_lib")
 resolve("keras.distribution:DataParallel", "_is_multi_process")
 

@@ -195,16 +195,11 @@ def host_of(device: str) -> str:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Whether two names agree in type, index and the parts that both have."""
+    """Whether two names have an index and agree in all parts that both have."""
     a, b = (tf.DeviceSpec.from_string(name) for name in (one, other))
     if None in (a.device_index, b.device_index):
         return False
-    parts = ("job", "replica", "task", "device_type", "device_index")
-    return all(
-        getattr(a, part) == getattr(b, part)
-        or None in (getattr(a, part), getattr(b, part))
-        for part in parts
-    )
+    return a.make_merged_spec(b) == b.make_merged_spec(a)
 
 
 def same_devices(some: Sequence[str], others: Sequence[str]) -> bool:

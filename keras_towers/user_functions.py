@@ -10,20 +10,14 @@ from typing import Any
 from keras_towers.errors import TowerError
 
 
-def split(target: str) -> tuple[str, str]:
-    """Split MODULE:FUNCTION, or raise ``TowerError``."""
-    module, colon, function = target.partition(":")
-    if not (module and colon and function):
+def call(target: str) -> Any:
+    """Import MODULE:FUNCTION, also from the current folder, and call it."""
+    module, _, name = target.partition(":")
+    if not (module and name):
         raise TowerError(
             f"{target!r} names no function: give MODULE:FUNCTION, such as "
             "my_module:build"
         )
-    return module, function
-
-
-def call(target: str) -> Any:
-    """Import MODULE:FUNCTION, also from the current folder, and call it."""
-    module, name = split(target)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:

@@ -68,7 +68,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("towers", [1, 3])
-def test_every_call(towers):
+def test_eager_calls_are_those_of_one_device(towers):
     asking = Asking(eagerly=True)
     with kt.TowerStrategy(towers):
         for name, (act, training) in CALLS.items():
@@ -81,7 +81,7 @@ def test_every_call(towers):
 
 
 @pytest.mark.parametrize("towers", [1, 2])
-def test_what_is_traced(towers):
+def test_traced_steps_are_those_of_one_device(towers):
     in_callback = set()
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: in_callback.add(asked())
@@ -101,14 +101,14 @@ def test_what_is_traced(towers):
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_on_asynchronous_towers(eagerly):
+def test_asynchronous_towers_know_their_index(eagerly):
     asking = Asking(eagerly)
     with kt.AsyncTowerStrategy(2):
         told = asking.told(lambda model: model.fit(X, Y, 4, 1, 0))
     assert told == [on_towers(2, True)] * 3
 
 
-def test_outside_of_any_strategy():
+def test_outside_of_a_strategy_there_is_one_tower():
     asking = Asking(eagerly=True)
     asking.model.fit(X, Y, verbose=0)
     assert set.union(*asking.seen) == {ALONE}
@@ -119,7 +119,7 @@ def test_outside_of_any_strategy():
 @pytest.mark.parametrize(
     "make", [kt.TowerStrategy, tf.distribute.MirroredStrategy]
 )
-def test_in_a_loop_of_ones_own(make):
+def test_replicas_of_a_custom_loop_know_their_index(make):
     devices = ["/device:CPU:4", "/device:CPU:2"]
     strategy, seen = make(devices), []
 

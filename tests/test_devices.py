@@ -51,7 +51,7 @@ def test_every_way_to_name_towers(towers, cpus):
     ],
     ids=str,
 )
-def test_bad_towers(towers, expected):
+def test_towers_that_cannot_be_are_refused(towers, expected):
     with pytest.raises(kt.TowerError) as error:
         kt.TowerStrategy(towers)
     for part in expected:
@@ -119,13 +119,29 @@ def test_the_last_call_of_virtual_towers_counts(devices):
         assert kt.TowerStrategy().num_towers == number
 
 
-def test_bad_number_of_virtual_towers():
+def test_a_wrong_number_of_virtual_towers_is_refused():
     for towers in (0, True, 2.0, None):
         with pytest.raises(kt.TowerError, match="whole number, 1 or more"):
             kt.virtual_towers(towers)
 
 
-def test_virtual_towers_too_late():
+def test_virtual_towers_after_tensorflow_has_started_are_refused():
     said = rf"virtual_towers\({TOWERS + 1}\) .* too late.*{TOWERS} CPU"
     with pytest.raises(kt.TowerError, match=said):
         kt.virtual_towers(TOWERS + 1)
+
+
+def test_names_of_devices():
+    two = ["/device:CPU:0", "/device:CPU:1"]
+    task = "/task:0/device:CPU:1"
+    full = f"/job:localhost/replica:0{task}"
+    assert devices_lib.same_device("CPU:1", full)
+    assert devices_lib.same_device(full, "CPU:1")
+    unlike = ("", "CPU:2", "GPU:1", "/task:1/device:CPU:1")
+    assert not any(devices_lib.same_device(task, other) for other in unlike)
+    assert devices_lib.same_devices(["CPU:0", "CPU:1"], two)
+    for others in (["CPU:1", "CPU:0"], ["CPU:0"]):
+        assert not devices_lib.same_devices(others, two)
+    assert devices_lib.host_of("/job:worker/task:2/device:GPU:1") == (
+        "/job:worker/task:2/device:CPU:0"
+    )

@@ -55,7 +55,7 @@ def weights_by(backend, path, imports=FIRST):
         return int(done.stdout), [found[name] for name in found.files]
 
 
-def test_keras_towers_first(tmp_path):
+def test_keras_towers_can_be_imported_before_keras(tmp_path):
     # Keras may also come with a module of the package.
     inside = (
         "import keras_towers.engines.runtime.tensorflow_task\nimport keras\n"
@@ -65,7 +65,7 @@ def test_keras_towers_first(tmp_path):
     assert towers == 4
 
 
-def test_the_command_without_tensorflow():
+def test_the_command_runs_without_tensorflow():
     """``python -m keras_towers`` launches ranks, which need it themselves."""
     refuse = """
 import runpy, sys
@@ -83,14 +83,14 @@ runpy.run_module("keras_towers", run_name="__main__", alter_sys=True)
     assert "keras-towers run" in done.stdout
 
 
-def test_keras_first():
+def test_keras_can_be_imported_before_keras_towers():
     called = []
     _imports.after_keras(lambda: called.append("at once"))
     assert called == ["at once"]
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_one_script_on_other_backends(backend, tmp_path):
+def test_one_script_runs_on_every_backend(backend, tmp_path):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     path = tmp_path / "weights.npz"

@@ -24,7 +24,7 @@ ON_FIRST = {"small_device": GPUS[0], "small_bytes": 100}
         ({**ON_CPU, "small_bytes": 0}, [1], [GPUS[0]]),
     ],
 )
-def test_places(small, sizes, places):
+def test_a_variable_goes_where_the_fewest_bytes_are(small, sizes, places):
     # Any iterable of devices.
     place = p.LeastLoadedPlacement(iter(GPUS[:2]), **small)
     loads = dict.fromkeys([*GPUS[:2], *places], 0)

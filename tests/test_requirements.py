@@ -59,7 +59,9 @@ NEED_IT = {"TowerStrategy", "strategy('tower')", "keras_towers.towers"}
     ],
     ids=["no TensorFlow", "another backend", "one that is not installed"],
 )
-def test_every_entrance(before, backend, advised):
+def test_every_name_of_the_package_says_what_is_missing(
+    before, backend, advised
+):
     ended = python("-c", before + ASK, KERAS_BACKEND=backend)
     assert ended.returncode == 0, ended.stderr
     found, code, output = json.loads(ended.stdout)

@@ -39,7 +39,7 @@ def test_one_result_for_each_tower(traced):
     assert [float(result["value"]) for result in results] == [2, 32, 62]
 
 
-def test_one_tower():
+def test_one_tower_gives_one_result():
     for strategy in (
         kt.TowerStrategy(1),
         tf.distribute.MirroredStrategy(["/device:CPU:3"]),
@@ -49,7 +49,7 @@ def test_one_tower():
             assert kt.run_on_each_tower(lambda x: x + 1, 1) == [2]
 
 
-def test_a_training_loop(monkeypatch):
+def test_a_training_loop_gives_the_weights_of_one_device(monkeypatch):
     strategy = kt.TowerStrategy(2)
     with strategy.scope():
         model = m.mlp()
@@ -175,7 +175,7 @@ def test_towers_with_gradients_for_other_variables(returned, traced):
     assert "a:0" not in said
 
 
-def test_where_it_is_refused():
+def test_it_is_refused_on_a_tower():
     with pytest.raises(kt.TowerError, match="takes a function"):
         kt.run_on_each_tower(3)
     strategy = kt.TowerStrategy(2)

@@ -42,7 +42,7 @@ def gone(pid, limit_s=60):
     return True
 
 
-def test_streams_status_and_environment():
+def test_run_returns_streams_and_status():
     code = (
         "import os, sys; print(os.environ.get('HOME'), os.environ['A']);"
         "print('err', file=sys.stderr); exit(3)"
@@ -113,7 +113,7 @@ def test_the_last_json_object_is_the_answer():
         (SLEEP, 1, "has not ended after 1 s"),
     ],
 )
-def test_no_answer(code, limit_s, said):
+def test_a_process_without_an_answer_says_why(code, limit_s, said):
     with pytest.raises(NoAnswer) as error:
         ask_python(["-c", code], limit_s)
     assert str(error.value).endswith(said)

@@ -55,7 +55,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("name", some_of(DATA))
-def test_rounding_only(name):
+def test_towers_differ_from_one_device_by_rounding_only(name):
     strategy = kt.TowerStrategy(2)
     model = lazy(layers.Dropout(0.3), metrics=["mae"])
     found = kt.verify(model, *DATA[name](), batch_size=8, strategy=strategy)
@@ -170,11 +170,11 @@ def test_a_new_model_trains_as_if_nothing_had_happened():
         *((lazy, (X, Y), steps, "steps=") for steps in (0, 1.5, "2", True)),
     ],
 )
-def test_refused(make, data, steps, message):
+def test_wrong_arguments_are_refused(make, data, steps, message):
     with pytest.raises(kt.TowerError, match=message):
         kt.verify(make(), *data, steps=steps)
 
 
-def test_refused_on_towers():
+def test_it_is_refused_inside_a_strategy():
     with kt.TowerStrategy(2), pytest.raises(kt.TowerError, match="before the"):
         kt.verify(lazy(), X, Y)

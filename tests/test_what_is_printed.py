@@ -85,7 +85,7 @@ def lines(tmp_path_factory):
     return dict(zip(CASES, pairs, strict=True))
 
 
-def test_an_ordinary_program(lines):
+def test_an_ordinary_program_prints_one_line_more(lines):
     plain, towers = lines["ordinary"]
     assert towers[0] == HEAD
     # TensorFlow itself says some things once in a process.
@@ -175,7 +175,7 @@ def test_a_notebook_shows_an_error_once(notebook):
     assert errors == ["got no attribute 'nothing'"] * 2
 
 
-def test_the_logging_that_a_program_set_up(notebook):
+def test_logging_that_a_program_set_up_is_respected(notebook):
     _, shown, unshown, logged = notebook[1]
     assert shown == [HEAD]
     assert unshown == []

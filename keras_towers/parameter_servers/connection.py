@@ -50,9 +50,9 @@ class Dropped:
     """Finds the names of shared resources that all workers have dropped.
 
     A worker drops a name when the objects by which it knew the resource are
-    gone. What every worker has told that it has dropped can be freed: nobody is
-    late, and nobody asks for it again, except for a worker that dies and runs
-    its program from the beginning.
+    gone. What every worker has dropped can be freed: nobody is late, and nobody
+    asks for it again, except for a worker that dies and runs its program from
+    the beginning.
     """
 
     def __init__(self, size: int):
@@ -268,7 +268,7 @@ class ServerPeers:
         server would send N times N.
         """
         self._number += 1
-        where = f"{self.prefix}/told/{self._number}"
+        where = f"{self.prefix}/gathered/{self._number}"
         store = self.connection.store
         self._refuse_second_chief(f"{where}-0")
         own = plain.encode(value).decode()
@@ -287,7 +287,7 @@ class ServerPeers:
         return [plain.decode(text.encode()) for text in values]
 
     def _refuse_second_chief(self, key: str) -> None:
-        """End a chief that another one has begun to tell the workers."""
+        """End a chief that comes after one which had begun to gather."""
         again = self.rank == 0 and self.connection.starts > 1
         if again and self.connection.store.get(key) is not None:
             raise TowerError(

@@ -133,13 +133,3 @@ class Running:
         # Python cannot end while a thread is inside TensorFlow.
         self._done.wait(settings.CANCEL_S)
         return True
-
-
-def run(
-    function: Any,
-    timeout_s: float | None = None,
-    poll: Callable[[], None] | None = None,
-    arguments: Sequence[tf.Tensor] = (),
-) -> list[Any]:
-    """Run a concrete function that may block, calling ``poll`` every 2 s."""
-    return Running(function, arguments).wait(timeout_s, poll)

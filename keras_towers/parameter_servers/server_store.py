@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import device_of, run, traced
+from keras_towers.parameter_servers.remote import Running, device_of, traced
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
@@ -86,7 +86,7 @@ def value_of(read: Any) -> Any:
 def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
     """Run a function that need not wait; ``TowerError`` if nobody answers."""
     try:
-        return run(function, settings.ANSWER_S, arguments=arguments)
+        return Running(function, arguments).wait(settings.ANSWER_S)
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(

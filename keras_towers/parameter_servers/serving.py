@@ -1,7 +1,8 @@
 """The work of a task of the role ``ps``, until training has ended.
 
 It serves, and asks which workers answer: workers need not reach one another,
-and N of them would ask N times N times. It tells all of them who is missed.
+and N of them would ask N times N times. It publishes for all of them who does
+not answer.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _is_over(
     waited_s = time.monotonic() - ended
     silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:
-        # To hear of it.
+        # So that they learn of it.
         over = all(each > settings.SERVERS_S for each in silent_s)
         return over or waited_s > settings.CHIEF_LOST_S
     return all(min(waited_s, each) > settings.LOST_S for each in silent_s)

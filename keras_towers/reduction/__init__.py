@@ -18,8 +18,8 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``all_reduce``, ``fp16``, ...  hooks: sums between processes
 ``power_sgd(rank)``            a hook: matrices as two factors of low rank
 ``shared_memory``              without loss, between processes on one machine
-``chain(...)``                 a hook of links (``pack``, ``rounded``,
-                               ``error_feedback``) and of another hook
+``chain(...)``                 a hook of links (``rounded``, ``error_feedback``)
+                               and of another hook
 =============================  ==============================================
 """
 
@@ -46,7 +46,7 @@ from keras_towers.reduction.gradients import (
     divided,
     scaled,
 )
-from keras_towers.reduction.packing import GradientPacker, pack, packed
+from keras_towers.reduction.packing import GradientPacker, packed
 from keras_towers.reduction.tower_sums import (
     CollectiveAllReduce,
     hierarchical_all_reduce,
@@ -77,7 +77,6 @@ __all__ = [
     "hierarchical_all_reduce",
     "nccl_all_reduce",
     "nccl_available",
-    "pack",
     "packed",
     "power_sgd",
     "rounded",

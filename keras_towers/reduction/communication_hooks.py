@@ -43,7 +43,7 @@ def chain(*parts: Link | CommunicationHook) -> CommunicationHook:
     links decode the sums in reverse order.
 
     Example:
-        >>> chain(pack(GradientPacker()), rounded(tf.float16), all_reduce)
+        >>> chain(error_feedback(tf.float16), rounded(tf.float16), all_reduce)
     """
     links = cast(Sequence[Link], parts[:-1])
     hook = cast(CommunicationHook, parts[-1])

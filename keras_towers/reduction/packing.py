@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction.communication_hooks import Decode, Link
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -190,20 +189,6 @@ class PackingPlan:
 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
-
-
-def pack(packer: GradientPacker) -> Link:
-    """Sum a few buffers instead of many gradients."""
-
-    def link(
-        tensors: Sequence[tf.Tensor], key: str
-    ) -> tuple[list[tf.Tensor], Decode]:
-        plan = packer.plan(tensors)
-        if plan is None:
-            return list(tensors), list
-        return plan.pack(tensors), plan.unpack
-
-    return link
 
 
 def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.devices import host_of, same_device, same_devices
+from keras_towers.devices import host_of, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction.gradients import (
     Gradient,
@@ -201,8 +201,6 @@ def reduce_in_graph(
     return reduce_each(grads, devices, dense)
 
 
-HINTS = ("ring", "nccl", "auto")
-
 # The dtypes that TensorFlow has kernels for.
 _DTYPES = (
     tf.bfloat16,
@@ -241,12 +239,10 @@ class CollectiveAllReduce:
 
     Args:
         devices: the names of K devices.
-        hint: ``"ring"``, ``"nccl"`` (physical GPUs only) or ``"auto"``
-            (TensorFlow chooses). None: ``"nccl"`` if it can run, else
-            ``"ring"``.
 
-    Raises:
-        TowerError: unknown hint, or a device that is named twice.
+    Attributes:
+        devices: likewise.
+        hint: TensorFlow's algorithm: ``"nccl"`` if it can run, else ``"ring"``.
 
     Example:
         >>> reduce = CollectiveAllReduce(["/device:CPU:0", "/device:CPU:1"])
@@ -257,22 +253,9 @@ class CollectiveAllReduce:
         array([2., 2.], dtype=float32)
     """
 
-    def __init__(self, devices: Sequence[str], hint: str | None = None):
-        if hint is None:
-            hint = "nccl" if nccl_available(devices)[0] else "ring"
-        if hint not in HINTS:
-            raise TowerError(
-                f"hint={hint!r} is unknown. Give one of "
-                f"{', '.join(map(repr, HINTS))}, or None."
-            )
-        for one, other in itertools.combinations(devices, 2):
-            if same_device(one, other):
-                raise TowerError(
-                    f"Collective ops need different devices, but {one} and "
-                    f"{other} are the same. Name each device once."
-                )
+    def __init__(self, devices: Sequence[str]):
         self.devices: tuple[str, ...] = tuple(devices)
-        self.hint = hint
+        self.hint: str = "nccl" if nccl_available(devices)[0] else "ring"
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
         self._keys = itertools.count(0, _SLOTS)

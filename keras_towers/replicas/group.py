@@ -162,7 +162,7 @@ class Group:
             return local.read_value(), replica * most + count
 
     def arrive(self, replica: int) -> tf.Operation | None:
-        """Tell that a replica has pushed all gradients of a step."""
+        """Count that a replica has pushed all gradients of a step."""
         local, pushed = self._numbers_of(replica)
         with tf.device(self._device):
             step = local.read_value()
@@ -246,6 +246,11 @@ class Group:
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token go on without one."""
         self.calls(("end", replica), lambda: self._queue(replica).put(_END))
+
+    def end_all(self) -> None:
+        """Let all replicas go on without tokens."""
+        for replica in range(self.quorum.replicas):
+            self.end(replica)
 
     def initialise(self) -> None:
         """Begin at global step 0; one process does it, before all others."""

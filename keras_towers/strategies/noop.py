@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.noop import NoOpCalls
+from keras_towers.fit.calls.noop_calls import NoOpCalls
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 

@@ -70,7 +70,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_columns(name):
+def test_columns_are_computed_repeat_by_repeat(name):
     rows, wanted = CASES[name]
     results = summarize(ROWS, samples_of(rows), batch=64, devices=2)
     assert [result["row"] for result in results] == list(rows)
@@ -101,7 +101,7 @@ def shown(samples):
     return console.file.getvalue()
 
 
-def test_table():
+def test_table_shows_medians_ranges_and_where():
     fast, slow = [[5.0], [10.0]], [[20.0], [30.0]]
     rows = {"stock-default": slow, "tower": fast, "tower:mode=cpu": fast}
     of_towers = [samples_of(rows, towers, choice="cpu") for towers in (2, 4)]
@@ -123,7 +123,7 @@ def test_table():
     assert "skipped: byteps: run `[x]`" in text
 
 
-def test_table_of_processes():
+def test_table_of_processes_shows_failures_and_cost():
     rows = {"compute": [[10.0]], "horovod": [[12.0]]}
     text = shown(samples_of({**rows, "multi-worker": ["exit code 1"]}))
     assert re.search(r" 2 +compute +10\.00 +– ", text)

@@ -25,7 +25,7 @@ def curve(*losses):
     return types.SimpleNamespace(times=times, losses=losses, updates=updates)
 
 
-def test_curves(saved, monkeypatch):
+def test_the_lowest_curve_is_first_in_the_legend(saved, monkeypatch):
     pytest.importorskip("sklearn")
     # It sets variables of TensorFlow.
     monkeypatch.setattr(os, "environ", dict(os.environ))

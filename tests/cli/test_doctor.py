@@ -74,7 +74,9 @@ def doctor(monkeypatch):
     ],
     ids=str,
 )
-def test_what_is_found(doctor, code, facts, said):
+def test_each_state_of_a_machine_is_found_with_advice(
+    doctor, code, facts, said
+):
     found, output = doctor(**facts)
     assert found == code and said in output, output
     assert ("What to do next" in output) >= bool(code)
@@ -82,7 +84,7 @@ def test_what_is_found(doctor, code, facts, said):
     assert not (said == SWITCH and "upgrade keras" in output)
 
 
-def test_json(doctor):
+def test_json_has_every_finding(doctor):
     report = json.loads(doctor("--json", horovod=None)[1])
     assert report["ok"] is True
     (horovod,) = [f for f in report["findings"] if f["name"] == "Horovod"]
@@ -90,7 +92,7 @@ def test_json(doctor):
     assert "install horovod" in horovod["advice"]
 
 
-def test_this_environment(forked_processes):
+def test_this_environment_is_healthy(forked_processes):
     facts = probe.tensorflow_state()
     assert set(facts["tested_versions"]) == {"TensorFlow", "Keras"}
     states = {finding.state for finding in checks.versions(facts)}
@@ -125,7 +127,7 @@ def test_how_losses_are_compared(losses, error, said, why):
         pytest.param("TensorFlow", False, marks=pytest.mark.long),
     ],
 )
-def test_two_processes_here(over, forked, monkeypatch):
+def test_two_processes_train_as_one(over, forked, monkeypatch):
     for name, value in warm.environment(forked).items():
         monkeypatch.setenv(name, value)
     (finding,) = doctor_lib.run_self_test([over])
@@ -143,7 +145,9 @@ def test_two_processes_here(over, forked, monkeypatch):
         (False, None, 1, "[a] traceback"),
     ],
 )
-def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
+def test_the_self_test_runs_only_where_all_works(
+    doctor, monkeypatch, passed, horovod, code, said
+):
     state = Status.OK if passed else Status.BAD
     advice = "" if passed else "[a] traceback"
     finding = Finding("Self-test", "it", "how far apart", state, advice)
@@ -159,7 +163,7 @@ def test_self_test(doctor, monkeypatch, passed, horovod, code, said):
     assert output.count("Self-test") == 1
 
 
-def test_a_process_that_fails_is_told_of(monkeypatch):
+def test_a_self_test_that_fails_says_why(monkeypatch):
     ended = Ended(None, "", "")
     monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
     (finding,) = doctor_lib.run_self_test(["Horovod"], timeout_s=1)

@@ -60,7 +60,7 @@ def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_is_there_instead(words, says):
+def test_unknown_commands_and_engines_list_the_known_ones(words, says):
     ended = CliRunner().invoke(app, words.split())
     assert ended.exit_code == 2 and says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

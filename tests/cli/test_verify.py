@@ -52,7 +52,7 @@ def run(target, *options):
     return result.exit_code, result.stdout or result.output
 
 
-def test_text():
+def test_text_says_the_difference_and_describes_the_strategy():
     code, output = run("arrays", "--towers", "3", "--batch-size", "9")
     assert code == 0, output
     assert "After 3 steps the largest relative difference" in output
@@ -60,7 +60,7 @@ def test_text():
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("-1", 1)])
-def test_json_and_tolerance(tolerance, code):
+def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
     ended, output = run("dataset", "--json", "--tolerance", tolerance)
     told = json.loads(output)
     assert ended == code
@@ -81,7 +81,7 @@ def test_json_and_tolerance(tolerance, code):
         (["arrays", "--towers", "0"], "virtual_towers"),
     ],
 )
-def test_errors(arguments, said):
+def test_what_cannot_be_measured_exits_with_2(arguments, said):
     code, output = run(*arguments)
     assert code == 2, output
     assert said in output

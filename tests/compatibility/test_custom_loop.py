@@ -122,7 +122,9 @@ ON_TOWERS = {"mode": "gpu"}
         ]
     ),
 )
-def test_loop(optimizer, make_model, style, towers, options):
+def test_a_custom_loop_trains_as_on_one_device(
+    optimizer, make_model, style, towers, options
+):
     strategy = kt.TowerStrategy(towers, **options)
     assert_exact(strategy, optimizer, make_model, style)
 
@@ -157,7 +159,7 @@ def test_fit_and_a_loop_of_an_adopted_model_take_turns():
     assert_same(found, model, losses)
 
 
-def test_metrics():
+def test_metrics_of_a_loop_count_all_examples():
     def update(x):
         mean.update_state(x)
         # A mean over the last axis, and then over examples.

@@ -60,7 +60,7 @@ def assert_same(found, wanted, path=""):
 
 
 @pytest.mark.parametrize(("name", "towers", "mode"), CASES)
-def test_like_stock(name, towers, mode):
+def test_all_but_training_is_as_with_mirrored_strategy(name, towers, mode):
     strategy = kt.TowerStrategy(devices(towers), mode=mode)
     assert mode in (None, strategy.mode)
     assert_same(plain(OBSERVATIONS[name](strategy)), wanted(name, towers), name)

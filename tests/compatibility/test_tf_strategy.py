@@ -148,7 +148,7 @@ ONCE = [
 
 
 @pytest.mark.parametrize("case", some_of(ONCE), ids=named)
-def test_check(case):
+def test_checks_of_tensorflow_pass(case):
     outcome, detail = run(kt.TowerStrategy, *case)
     if outcome != "passed":
         assert run(mirrored, *case)[0] == outcome, detail

@@ -39,7 +39,7 @@ def test_what_all_say_is_sent_to_each_of_them_once(job):
         told = pool.map(lambda one: one.gather_objects(["a" * 99]), everyone)
         assert list(told) == [[["a" * 99]] * 2] * 2
     store, prefix = everyone[0].connection.store, everyone[0].prefix
-    texts, numbers = store.get(f"{prefix}/told/1")
+    texts, numbers = store.get(f"{prefix}/gathered/1")
     assert (len(texts), numbers) == (1, [0, 0])
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote import run, traced
+from keras_towers.parameter_servers.remote import Running, traced
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.environments.tf_config import Cluster
@@ -39,15 +39,15 @@ def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
         signal.pthread_kill(main, signal.SIGINT)
 
     with ThreadPoolExecutor(2) as pool:
-        theirs = pool.submit(run, traced(others.get, DEVICE), 60)
+        theirs = pool.submit(Running(traced(others.get, DEVICE)).wait, 60)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(interrupt)
-            run(take, 60)
+            Running(take).wait(60)
         # What is no longer waited for is taken from nobody.
         mine.put(3)
-        assert run(take, 60) == [3]
+        assert Running(take).wait(60) == [3]
         with pytest.raises(TimeoutError):
-            run(take, 0.1)
+            Running(take).wait(0.1)
         others.put(7)
         assert theirs.result(60) == [7]
 
@@ -86,7 +86,7 @@ def test_asking_again_and_again_traces_nothing(name, monkeypatch):
 def test_a_failed_call_raises_its_error():
     fails = traced(lambda: tf.debugging.check_numerics(NAN, ""), DEVICE)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        run(fails)
+        Running(fails).wait()
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
-    GradientPacker,
     all_reduce,
     bf16_shards,
     chain,
     error_feedback,
     fp16,
     fp16_shards,
-    pack,
     power_sgd,
 )
 from keras_towers.transport import SingleProcess
@@ -124,9 +122,3 @@ def test_error_feedback_of_another_model_under_the_same_key():
     for shape in ([3], [2, 2], [3]):
         (result,) = exchange(SingleProcess(), [tf.ones(shape)], "k")
         assert result.shape == shape
-
-
-def test_links_of_a_chain():
-    exchange = chain(pack(GradientPacker(2, min_elements=1)), fp16)
-    rows = random_rows(2, SHAPES)
-    assert_sums(summed(exchange, rows)[0], rows, 4e-3)

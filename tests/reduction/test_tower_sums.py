@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.devices import host_of, same_device, same_devices
+from keras_towers.devices import same_devices
 from keras_towers.errors import TowerError
 from keras_towers.reduction import (
     CollectiveAllReduce,
@@ -157,17 +157,3 @@ def test_reasons(monkeypatch, devices, built, parts, reason):
     available, why = nccl_available(devices)
     assert available == (reason is None)
     assert (reason or "3 different physical GPUs") in why
-
-
-def test_names_of_devices():
-    task = "/task:0/device:CPU:1"
-    full = f"/job:localhost/replica:0{task}"
-    assert same_device("CPU:1", full) and same_device(full, "CPU:1")
-    unlike = ("", "CPU:2", "GPU:1", "/task:1/device:CPU:1")
-    assert not any(same_device(task, other) for other in unlike)
-    assert same_devices(["CPU:0", "CPU:1"], cpus(2))
-    for others in (["CPU:1", "CPU:0"], ["CPU:0"]):
-        assert not same_devices(others, cpus(2))
-    assert host_of("/job:worker/task:2/device:GPU:1") == (
-        "/job:worker/task:2/device:CPU:0"
-    )

@@ -15,7 +15,7 @@ from tests.strategies import async_cases as cases
 
 
 @pytest.mark.parametrize("epochs, examples", [(1, 53), (50, 32)])
-def test_terminate_on_nan(epochs, examples):
+def test_nan_ends_training_after_its_epoch(epochs, examples):
     """Also where an epoch is over before its first log can be looked at."""
     model = linear()
     with kt.AsyncTowerStrategy(2):
@@ -26,7 +26,7 @@ def test_terminate_on_nan(epochs, examples):
     assert np.isnan(history["loss"][-1])
 
 
-def test_an_end_in_mid_epoch():
+def test_steps_that_were_handed_out_are_done_when_training_stops():
     """What was handed out is done and counted; training goes on."""
 
     def stop(batch, logs):

@@ -110,21 +110,6 @@ def test_logs_that_are_no_metrics(eagerly):
     close(2 * own, history["double"])
 
 
-def test_stateless_metric_in_a_step():
-    class Step(keras.Sequential):
-        def train_step(self, data):
-            state = metric.stateless_update_state(metric.variables, 3.0)
-            result = metric.stateless_result(state)
-            return {**super().train_step(data), "stateless": result}
-
-    metric = keras.metrics.Mean(name="mean")
-    model = Step([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile("sgd", m.cross_entropy())
-    with kt.AsyncTowerStrategy(2):
-        assert fit(model)["stateless"] == [3.0]
-    assert not any(variable.numpy() for variable in metric.variables)
-
-
 def test_a_slow_tower_holds_nobody_and_is_stale(tmp_path):
     seen = []
     layer = cases.Late(20)

@@ -148,29 +148,6 @@ def test_optimizers_that_read_and_write_lose_nothing(options, constraint):
         close(mine, other, 1e-4)
 
 
-def test_several_optimizers_that_let_one_after_the_other_update():
-    class TwoOptimizers(keras.Sequential):
-        def train_step(self, data):
-            logs = super().train_step(data)
-            weights = iter(self.trainable_variables)
-            other.apply([tf.ones_like(w) for w in weights], iter(self.weights))
-            return logs
-
-    first, other = (
-        keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
-        for rate in (0.0, 1.0)
-    )
-    model = TwoOptimizers([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile(first, "mse")
-    other.build(model.trainable_variables)
-    before = model.layers[0].bias.numpy()
-
-    with kt.AsyncTowerStrategy(2, scale_gradient=False):
-        fit(model, y=cases.TARGETS, epochs=2)
-    assert int(other.iterations) == STEPS
-    close(before - model.layers[0].bias, np.full(3, STEPS))
-
-
 def test_training_in_a_callback():
     """The fit that it interrupts goes on as it was."""
     model = linear(keras.optimizers.SGD(0.5))

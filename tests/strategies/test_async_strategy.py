@@ -13,7 +13,7 @@ from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
 
 
-def test_learning():
+def test_asynchronous_towers_learn():
     """With sparse gradients, scaled losses, and layers that keep a state."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
@@ -90,7 +90,7 @@ def test_a_model_built_inside_and_a_custom_loop():
     assert int(model.optimizer.iterations) == STEPS + 1
 
 
-def test_data_that_does_not_fit():
+def test_empty_and_distributed_data_are_refused():
     model = linear()
     with kt.AsyncTowerStrategy(2) as strategy:
         with pytest.raises(kt.TowerError, match="distributed dataset"):

@@ -93,7 +93,7 @@ def test_every_call_gives_what_one_device_gives():
 
 
 @pytest.mark.core
-def test_set_for_good_and_ended():
+def test_a_model_stays_on_towers_until_the_distribution_ends():
     traces = []
 
     def loss(y, found):
@@ -148,7 +148,7 @@ def test_a_model_follows_the_distribution():
     same_model(model, reference)
 
 
-def test_conflict_with_a_strategy():
+def test_a_distribution_inside_a_strategy_is_refused():
     model = eager()
     set_distribution(first(2))
     stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
@@ -173,7 +173,9 @@ def model_parallel():
         (lambda: first(2), "while a model trains"),
     ],
 )
-def test_what_is_refused(distribution, said):
+def test_other_distributions_devices_and_changes_are_refused(
+    distribution, said
+):
     model, note = eager(), at_end(lambda: set_distribution(None))
     with pytest.raises(kt.TowerError, match=said), distribution().scope():
         step(model, callbacks=[note])

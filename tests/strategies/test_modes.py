@@ -27,7 +27,7 @@ def nccl(request, monkeypatch):
     return request.param
 
 
-def test_default(nccl):
+def test_the_default_is_the_host_for_cpus_and_nccl_for_gpus(nccl):
     on_gpus = ("nccl", "several GPUs") if nccl else ("gpu", "the test says so")
     for devices, name, reason in (
         (CPUS[:1], "cpu", "one tower"),
@@ -41,7 +41,7 @@ def test_default(nccl):
         assert reason in mode.reason
 
 
-def test_what_is_asked_for_runs_or_is_warned_of(nccl, caplog):
+def test_a_mode_that_cannot_run_is_replaced_with_a_warning(nccl, caplog):
     caplog.set_level(logging.INFO, "keras_towers")
     no_nccl = None if nccl else "the test says so"
     for name, devices, obstacle in (

@@ -94,7 +94,7 @@ def test_callbacks_are_told_what_keras_tells(name):
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_no_data(capsys):
+def test_without_data_callbacks_run_as_many_steps_as_given(capsys):
     model, told = make(), Told()
     was = Before(model)
     with kt.NoOpStrategy():
@@ -116,7 +116,7 @@ def test_no_data(capsys):
         ({"batch_size": -100}, "batch_size=-100"),
     ],
 )
-def test_no_step(given, said):
+def test_fit_without_a_step_is_refused(given, said):
     model, told = make(), Told()
     was = Before(model)
     with pytest.raises(kt.TowerError, match=said), kt.NoOpStrategy():
@@ -139,7 +139,7 @@ def _averaged():
     return keras.optimizers.LossScaleOptimizer(inner)
 
 
-def test_nothing_changes():
+def test_weights_and_optimizer_stay_as_they_are():
     model = linear(optimizer=_averaged, run_eagerly=True)
     for _ in range(3):
         # Not fit, whose end puts averages in place of the weights.

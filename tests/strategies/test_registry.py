@@ -42,7 +42,7 @@ def third_party(tmp_path, monkeypatch):
     sys.modules.pop("lone_package", None)
 
 
-def test_strategies_with_options():
+def test_strategies_are_made_by_name_with_options():
     # A name of our own cannot be taken.
     strategy = kt.strategy("tower", towers=2, mode="cpu")
     assert isinstance(strategy, kt.TowerStrategy)
@@ -62,7 +62,7 @@ def test_strategies_with_options():
         ("async", {"mode": "nccl"}, "'async' does not take .*mode"),
     ],
 )
-def test_what_there_is_not(name, options, message):
+def test_unknown_names_and_options_are_refused(name, options, message):
     with pytest.raises(kt.TowerError, match=message):
         kt.strategy(name, **options)
 
@@ -75,12 +75,12 @@ def test_what_there_is_not(name, options, message):
         ("number", "lone_package:NUMBER", "is 7, not a class"),
     ],
 )
-def test_broken_third_party(name, value, cause):
+def test_a_broken_package_is_named(name, value, cause):
     said = f"'{name}'.*package lone-package.*'{value}'.*{cause}"
     with pytest.raises(kt.TowerError, match=said):
         kt.strategy(name)
 
 
-def test_errors_inside_are_not_mistaken():
+def test_errors_of_a_strategy_itself_are_its_own():
     with pytest.raises(TypeError, match="len"):
         kt.strategy("broken")

@@ -12,7 +12,7 @@ from tests.kit.training import fit, linear
 pytestmark = pytest.mark.core
 
 
-def test_describe():
+def test_describe_says_what_runs_and_what_changes_results():
     described = kt.TowerStrategy().describe()
     assert described.startswith("TowerStrategy: 8 towers (/device:CPU:0 to")
     for part in ("those of one device;", "updated on tower 0", "is split"):

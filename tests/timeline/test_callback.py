@@ -60,7 +60,7 @@ def test_every_step_of_every_tower_is_there(
     assert f"{2 * STEPS} steps" in capsys.readouterr().out
 
 
-def test_several_optimizers(path):
+def test_each_of_several_optimizers_has_its_own_update(path):
     class Two(keras.Sequential):
         """Trains one layer after the other."""
 
@@ -253,7 +253,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(path, name):
+def test_wrong_uses_are_refused_and_write_nothing(path, name):
     act, message = REFUSED[name]
     with pytest.raises(kt.TowerError, match=message):
         act(path)

@@ -14,7 +14,7 @@ those of variables (``replicas/servers/served_calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,
-``calls/noop.py``), methods of an optimizer during an update
+``calls/noop_calls.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
 (``calls/callbacks.py``).
 """

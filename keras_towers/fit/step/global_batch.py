@@ -26,7 +26,7 @@ from keras_towers.fit.step.inputs import (
     layouts_of,
     share_of,
 )
-from keras_towers.fit.step.program import TowerProgram
+from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder

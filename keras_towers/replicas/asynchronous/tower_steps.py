@@ -142,7 +142,7 @@ class ReplicaSchedule(UpdateSchedule):
 
     def _error(self, error: BaseException) -> None:
         self._failed(error)
-        self._free()
+        self._group.end_all()
 
     def enter(self, tower: int) -> bool:
         (token,) = self._group.calls(
@@ -164,12 +164,8 @@ class ReplicaSchedule(UpdateSchedule):
 
     def end(self) -> None:
         if self._coordinator is not None:
-            self._free()
+            self._group.end_all()
             self._coordinator.end()
-
-    def _free(self) -> None:
-        for replica in range(self._quorum.replicas):
-            self._group.end(replica)
 
     def forget(self) -> None:
         if self._freed is not None:

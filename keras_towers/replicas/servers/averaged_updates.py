@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import settings
@@ -49,7 +50,6 @@ class AveragedUpdates(WorkerUpdates):
         self.notes = Notes(f"{name}/notes", served.server, served.rank, size, 1)
         self._traces = 0
         self._averages: Averages
-        self.retrace()
         # With backup replicas those that are late are waited for no longer
         # than until there are no updates that they could be part of.
         late_end = served.splits_batches and aggregate < size
@@ -57,7 +57,7 @@ class AveragedUpdates(WorkerUpdates):
         self._coordinator: Coordinator | None = None
         self._comes_back = False
         self._abandoned = False
-        # Where the chief tells what it has counted.
+        # Where the chief publishes what it has counted.
         self._count_key = f"{name}/counts"
 
     @property
@@ -70,6 +70,19 @@ class AveragedUpdates(WorkerUpdates):
             return ReplicaCounts.none(self._quorum.replicas)
         updates, used, dropped = counts
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
+
+    def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        # A model that was compiled again may have other optimizers.
+        self._traces += 1
+        name = f"{self._served.name}/averages_{self._traces}"
+        self._averages = Averages(
+            name,
+            self._group,
+            lambda variable: self._served.variables.copy_of(variable).device,
+            self._apply,
+            self._publish_parts,
+        )
+        self._served.connection.dropped.drop_with(self._averages, name)
 
     def begin(self, fit: int) -> None:
         self._group.calls("no notes", self.notes.begin)
@@ -100,19 +113,6 @@ class AveragedUpdates(WorkerUpdates):
         step = self._group.start(self._served.rank)
         with tf.control_dependencies([self.notes.reset(step)]):
             self._served.variables.copy_here()
-
-    def retrace(self) -> None:
-        # A model that was compiled again may have other optimizers.
-        self._traces += 1
-        name = f"{self._served.name}/averages_{self._traces}"
-        self._averages = Averages(
-            name,
-            self._group,
-            lambda variable: self._served.variables.copy_of(variable).device,
-            self._apply,
-            self._publish_parts,
-        )
-        self._served.connection.dropped.drop_with(self._averages, name)
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
         return self._averages.step_of(self._served.rank)
@@ -164,7 +164,7 @@ class AveragedUpdates(WorkerUpdates):
     def _coordinate(self, function: Any) -> list[Any]:
         """Call a concrete function that may wait for a long time."""
         with self._served.connection.naming_lost_servers():
-            return remote.run(function, poll=self._poll)
+            return remote.Running(function).wait(poll=self._poll)
 
     def _poll(self) -> None:
         if self._abandoned:
@@ -179,8 +179,7 @@ class AveragedUpdates(WorkerUpdates):
         self._served.workers.fail(error)
         # If the servers are gone, every worker finds out by itself.
         with contextlib.suppress(tf.errors.OpError, TowerError):
-            for replica in range(self._quorum.replicas):
-                self._coordinated.end(replica)
+            self._coordinated.end_all()
             self._coordinated.calls("release", self.notes.release)
 
     def due(self) -> tf.Tensor:

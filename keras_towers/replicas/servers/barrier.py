@@ -35,11 +35,11 @@ _ALL = -1
 
 
 class Notes:
-    """Lets workers wait until others have told that they are far enough.
+    """Lets workers wait until others have published that they are far enough.
 
-    Who tells puts a note into the queue of each worker: the part, who it is,
-    and a number that only grows. What a worker has heard stays on the server:
-    nothing crosses the network until the wait is over. All methods are
+    A publisher puts a note into the queue of each worker: the part, who it is,
+    and a number that only grows. What a worker has received stays on the
+    server: nothing crosses the network until the wait is over. All methods are
     operations, part of a tf.function.
     """
 
@@ -53,7 +53,7 @@ class Notes:
         self._queues = [
             Queue(f"{name}/{r}", device, [tf.int64] * 3) for r in range(size)
         ]
-        # By part, and by who tells.
+        # The numbers received, by part and by publisher.
         self._known: Any = variable(
             f"{name}/known_{rank}", device, (PARTS + 1, publishers), tf.int64
         )
@@ -64,7 +64,7 @@ class Notes:
             queue.clear()
 
     def reset(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Begin to wait; those who tell are known to be as far as this."""
+        """Begin to wait; the publishers are known to be as far as this."""
         with tf.device(self._device):
             known = tf.broadcast_to(numbers, (PARTS + 1, self._publishers))
             return tf.identity(self._known.assign(known))
@@ -72,7 +72,7 @@ class Notes:
     def publish(
         self, who: int, number: tf.Tensor, part: int = _WHOLE
     ) -> list[tf.Operation | None]:
-        """Tell all workers that a part of the weights is so far."""
+        """Publish to all workers that a part of the weights is so far."""
         with tf.device(self._device):
             note = tf.constant([part, who], tf.int64)
             return [q.put(note[0], note[1], number) for q in self._queues]
@@ -84,7 +84,7 @@ class Notes:
                 self.publish(who, tf.constant(LEFT, tf.int64), _ALL)
 
     def wait(self, number: tf.Tensor, part: int = _WHOLE) -> tf.Tensor:
-        """Wait until all who tell are so far with a part of the weights."""
+        """Wait until all publishers are so far with a part of the weights."""
 
         def is_early(known: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):

@@ -133,7 +133,7 @@ class ServedCalls(TowerCalls):
         return self._sessions[model]
 
     def run(self, keras_call: KerasCall) -> Any:
-        """Run one call; tell the other workers if it is a fit that fails."""
+        """Run one call; a fit that fails is known to the other workers."""
         if keras_call.kind != "fit":
             return super().run(keras_call)
         session = self.session_of(keras_call.model)
@@ -233,7 +233,8 @@ class ServedFit(ReplicaCall):
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
-        self.session.updates.retrace()
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.prepare(optimizers)
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
@@ -258,8 +259,6 @@ class ServedFit(ReplicaCall):
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
         self.session.served.variables.hold(self.model, seeds)
-        optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.check(optimizers)
 
     def begin(self, logs: Any = None) -> None:
         """Take over where the chief begins, when all callbacks have begun."""

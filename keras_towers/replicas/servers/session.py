@@ -61,7 +61,7 @@ class WorkerUpdates:
     """How gradients become weights; methods in the order of a ``fit``.
 
     Attributes:
-        notes: tell this worker which weights are ready.
+        notes: by which this worker knows what weights are ready.
         reads_parts: whether a part of the weights can be read while another
             one is still updated.
         epochs_together: whether all workers end each epoch together.
@@ -73,8 +73,9 @@ class WorkerUpdates:
     epochs_together: bool
     spare: int
 
-    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Refuse optimizers with which the workers cannot train."""
+    def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        """Prepare for a step to be traced anew; refuse what cannot be."""
+        raise NotImplementedError
 
     def begin(self, fit: int) -> None:
         """Create what the workers of a ``fit`` share; on the chief only."""
@@ -91,11 +92,8 @@ class WorkerUpdates:
         """Begin the first step; return whether to wait for its weights."""
         raise NotImplementedError
 
-    def retrace(self) -> None:
-        """The model's step is about to be traced anew."""
-
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
-        """Trace a step in a block; it ends by telling that it was made."""
+        """Trace a step in a block, and that it has been made."""
         raise NotImplementedError
 
     def take(self, call: UpdateCall) -> None:

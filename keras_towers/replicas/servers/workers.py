@@ -71,7 +71,7 @@ class Workers:
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """Tell that this worker trains."""
+        """Publish that this worker trains; return whether it comes back."""
         back = self._store.get(self._key("begun")) is not None
         self._store.put(self._key("begun"), True)
         self._store.put(self._key("failed"), "")
@@ -81,7 +81,7 @@ class Workers:
         return Watch(self._connection, self._name)
 
     def beat(self) -> None:
-        """Tell that this worker goes on, not more often than need be."""
+        """Publish that this worker goes on, not more often than need be."""
         now = time.monotonic()
         if now - self._last_beat < settings.BEAT_S:
             return
@@ -114,11 +114,11 @@ class Workers:
         return f"{', '.join(named)} {State.LOST}"
 
     def leave(self) -> None:
-        """Tell that this one has left."""
+        """Publish that this worker has left."""
         self._store.put(self._key("left"), True)
 
     def end(self, steps: int) -> None:
-        """Tell that all is over, after so many steps; on the chief only."""
+        """Publish that the ``fit`` has ended; on the chief only."""
         self._store.put(self._ended, steps)
 
     def ended_after(self) -> int | None:
@@ -127,15 +127,15 @@ class Workers:
         return steps
 
     def end_epoch(self, epoch: int) -> None:
-        """Tell that an epoch has ended; on the chief only."""
+        """Publish that an epoch has ended; on the chief only."""
         self._store.put(self._epoch(epoch), True)
 
     def wait_for_epoch(self, epoch: int) -> None:
-        """Wait until the chief has told that an epoch has ended, or all."""
+        """Wait until the chief has ended an epoch, or the ``fit``."""
         self._wait_for_chief(self._epoch(epoch))
 
     def wait_for_end(self) -> None:
-        """Wait until the chief has told that all is over."""
+        """Wait until the chief has ended the ``fit``."""
         self._wait_for_chief(self._ended)
 
     def _wait_for_chief(self, key: str) -> None:
@@ -155,7 +155,7 @@ class Workers:
                 )
 
     def fail(self, error: BaseException) -> None:
-        """Tell what has ended this worker's ``fit``, if anybody can be told."""
+        """Publish what has ended this worker's ``fit``, if that is possible."""
         self._error = error
         with contextlib.suppress(tf.errors.OpError, TowerError):
             text = f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.fit.step.program import exchanged
+from keras_towers.fit.step.tower_program import exchanged
 from keras_towers.partition.program import Exchange, Tensor
 from keras_towers.transport import SingleProcess
 

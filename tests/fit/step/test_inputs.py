@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_towers.fit.data import batches
+from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.step.inputs import layouts_of
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -29,9 +30,13 @@ def batch_of(rows):
     }
 
 
+def found(specs):
+    """The layouts of a batch, given its specs."""
+    return layouts_of(specs, RowCheck().divided(specs))
+
+
 def test_layouts():
-    found = layouts_of(batches.spec_of(batch_of(5)))
-    assert found == [
+    assert found(batches.spec_of(batch_of(5))) == [
         Sharded(0),
         *(Sharded(0, "leaf2"), RowSplits("leaf2")),
         REPLICATED,
@@ -44,5 +49,5 @@ def test_layouts():
 
 def test_of_unknown_sizes_all_that_has_rows_is_divided():
     specs = tf.TensorSpec([None, 3]), tf.TensorSpec([None]), tf.TensorSpec([4])
-    assert layouts_of(specs) == [Sharded(0), Sharded(0), REPLICATED]
-    assert layouts_of(tf.TensorSpec([])) == [REPLICATED]
+    assert found(specs) == [Sharded(0), Sharded(0), REPLICATED]
+    assert found(tf.TensorSpec([])) == [REPLICATED]
