@@ -196,6 +196,7 @@ class GlobalStep:
             traced.updating(),
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
+            xla=xla,
         )
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program
