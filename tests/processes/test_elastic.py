@@ -167,7 +167,7 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
     (tmp_path / "stay").touch()
     job = Launched(
         tmp_path,
-        ("--min-np", "2", "--verbose", "script.py"),
+        ("--min-np", "2", "script.py"),
         # A proxy that nobody may be asked through.
         http_proxy="http://127.0.0.1:9",
     )

@@ -61,14 +61,14 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     if member is None and hvd.size() == 1:
         tf_config.refuse_apart("Horovod")
     # Of an elastic job one may be left, and a list of ranks may name one.
-    may_be_one = args or kwargs.get("comm") or _is_elastic()
+    may_be_one = args or kwargs.get("comm") or is_elastic()
     if member and not member.alone and hvd.size() == 1 and not may_be_one:
         raise _unconnected(member)
 
 
-def _is_elastic() -> bool:
+def is_elastic() -> bool:
     """Whether ranks come and go."""
-    return "HOROVOD_ELASTIC" in os.environ
+    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ class HorovodTransport(engine.EngineTransport):
         connect(self.engine)
         watch.watch_over(self.rank, self.size)
         server = store.from_environment()
-        if not (server and server.signed) and not _is_elastic():
+        if not (server and server.signed) and not is_elastic():
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import plain
 from keras_towers.engines.dropin.optimizer import Reducer
+from keras_towers.engines.horovod.horovod_transport import is_elastic
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divided
 from keras_towers.rendezvous import check, watch
@@ -70,7 +71,7 @@ class GradientReducer(Reducer):
         )
 
     def communicates(self) -> bool:
-        if _is_elastic():  # the number of ranks may change later
+        if is_elastic():  # the number of ranks may change later
             return True
         processes = self.options.process_set
         return bool(processes.included() and processes.size() > 1)
@@ -250,7 +251,7 @@ class GradientReducer(Reducer):
         processes = self.options.process_set
         size = (
             hvd.size_op(process_set_id=processes.process_set_id)
-            if _is_elastic()
+            if is_elastic()
             else processes.size()
         )
         return divided(grad, size)
@@ -329,7 +330,3 @@ def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
     return tf.nest.flatten(list(values), expand_composites=True)
-
-
-def _is_elastic() -> bool:
-    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
