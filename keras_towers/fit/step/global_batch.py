@@ -161,11 +161,20 @@ class GlobalStep:
     ) -> Any:
         config, copies = self.config, self.update.copies
         xla = bool(model.jit_compile)
-        with copies.first_seen():
+        with contextlib.ExitStack() as view:
+            view.enter_context(copies.first_seen())
+
+            def build(optimizer: Any, variables: Sequence[Any]) -> None:
+                # Slots are made beside all copies of their weights.
+                view.close()
+                self.update.make_ready(optimizer, variables)
+                view.enter_context(copies.first_seen())
+
             traced = trace(
                 step,
                 divided.whole,
                 kind,
+                build,
                 own_statistics=config.batch_norm == "tower",
                 xla=xla,
             )

@@ -168,15 +168,17 @@ def _split(
     if layout is None or axes_of(over, value.rank) != [layout.axis]:
         return None
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
+    if sizes is None:
+        return None
     results: list[Value] = []
     begin: Any = 0
-    for size in sizes or ():
+    for size in sizes:
         found = _blocks(partition, value, begin, size)
         if found is None:
             return None
         results += found
         begin = begin + size
-    return results or None
+    return results
 
 
 # ---- among zeros -------------------------------------------------------------
