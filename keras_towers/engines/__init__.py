@@ -84,7 +84,7 @@ def find(name: str) -> Engine:
     return ENGINES[name]
 
 
-def of_launcher(servers: int | None) -> Engine:
+def engine_of_job(servers: int | None) -> Engine:
     """The engine of a job that is given as many servers, or none."""
     if not servers:
         return find("horovod")

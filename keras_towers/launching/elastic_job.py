@@ -213,7 +213,7 @@ def elastic_options(
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
     """Run an elastic job to its end and return the exit code."""
-    engines.of_launcher(None).check_installed()
+    engines.engine_of_job(None).check_installed()
     first = elastic.discover()
     with Running(job, first) as run:
         return Driver(run, elastic, first).drive()

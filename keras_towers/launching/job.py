@@ -136,7 +136,7 @@ class Running:
 
 def run_job(job: Job) -> Outcome:
     """Run a job until it ends."""
-    engine = engines.of_launcher(job.servers)
+    engine = engines.engine_of_job(job.servers)
     engine.check_installed()
     plan = fill_slots(job.hosts, job.ranks)
     if len(plan) < job.ranks:
@@ -247,7 +247,7 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     own.
     """
     member = environments.detect()
-    if member is None or member.placed or member.alone:
+    if member is None or member.horovod_reads_variables or member.alone:
         return None
     return member if processes in (None, member.size) else None
 

@@ -25,7 +25,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
 )
-from keras_towers.partition.partitioner import Partitioner, Updating
+from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
     Inputs,
     Program,
@@ -54,7 +54,7 @@ def laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, Updating] = MappingProxyType({}),
+    updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
     xla: bool = False,

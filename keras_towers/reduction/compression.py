@@ -138,7 +138,7 @@ def _sum_two(
     of integers, which may wrap around, less a rank's own is the other's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
-    encoded = [_words(t) for t in sent]
+    encoded = [_as_int32(t) for t in sent]
     both = transport.all_reduce(encoded, f"{key}.both")
     totals = []
     for values, words, total, tensor in zip(
@@ -152,7 +152,7 @@ def _sum_two(
     return totals
 
 
-def _words(tensor: tf.Tensor) -> tf.Tensor:
+def _as_int32(tensor: tf.Tensor) -> tf.Tensor:
     """Return values of 16 bits as a vector of integers of 32."""
     flat = tf.reshape(tensor, [-1])
     padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
@@ -206,7 +206,7 @@ def resolve(
     return make()
 
 
-def described(
+def describe_effect(
     compression: CompressionName | CommunicationHook | None,
 ) -> str:
     """Say how gradients are exchanged, if that may change results."""

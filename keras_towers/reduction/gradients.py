@@ -67,7 +67,7 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
     return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
 
 
-def divided(gradient: Gradient, number: Any) -> Gradient:
+def divide(gradient: Gradient, number: Any) -> Gradient:
     """Divide a gradient by a number; see ``scaled``."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
@@ -108,8 +108,8 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
             first = grads[0][index]
             if not _are_alike(gradient, first):
                 raise TowerError(
-                    f"Gradient {index} is {_described(gradient)} on tower "
-                    f"{tower}, but {_described(first)} on tower 0. Every tower "
+                    f"Gradient {index} is {_describe(gradient)} on tower "
+                    f"{tower}, but {_describe(first)} on tower 0. Every tower "
                     "must compute the same gradients: check whether the model "
                     "treats the data of some towers differently."
                 )
@@ -131,6 +131,6 @@ def _shape(gradient: Gradient) -> tf.TensorShape:
     return gradient.shape
 
 
-def _described(gradient: Gradient) -> str:
+def _describe(gradient: Gradient) -> str:
     kind = "tf.IndexedSlices" if is_sparse(gradient) else "tf.Tensor"
     return f"a {kind} of {gradient.dtype.name} {_shape(gradient)}"

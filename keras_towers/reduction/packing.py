@@ -166,7 +166,7 @@ class PackingPlan:
         """Return one-dimensional buffers, then what is not packed."""
         flat = {i: tf.reshape(grads[i], [-1]) for i in self.shapes}
         packed = [
-            _joined([flat[p.gradient][p.start : p.stop] for p in pieces])
+            _concat([flat[p.gradient][p.start : p.stop] for p in pieces])
             for pieces in self.buffers
         ]
         return packed + [grads[index] for index in self.alone]
@@ -183,11 +183,11 @@ class PackingPlan:
                 parts[piece.gradient].append(part)
         grads = dict(zip(self.alone, buffers[count:], strict=True))
         for index, shape in self.shapes.items():
-            grads[index] = tf.reshape(_joined(parts[index]), shape)
+            grads[index] = tf.reshape(_concat(parts[index]), shape)
         return [grads[index] for index in range(len(grads))]
 
 
-def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+def _concat(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
 
 

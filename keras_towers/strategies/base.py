@@ -20,14 +20,14 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import blocks, traced
+from keras_towers.fit.context import active_step, blocks
 from keras_towers.fit.contract import (
     Batches,
     Components,
     KerasStrategy,
     StepOptions,
     TowerConfig,
-    another,
+    words_for_another,
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
@@ -195,7 +195,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         functions that ``run`` runs. ``tf.distribute.get_replica_context()``
         always has the number of towers of all processes.
         """
-        inside = traced.current() is not None
+        inside = active_step.current() is not None
         return 1 if inside else self.num_replicas
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -226,21 +226,21 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)
               mode "cpu": all towers are on the host, ...
         """
-        lines = (f"  {line}" for line in self._described())
+        lines = (f"  {line}" for line in self._description_lines())
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [traced.short_name(d) for d in self._config.devices]
+        names = [active_step.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
         size = self._config.transport.size
         each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._components.update
-        sums, *state = modes.described(config, update, self._mode)
+        sums, *state = modes.describe_mode(config, update, self._mode)
         gradients = "those of one device"
         if not self.average:
             gradients += f" times {self.num_replicas}, the number of replicas"
@@ -271,7 +271,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
-        return lines + step_costs.described(config)
+        return lines + step_costs.describe_steps(config)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:
@@ -285,7 +285,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"another {another(current, self)}: leave that one first."
+                f"another {words_for_another(current, self)}: leave that one "
+                "first."
             )
         if isinstance(self._config.peers, SingleProcess):
             _warn_of_others(type(self).__name__)

@@ -10,7 +10,7 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.parameter_servers.connection import (
     Connection,
     ServerPeers,
@@ -58,7 +58,7 @@ class Servers:
             self.connection, name, options.stall_shutdown_s
         )
 
-    def described(self) -> list[str]:
+    def describe_lines(self) -> list[str]:
         """Lines for ``describe()``."""
         me = self.connection
         servers = len(me.devices)
@@ -95,7 +95,7 @@ class _WorkerStrategy(BaseStrategy):
         calls = ServedCalls(update, self._servers.peers, make_updates)
         self._compose(update, calls)
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         how = {
             True: "all workers finish a step before any begins the next",
             False: "no worker waits for another one",
@@ -106,7 +106,7 @@ class _WorkerStrategy(BaseStrategy):
         return [
             f"{self._components.update.description}; {how}",
             f"every worker applies its own gradients, which are {scaled}",
-            *self._servers.described(),
+            *self._servers.describe_lines(),
         ]
 
 
@@ -183,7 +183,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
-        homes = [traced.short_name(device) for device in devices]
+        homes = [active_step.short_name(device) for device in devices]
         if self.caching_device == "cpu":
             homes = [devices_lib.host_of(homes[0])]
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)

@@ -17,19 +17,19 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import (
     Gradient,
     Reduction,
-    divided,
+    divide,
     sum_over_ranks,
 )
 from keras_towers.transport import SingleProcess, Transport, next_key
 
 
 @contextlib.contextmanager
-def _not_repeated() -> Iterator[None]:
+def _without_tf_info_logs() -> Iterator[None]:
     """Drop what TensorFlow logs in a notebook: devices, and errors twice."""
 
     def is_shown(record: logging.LogRecord) -> bool:
-        known = record.module in ("coordinator", "mirrored_strategy")
-        return record.levelno > logging.INFO or not known
+        from_tf_strategy = record.module in ("coordinator", "mirrored_strategy")
+        return record.levelno > logging.INFO or not from_tf_strategy
 
     logger = tf.get_logger()
     logger.addFilter(is_shown)
@@ -50,13 +50,13 @@ class TowerExtended(compat.MirroredExtended):
         transport: Transport,
     ):
         ops = ReductionCrossDeviceOps(reduction, transport)
-        with _not_repeated():
+        with _without_tf_info_logs():
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
 
     def _call_for_each_replica(self, fn, args, kwargs):
         in_call = tf.executing_eagerly() and call_lib.current() is not None
-        with _not_repeated():
+        with _without_tf_info_logs():
             if in_call and not isinstance(fn, compat.TracedFunction):
                 # Who calls fit() with run_eagerly=True need not be told by
                 # TensorFlow, for every step, to use a tf.function.
@@ -211,7 +211,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         (total,) = sum_over_ranks(self._transport, [result])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             with tf.device(total.device):
-                total = divided(total, size)
+                total = divide(total, size)
         return self._one_device.broadcast(total, target)
 
     def _all_reduce(
@@ -230,7 +230,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             means = []
             for device, row in zip(devices, sums, strict=True):
                 with tf.device(device):
-                    means.append([divided(total, count) for total in row])
+                    means.append([divide(total, count) for total in row])
             sums = means
         return [
             tuple(sums[k][index] for k in towers)

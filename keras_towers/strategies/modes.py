@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, CompressionName
@@ -161,7 +161,7 @@ def _hook_of(
     return compression_lib.resolve(compression)
 
 
-def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
+def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and where an update's state is."""
     line = f'mode "{mode.name}": {mode.reason}'
     if update.name != "sharded":
@@ -169,7 +169,7 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
     held = [
-        f"{bytes_:,} bytes on {traced.short_name(device)}"
+        f"{bytes_:,} bytes on {active_step.short_name(device)}"
         for device, bytes_ in zip(
             config.devices, update.slot_bytes, strict=False
         )
@@ -181,7 +181,7 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 def describe_rank_options(options: Options) -> list[str]:
     """Describe what the exchange between ranks changes."""
-    line = compression_lib.described(options.compression)
+    line = compression_lib.describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"

@@ -101,7 +101,7 @@ def connect(bps: ModuleType) -> None:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let threads that are started meanwhile sleep no shorter than needed.
+    """Give threads started inside the block a coarser timer.
 
     Each thread of BytePS looks for work every microsecond, which leaves little
     for the model on a machine with few cores. A thread inherits the slack of
@@ -183,7 +183,7 @@ class BytePSTransport(engine.EngineTransport):
         self._device: str = _device()
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
         if self.size > 1 and not self._names:
-            self._meet()
+            self._declare_and_check_ranks()
             watch.watch_over(self.rank, self.size)
             store.tell_connected(self.rank)
 
@@ -322,7 +322,7 @@ class BytePSTransport(engine.EngineTransport):
         refusal = self._declare(names)
         if refusal:
             return [_refused(vector, refusal) for vector in vectors]
-        vectors = [self._opaque(vector) for vector in vectors]
+        vectors = [self._hide_from_constant_folding(v) for v in vectors]
 
         def round_(turn: int) -> Callable[[], list[tf.Tensor]]:
             return lambda: [
@@ -352,7 +352,7 @@ class BytePSTransport(engine.EngineTransport):
         refusal = self._declare(names)
         if refusal:
             return _refused(vector, refusal)
-        vector = self._opaque(vector)
+        vector = self._hide_from_constant_folding(vector)
 
         def padded(part: tf.Tensor, length: int, name: str, turn: int):
             def round_() -> tf.Tensor:
@@ -404,7 +404,7 @@ class BytePSTransport(engine.EngineTransport):
             turn.assign((now + 1) % _TURNS, read_value=False)
         return sums
 
-    def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
+    def _hide_from_constant_folding(self, vector: tf.Tensor) -> tf.Tensor:
         """A vector of which TensorFlow does not know that it is constant.
 
         Its constant folding would run the operation, which has no side effects
@@ -457,17 +457,17 @@ class BytePSTransport(engine.EngineTransport):
             "kind, and to call the same methods in the same order."
         )
 
-    def _meet(self) -> None:
-        """Declare what ranks agree by, and check that each is there once."""
+    def _declare_and_check_ranks(self) -> None:
+        """Declare the tensors for agreement, and check the ranks."""
         self._add([self._name(f"{_AGREEMENT}.0", tf.int32, 2 * self.size)])
         self._add([self._name("kt.ranks.0", tf.int32, self.size)])
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
         (times,) = self._sum_known([place], "kt.ranks")
         if (times.numpy() != 1).any():
             raise TowerError(
-                "the ranks of BytePS's workers are not all different; rank "
-                f"0, 1, ... is there {', '.join(map(str, times.numpy()))} "
-                f"times: give each worker another {dmlc.WORKER_ID}, from 0."
+                "BytePS's workers have duplicate or missing ranks; ranks "
+                f"0, 1, ... occur {', '.join(map(str, times.numpy()))} times: "
+                f"give each worker another {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
 

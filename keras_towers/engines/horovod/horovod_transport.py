@@ -90,7 +90,7 @@ def _stall_watched() -> Iterator[None]:
 def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
-        if member.placed
+        if member.horovod_reads_variables
         else environments.HOW_TO_BE_ALONE
     )
     return TowerError(

@@ -36,7 +36,7 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
-class SeenByKeras:
+class StrategyProxy:
     """A strategy proxy that Keras uses while a call runs."""
 
     # Keras requests an iterator from it and runs its steps through it, so each
@@ -149,7 +149,7 @@ class TowerCall:
     def shadows(self) -> dict[str, Any]:
         """Return the model attributes to shadow, by name."""
         return {
-            "_distribute_strategy": SeenByKeras(self.config.strategy, self),
+            "_distribute_strategy": StrategyProxy(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
             "_get_metrics_result_or_logs": self._end,
             "_make_function": self._make_function,

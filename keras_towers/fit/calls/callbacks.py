@@ -202,7 +202,7 @@ def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
             held, wanted
         ):
             raise TowerError(
-                f"{type(held).__name__} knows itself which rank does what: "
+                f"{type(held).__name__} already decides which rank does what: "
                 f"give it without {type(callback).__name__}."
             )
     return [c for c in callbacks if isinstance(c, wanted)]

@@ -25,7 +25,7 @@ from keras_towers.fit.calls.callbacks import (
     saves_by_itself,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights import rank_state
@@ -126,7 +126,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._variables = variables
         self._adoption = adoption
         # Those that callbacks have written, and who was the last.
-        self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
+        self._written: IdentityDict[keras.Variable, str] = IdentityDict(
+            weak=False
+        )
         acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         if adoption is None:
             # Ranks validate by themselves, or only some of them do.

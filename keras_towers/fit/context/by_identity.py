@@ -10,7 +10,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ByIdentity(MutableMapping[K, V]):
+class IdentityDict(MutableMapping[K, V]):
     """A mapping from objects, by identity, in the order of insertion."""
 
     def __init__(self, weak: bool = True):

@@ -36,7 +36,7 @@ class RowCheck:
         self._undivided: dict[tuple[str, ...], set[str]] = {}
 
     def see(self, batch: Any) -> set[str]:
-        """Look at a batch; return which parts of such ones are not divided."""
+        """Return which parts of batches with this structure are not divided."""
         names = names_of(batch)
         rows = {
             name: int(rows_of(leaf))
@@ -48,7 +48,7 @@ class RowCheck:
         undivided.update(name for name in rows if rows[name] != first)
         return undivided
 
-    def divided(self, batch: Any) -> list[bool]:
+    def divided_leaves(self, batch: Any) -> list[bool]:
         """Return which leaves of a batch, or of its specs, are divided."""
         first, names = first_rows_of(batch), names_of(batch)
         undivided = self._undivided.get(tuple(names), set())
@@ -60,10 +60,10 @@ class RowCheck:
 
     def check(self, batch: Any) -> list[Any]:
         """Return what is ready once all divided parts have as many rows."""
-        return self._check(batch, self.divided(batch), _SPLIT)
+        return self._check(batch, self.divided_leaves(batch), _SPLIT)
 
     def check_each(self, pieces: Sequence[Any]) -> list[Any]:
-        """Do as ``check``, given the batches that K towers have."""
+        """Like ``check``, for the K towers' batches."""
         checks = []
         for piece in pieces:
             leaves = map(has_rows, tf.nest.flatten(piece))

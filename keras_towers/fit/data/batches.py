@@ -46,12 +46,12 @@ def spec_of(batch: Any) -> Any:
     )
 
 
-def joined_spec(batch: TowerBatch) -> Any:
-    """Return the specs of the batch that towers' parts are of."""
-    return tf.nest.map_structure(_joined, batch.pieces[0])
+def spec_across_towers(batch: TowerBatch) -> Any:
+    """Return the specs of the whole batch, given the towers' parts."""
+    return tf.nest.map_structure(_spec_across_towers, batch.pieces[0])
 
 
-def _joined(leaf: Any) -> Any:
+def _spec_across_towers(leaf: Any) -> Any:
     if leaf is None:
         return None
     spec = tf.type_spec_from_value(leaf)
@@ -110,9 +110,10 @@ def split(
 
     Args:
         batch: structure of dense, ragged or sparse tensors of shape
-            [examples, ...]; what has no rows, or others, goes to every tower.
+            [examples, ...]. Parts without rows, or with a different number of
+            rows, go to every tower whole.
         replicas: the number of towers of all processes.
-        first: the first of them to return.
+        first: the first tower to return a piece for.
         towers: number of pieces to return; None for all.
         rows: tells which of its leaves are divided.
     """
@@ -126,14 +127,14 @@ def split(
         with tf.control_dependencies(rows.check(batch)):
             size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : towers_here.stop + 1]
-    pieces = _cut(batch, starts, rows.divided(batch))
+    pieces = _cut(batch, starts, rows.divided_leaves(batch))
     return TowerBatch(pieces, size, starts[0])
 
 
 def micro_batches_of(
     batch: TowerBatch, number: int, divided: Sequence[bool]
 ) -> TowerBatch:
-    """Cut the part of each tower into micro-batches, whose order is theirs.
+    """Cut each tower's part into micro-batches, in tower order.
 
     Args:
         batch: the parts.

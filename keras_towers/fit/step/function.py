@@ -139,8 +139,8 @@ def _optimised(graph: Any) -> Any:
     result = compat.FuncGraph(graph.name)
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
-    result.inputs = [_same(result, tensor) for tensor in graph.inputs]
-    result.outputs = [_same(result, tensor) for tensor in graph.outputs]
+    result.inputs = [_counterpart(result, tensor) for tensor in graph.inputs]
+    result.outputs = [_counterpart(result, tensor) for tensor in graph.outputs]
     result.control_outputs = [
         result.get_operation_by_name(operation.name)
         for operation in graph.control_outputs
@@ -149,7 +149,7 @@ def _optimised(graph: Any) -> Any:
     return result
 
 
-def _same(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
+def _counterpart(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor of the same name, with its shape or handle data."""
     copy = graph.get_tensor_by_name(tensor.name)
     if tensor.dtype == tf.resource:

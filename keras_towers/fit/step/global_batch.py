@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
-from keras_towers.fit.context import marks
-from keras_towers.fit.context import traced as contexts
+from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
@@ -103,11 +102,11 @@ class GlobalStep:
         of_all = batch
         batch = self._of_this_process(batch, kind)
         pieces = batch.pieces
-        has_rows = self.rows.divided(given if whole else pieces[0])
+        has_rows = self.rows.divided_leaves(given if whole else pieces[0])
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
-            spec = data_lib.joined_spec(batch)
+            spec = data_lib.spec_across_towers(batch)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
@@ -116,7 +115,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, pieces),
         ):
-            result = self._divided(step, divided, model, kind, transport)
+            result = self._run_divided(step, divided, model, kind, transport)
         result = self.order.end(result)
         self.on_trace(compat.get_default_graph())
         return result
@@ -147,11 +146,11 @@ class GlobalStep:
             if self._eager_draws is None:
                 self._eager_draws = EagerDraws(transport)
             self._eager_draws.begin_step()
-        alone = contexts.training_alone.filled(kind in TRAINING)
+        alone = active_step.training_alone.filled(kind in TRAINING)
         with compat.single_device_mode(), alone:
             return step(whole)
 
-    def _divided(
+    def _run_divided(
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
@@ -193,7 +192,7 @@ class GlobalStep:
             traced.graph,
             [*divided.layouts, *(REPLICATED for _ in captures)],
             traced.results,
-            traced.updating(),
+            traced.update_infos(),
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
@@ -203,7 +202,9 @@ class GlobalStep:
         if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
         number_of_parts = config.num_replicas * self.micro_batches
-        description.note(config, kind, model.name, program, number_of_parts)
+        description.record_costs(
+            config, kind, model.name, program, number_of_parts
+        )
         common, parts = divided.values_of(program.inputs, transport.rank == 0)
         if own_rows is not None:
             divided.give_all(own_rows, common, parts, config.peers.rank == 0)
@@ -227,7 +228,9 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare([*ready.described(), *traced.described()])
+            self.order.compare(
+                [*ready.describe_exchanges(), *traced.describe_gradients()]
+            )
         results = ready.run(
             common,
             towers,
@@ -238,7 +241,7 @@ class GlobalStep:
         )
         for handles_of_towers in changed:
             _copy_first(handles_of_towers, config.devices)
-        return traced.filled(results)
+        return traced.output_with(results)
 
     @property
     def _is_of_several(self) -> bool:
@@ -353,8 +356,8 @@ def _say_of_own_rows(model: str, config: TowerConfig) -> None:
         logger.warning(
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "
-            "entries, and each worker with %s computes them of its own part: "
-            "the weights will not be those of one device. With HorovodStrategy "
+            "entries, and each worker with %s computes them from its own part "
+            "only: the weights will not be those of one device. With HorovodStrategy "
             "and MultiWorkerTowerStrategy they are.",
             model,
             strategy,
@@ -362,7 +365,7 @@ def _say_of_own_rows(model: str, config: TowerConfig) -> None:
 
 
 def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
-    """Assign what a variable has on the first tower on all others."""
+    """Assign a variable's value on the first tower to all other towers."""
     dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
     value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
     for handle, device in zip(handles[1:], devices[1:], strict=True):

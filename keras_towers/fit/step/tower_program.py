@@ -187,10 +187,10 @@ class TowerProgram:
                     part[tensor] = value
                     made.append(value)
 
-    def described(self) -> list[str]:
+    def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
         return [
-            f"{e.kind} {e.given.dtype.name} {_joined(e)}"
+            f"{e.kind} {e.given.dtype.name} {_shape_across_towers(e)}"
             for e in self._program.exchanges
         ]
 
@@ -301,7 +301,7 @@ def _is_at_root(tensor: Tensor) -> bool:
     return tensor.operation is not None and tensor.operation.at_root
 
 
-def _joined(exchange: Exchange) -> tf.TensorShape:
+def _shape_across_towers(exchange: Exchange) -> tf.TensorShape:
     """The shape of what is exchanged, without the axis that is joined."""
     shape = exchange.given.shape
     if exchange.kind != "gather" or shape.rank is None:

@@ -1,4 +1,4 @@
-"""LocalSGD of steps in which every rank updates weights of its own.
+"""Local SGD: ranks update their own weights and average them every k updates.
 
 After k updates the ranks average their weights, by the number of examples that
 each has seen (McMahan et al., "Communication-Efficient Learning of Deep
@@ -54,7 +54,7 @@ class LocalSGD:
         self._momentum = momentum
         self._learning_rate = learning_rate
         self._share: Any = None
-        self._of: weakref.WeakKeyDictionary[Any, _Round] = (
+        self._round_of: weakref.WeakKeyDictionary[Any, _Round] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -64,13 +64,15 @@ class LocalSGD:
 
     def begin_update(self, optimizer: Any) -> None:
         """Note the weights that a round begins with."""
-        if optimizer not in self._of:
-            self._of[optimizer] = _Round(_trained(optimizer), self._momentum)
-        self._of[optimizer].begin()
+        if optimizer not in self._round_of:
+            self._round_of[optimizer] = _Round(
+                _trained(optimizer), self._momentum
+            )
+        self._round_of[optimizer].begin()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
-        round_ = self._of[optimizer]
+        round_ = self._round_of[optimizer]
 
         def end() -> tf.Tensor:
             self._average(round_, order)
@@ -83,7 +85,8 @@ class LocalSGD:
     def end(self, order: StepOrder) -> None:
         """End the rounds that have begun. Collective, eager."""
         counts = {
-            round_: int(round_.updates.numpy()) for round_ in self._of.values()
+            round_: int(round_.updates.numpy())
+            for round_ in self._round_of.values()
         }
         begun = [round_ for round_, updates in counts.items() if updates]
         counts_here = [counts[round_] for round_ in begun]
@@ -104,14 +107,14 @@ class LocalSGD:
 
     def forget(self) -> None:
         """Begin anew, after an error."""
-        for round_ in self._of.values():
+        for round_ in self._round_of.values():
             round_.forget()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
         """Take the outer step on all ranks, from the mean of their changes."""
         changes = round_.changes()
         (sums,) = order.reduce(
-            round_.described(changes),
+            round_.describe_changes(changes),
             [changes],
             lambda rows: [self._over_ranks(list(rows[0]))],
         )
@@ -151,9 +154,9 @@ class _Round:
             for anchor, value in zip(self._anchors, self._values(), strict=True)
         ]
 
-    def described(self, changes: list[tf.Tensor]) -> list[str]:
+    def describe_changes(self, changes: list[tf.Tensor]) -> list[str]:
         names = tuple(weight.path for weight in self._weights)
-        return NamedGradients(names, changes).described()
+        return NamedGradients(names, changes).describe_gradients()
 
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float

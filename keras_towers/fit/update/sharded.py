@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
@@ -199,7 +199,7 @@ class Shares:
         ]
         self._placement = LeastLoadedPlacement(self._places)
         # By the value of the weight, and by its component on that tower.
-        self._owners: ByIdentity[Any, int] = ByIdentity()
+        self._owners: IdentityDict[Any, int] = IdentityDict()
 
     def add(self, variables: Sequence[Any]) -> None:
         """Choose a tower for those weights that no tower updates yet."""
@@ -375,9 +375,13 @@ class SlotsSharedByRanks:
     def __init__(self, transport: Transport):
         self._transport = transport
         # Ranks have to gather the same variables, so they pop_original none.
-        self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
+        self._ranks: IdentityDict[keras.Variable, int] = IdentityDict(
+            weak=False
+        )
         # Those that steps use, and whether one rank alone has them now.
-        self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
+        self._shared: IdentityDict[keras.Variable, bool] = IdentityDict(
+            weak=False
+        )
         self._on_host = RelocatedVariables()
         self._are_all_shared = False
 

@@ -17,15 +17,15 @@ from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import (
     METHODS,
     TRAINING,
     TowerConfig,
-    another,
     home_of,
     in_force,
     owner_of,
+    words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
@@ -50,7 +50,7 @@ _OF_CALLS = (
 _RESOLVE = "_resolve_auto_jit_compile"
 
 # The towers on which models train outside of any block, too.
-_homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
+_homes: IdentityDict[keras.Model, TowerConfig] = IdentityDict()
 _announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 # Those that are there now, until a block takes them.
 _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -83,7 +83,7 @@ class Adoption:
         self._keeps = keeps
         self.update = update
         # Models that the user has dropped are freed, also inside the block.
-        self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
+        self._models: IdentityDict[keras.Model, _Notes] = IdentityDict()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         # Compiled in the block, but neither made nor used there yet.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -161,8 +161,8 @@ class Adoption:
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
                     f"model {model.name!r} lives on another "
-                    f"{another(owner, self._config.strategy)}. A model can be "
-                    "on one strategy at a time: leave the other one's `with` "
+                    f"{words_for_another(owner, self._config.strategy)}. A "
+                    "model can be on one strategy at a time: leave the other one's `with` "
                     "block first, or build the model outside of any scope."
                 )
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device, same_devices
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.placement import byte_size
 
@@ -145,9 +145,9 @@ class Copies:
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
-        self._mirrored: ByIdentity[keras.Variable, Any] = ByIdentity()
+        self._mirrored: IdentityDict[keras.Variable, Any] = IdentityDict()
         # What variables of replicas were before a call held them once.
-        self._of_replicas: ByIdentity[keras.Variable, Any] = ByIdentity()
+        self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Hold a variable where it is; return whether it had copies."""
@@ -222,8 +222,8 @@ class RelocatedVariables:
         self._empties = empties
         # The original tf.Variable of each, to which users may hold references,
         # and the device that it goes back to.
-        self._before: ByIdentity[keras.Variable, tuple[tf.Variable, str]] = (
-            ByIdentity()
+        self._before: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
+            IdentityDict()
         )
 
     def __contains__(self, variable: keras.Variable) -> bool:

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import patches, traced
+from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
@@ -141,7 +141,7 @@ def _add(
 
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
-    native, step = variable._value, traced.current()
+    native, step = variable._value, active_step.current()
     # A graph is that of a step which towers divide.
     alone = step is not None and step.graph is None
     return (
@@ -194,7 +194,7 @@ def _next_seed(
 ) -> Any:
     """Let towers that read the same state draw other numbers."""
     seed = original(generator, *args, **kwargs)
-    tower = traced.current()
+    tower = active_step.current()
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
 

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
 from keras_towers.replicas import Quorum
@@ -118,7 +118,7 @@ class ReplicaSchedule(UpdateSchedule):
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
-        tower = traced.current()
+        tower = active_step.current()
         assert tower is not None
         self._averages.push(tower.index, call)
 
@@ -238,14 +238,14 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
-        tower = traced.Tracing(
+        tower = active_step.ActiveStep(
             training=True,
             apply=self.schedule.taker(fits),
             index=index,
             total=self._config.num_towers if fits else 1,
-            device=traced.short_name(self._config.devices[index]),
+            device=active_step.short_name(self._config.devices[index]),
         )
-        with compat.single_device_mode(), traced.tracing(tower):
+        with compat.single_device_mode(), active_step.tracing(tower):
             yield
 
     def run_here(self, fits: bool, index: int, batch: Any) -> Any:

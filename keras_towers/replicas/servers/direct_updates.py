@@ -54,8 +54,8 @@ class DirectUpdates(WorkerUpdates):
             if takes_turns(optimizer, self._served.variables.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
-                    "averages weights, scales the loss or has a constraint to "
-                    "obey, which workers cannot do at the same time: use "
+                    "averages weights, scales the loss or trains a weight with "
+                    "a constraint, which concurrent workers cannot do: use "
                     "SyncReplicasStrategy, which updates once for all of them."
                 )
             if self._sync and self._served.rank == 0:

@@ -17,7 +17,7 @@ from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
@@ -98,7 +98,7 @@ class ServedCalls(TowerCalls):
         self._by_itself = self._step.alone()
         self._peers = peers
         self._make_updates = make_updates
-        self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
+        self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
         self._numbers = itertools.count(1)
         self._fits = 0
         self._quorum = quorum
@@ -219,7 +219,7 @@ class ServedFit(ReplicaCall):
             methods = {"finalize_variable_values": self._finalize}
         with (
             patches.held(_share_variables),
-            self.reported(),
+            self.reporting_dropped_gradients(),
             self._ended(),
             current_session.filled(self.session),
             patches.shadowed(optimizer, patches.bound(optimizer, methods)),

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
@@ -79,7 +79,7 @@ class ServerVariables:
         self._drop_with = connection.dropped.drop_with
         self._calls = Functions(run)
         self._place = LeastLoadedPlacement(connection.devices)
-        self._copies: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
+        self._copies: IdentityDict[keras.Variable, tf.Variable] = IdentityDict()
         self._count = 0
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []

@@ -55,7 +55,13 @@ class Workers:
     """The workers of one ``fit``, as one of them sees them."""
 
     def __init__(self, peers: ServerPeers, fit: int, spare: int = 0):
-        """Of a fit that goes on without so many lost workers."""
+        """Watch the workers of a fit.
+
+        Args:
+            peers: connects the workers.
+            fit: the number of the fit.
+            spare: how many lost workers the fit tolerates.
+        """
         self._connection = connection = peers.connection
         self._name = name = f"{peers.prefix}/fit_{fit}"
         self._stall_shutdown_s = peers.stall_shutdown_s

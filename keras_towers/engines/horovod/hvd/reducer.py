@@ -19,7 +19,7 @@ from keras_towers.engines.dropin import plain
 from keras_towers.engines.dropin.optimizer import Reducer
 from keras_towers.engines.horovod.horovod_transport import is_elastic
 from keras_towers.errors import TowerError
-from keras_towers.reduction import divided
+from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
 
 # Greater than any number that stands for gradients; these are positive.
@@ -79,7 +79,7 @@ class GradientReducer(Reducer):
     def scaled_local(self, grad: Any) -> Any:
         if not self.options.scale_local_gradients:
             return grad
-        return self._divided(grad)
+        return self._divide_by_size(grad)
 
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
@@ -232,7 +232,7 @@ class GradientReducer(Reducer):
         gathered = tf.IndexedSlices(values, indices, grad.dense_shape)
         if self.options.op == hvd.Sum:
             return gathered
-        return self._divided(gathered)
+        return self._divide_by_size(gathered)
 
     def _arguments(self) -> dict[str, Any]:
         # Horovod divides by the number of ranks after the sum in any case.
@@ -247,14 +247,14 @@ class GradientReducer(Reducer):
             "ignore_name_scope": True,
         }
 
-    def _divided(self, grad: Any) -> Any:
+    def _divide_by_size(self, grad: Any) -> Any:
         processes = self.options.process_set
         size = (
             hvd.size_op(process_set_id=processes.process_set_id)
             if is_elastic()
             else processes.size()
         )
-        return divided(grad, size)
+        return divide(grad, size)
 
     def _groups(
         self, grads: Sequence[Any], variables: Sequence[Any]

@@ -13,7 +13,7 @@ from keras_towers.fit.contract import UpdateCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Tracing:
+class ActiveStep:
     """A step that this thread traces, or runs.
 
     Attributes:
@@ -42,19 +42,19 @@ class Tracing:
         return self.graph in (None, compat.get_default_graph())
 
 
-_tracing: Slot[Tracing] = Slot()
+_tracing: Slot[ActiveStep] = Slot()
 
 # Whether the Keras call that this thread runs without a strategy, as with a
 # single tower, trains; None if there is no such call.
 training_alone: Slot[bool] = Slot()
 
 
-def current() -> Tracing | None:
+def current() -> ActiveStep | None:
     """Return the step that this thread traces, or None."""
     return _tracing.get()
 
 
-def tracing(step: Tracing) -> contextlib.AbstractContextManager[None]:
+def tracing(step: ActiveStep) -> contextlib.AbstractContextManager[None]:
     """Note the step that is traced in a block."""
     return _tracing.filled(step)
 
