@@ -357,8 +357,8 @@ def _say_of_own_rows(model: str, config: TowerConfig) -> None:
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "
             "entries, and each worker with %s computes them from its own part "
-            "only: the weights will not be those of one device. With HorovodStrategy "
-            "and MultiWorkerTowerStrategy they are.",
+            "only: the weights will not be those of one device. With "
+            "HorovodStrategy and MultiWorkerTowerStrategy they are.",
             model,
             strategy,
         )

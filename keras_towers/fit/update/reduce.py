@@ -1,7 +1,7 @@
 """Reduce gradients first, then apply once, as on a single device.
 
 A step of ``fit`` hands each tower's gradients to ``run``; in a custom loop,
-``Optimizer.apply`` inside ``strategy.run`` does so. They are summed, and Keras's
+``Optimizer.apply`` inside ``strategy.run`` does. They are summed, and Keras's
 own ``apply`` then runs on the sums, exactly as on one device. Clipping,
 accumulation, loss scaling, weight decay, moving averages and constraints thus
 see the gradient of the global batch without special handling. The new weights
