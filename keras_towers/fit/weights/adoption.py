@@ -163,7 +163,8 @@ class Adoption:
                     f"model {model.name!r} lives on another "
                     f"{words_for_another(owner, self._config.strategy)}. A "
                     "model can be on one strategy at a time: leave the other "
-                    "one's `with` block first, or build the model outside of any scope."
+                    "one's `with` block first, or build the model outside "
+                    "of any scope."
                 )
 
     def is_prepared(self, model: keras.Model, kind: str) -> bool:
