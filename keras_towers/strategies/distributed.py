@@ -16,14 +16,14 @@ from keras_towers.parameter_servers.connection import (
     ServerPeers,
     take_role,
 )
-from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas.servers.direct_updates import DirectUpdates
-from keras_towers.replicas.servers.served_calls import (
+from keras_towers.parameter_servers.direct_updates import DirectUpdates
+from keras_towers.parameter_servers.served_calls import (
     CachedOnce,
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (

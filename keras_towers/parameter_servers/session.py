@@ -43,13 +43,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers.barrier import Notes
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.served_model import ServedModel
 from keras_towers.parameter_servers.server_store import value_of
+from keras_towers.parameter_servers.workers import FitEnded
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
-from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
 
