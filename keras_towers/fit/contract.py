@@ -61,7 +61,7 @@ TRAINING = ("fit", "train_on_batch")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepOptions:
-    """Options that steps heed; ``strategies.options.Options`` explains them."""
+    """Options of a step; ``strategies.options.Options`` explains them."""
 
     average: bool = True
     batches: Batches = "split"
@@ -109,7 +109,7 @@ class TowerConfig(StepOptions):
         return self.others or self.transport
 
     def alone(self) -> TowerConfig:
-        """Return the same towers, without processes that train with them."""
+        """Return the same towers without the other processes."""
         return dataclasses.replace(self, others=None)
 
     @property

@@ -44,7 +44,7 @@ _BUCKET_BYTES = 16 * 2**20
 
 
 def rounded(dtype: tf.DType) -> Link:
-    """Sum in a dtype of 16 bits."""
+    """Sum gradients in a 16-bit dtype."""
 
     def link(
         tensors: Sequence[tf.Tensor], key: str
@@ -65,7 +65,7 @@ def rounded(dtype: tf.DType) -> Link:
 
 
 def _shards(dtype: tf.DType) -> CommunicationHook:
-    """Send a dtype of 16 bits; each rank sums its shard in float32."""
+    """Send a 16-bit dtype; each rank sums its shard in float32."""
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -131,7 +131,7 @@ def _sum_two(
     tensors: Sequence[tf.Tensor],
     key: str,
 ) -> list[tf.Tensor]:
-    """Sum the tensors of two ranks, which send each other all values.
+    """Sum the tensors of two ranks, which exchange all values.
 
     Not as an all-to-all or a gather: where two ranks are both neighbours of
     each other, Gloo sends in one direction of the link after the other. A sum
@@ -153,7 +153,7 @@ def _sum_two(
 
 
 def _as_int32(tensor: tf.Tensor) -> tf.Tensor:
-    """Return values of 16 bits as a vector of integers of 32."""
+    """Bitcast 16-bit values to a vector of int32, padded with zeros."""
     flat = tf.reshape(tensor, [-1])
     padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
     return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
@@ -209,7 +209,7 @@ def resolve(
 def describe_effect(
     compression: CompressionName | CommunicationHook | None,
 ) -> str:
-    """Say how gradients are exchanged, if that may change results."""
+    """Describe how gradients are exchanged, if that may change results."""
     if callable(compression):
         kind = type(compression).__qualname__
         name = getattr(compression, "__qualname__", kind).split(".<locals>")[0]

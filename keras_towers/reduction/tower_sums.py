@@ -122,7 +122,7 @@ def sum_on_towers(
 def sum_at_variables(
     grads: Gradients, devices: Sequence[str], places: Sequence[str]
 ) -> list[Gradient]:
-    """Sum gradient i of all towers on place i, only there; return N sums.
+    """Sum gradient i of all towers on device i only; return N sums.
 
     Ports tensorpack's ``SyncMultiGPUParameterServerBuilder``.
     """
@@ -181,7 +181,7 @@ def reduce_in_graph(
     dtypes: Collection[tf.DType],
     operation: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[list[Gradient]]:
-    """Sum by operations that wait for one another, one on each tower.
+    """Sum by collective operations, one on each tower.
 
     Others are summed on the towers in turn: slices, tensors of other dtypes,
     and those whose shapes are empty or unknown at tracing time. In eager code

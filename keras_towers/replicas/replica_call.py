@@ -31,7 +31,7 @@ class DroppedGradients:
     def reporting_dropped_gradients(
         self, name: str, arguments: dict[str, Any]
     ) -> Iterator[None]:
-        """Write the dropped gradients of a ``fit``, and announce them."""
+        """Log and announce the gradients that a ``fit`` has dropped."""
         add_summary_writer(arguments, self._write)
         yield
         counts = self._counts()
@@ -64,7 +64,7 @@ class ReplicaCall(TowerCall):
     def reporting_dropped_gradients(
         self,
     ) -> contextlib.AbstractContextManager[None]:
-        """Write and announce what was observed of a ``fit`` in a block."""
+        """Log and announce the gradients that are dropped in this block."""
         if self.dropped is None:
             return contextlib.nullcontext()
         return self.dropped.reporting_dropped_gradients(
@@ -96,7 +96,7 @@ class TrainFunction:
 
 
 def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
-    """Refuse a model whose steps are not to be compiled."""
+    """Refuse a model compiled with ``run_eagerly=True``."""
     if model.run_eagerly:
         raise TowerError(
             f"{config.name} needs compiled steps, but model {model.name!r} is "
@@ -108,7 +108,7 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
 def add_summary_writer(
     arguments: dict[str, Any], write: Callable[[int], None]
 ) -> None:
-    """Write summaries of each epoch, if ``fit`` is given a ``TensorBoard``."""
+    """Add a callback that writes summaries, if there is a ``TensorBoard``."""
     callbacks = arguments.get("callbacks")
     boards = [
         callback

@@ -79,7 +79,7 @@ class AsyncTowerStrategy(BaseStrategy):
 
     @property
     def staleness(self) -> Staleness:
-        """How many updates of other towers the last epoch's steps missed."""
+        """How many updates by other towers the last epoch's steps missed."""
         return self._calls.staleness
 
     def _description_lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The base of all strategies: three components in a TensorFlow strategy."""
+"""The base of all strategies: a TensorFlow strategy of three components."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 class BaseStrategy(MirroredStrategy, KerasStrategy):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
-    A constructor calls that of this class, which makes ``_config``, and then
-    ``_compose`` with an update and calls of its own, if it has any.
+    A subclass calls this constructor, which creates ``_config``, and then
+    ``_compose``, with its own update and calls, if any.
     """
 
     # The mode, where it is not how gradients are summed.
@@ -115,7 +115,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         update: WeightUpdate | None = None,
         calls: TowerCalls | None = None,
     ) -> None:
-        """Put the components together; by default gradients are all-reduced."""
+        """Assemble the components; by default gradients are all-reduced."""
         if update is None:
             update = modes.update_of(self._config, self._options, self._mode)
         calls = calls or TowerCalls(update)
@@ -168,7 +168,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def average(self) -> bool:
-        """Whether gradients are those of one device, not of each replica."""
+        """Whether gradients are averaged over replicas, as on one device."""
         return self._config.average
 
     @property
@@ -309,7 +309,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         return self
 
     def _announce(self) -> None:
-        """Say in one line what trains now."""
+        """Announce the strategy in one line."""
         alone = isinstance(self._config.peers, SingleProcess)
         one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         if one and alone and self._components.calls.alone:
@@ -368,7 +368,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 def _factor_of(
     options: Options, towers: int, peers: Peers, others: Peers | None
 ) -> float:
-    """The factor of gradients: of one device's, or of a worker's own."""
+    """The factor by which gradients are multiplied."""
     factor = 1.0 if options.average else float(towers * peers.size)
     if others is not None and options.scale_gradient:
         factor /= others.size
@@ -377,7 +377,7 @@ def _factor_of(
 
 @functools.cache
 def _warn_of_others(name: str) -> None:
-    """Say that each process trains for itself, if there are several."""
+    """Warn if several processes each train a model of their own."""
     from keras_towers.rendezvous.environments import (
         HOW_TO_BE_ALONE,
         ClusterEnvironment,

@@ -1,4 +1,4 @@
-"""Workers that update weights on parameter servers by themselves."""
+"""Workers that each update the weights on parameter servers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Servers:
-    """Connects a strategy with the parameter servers of its job, or serves."""
+    """Connects a strategy to its parameter servers, or is one of them."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Servers:
         )
 
     def describe_lines(self) -> list[str]:
-        """Lines for ``describe()``."""
+        """Describe the servers, line by line."""
         me = self.connection
         servers = len(me.devices)
         return [

@@ -25,7 +25,7 @@ from keras_towers.transport import SingleProcess, Transport, next_key
 
 @contextlib.contextmanager
 def _without_tf_info_logs() -> Iterator[None]:
-    """Drop what TensorFlow logs in a notebook: devices, and errors twice."""
+    """Drop logs of TensorFlow in a notebook: devices, and repeated errors."""
 
     def is_shown(record: logging.LogRecord) -> bool:
         from_tf_strategy = record.module in ("coordinator", "mirrored_strategy")
@@ -134,7 +134,7 @@ class TowerExtended(compat.MirroredExtended):
 
 
 class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """Makes a reduction over all processes a ``tf.distribute.CrossDeviceOps``.
+    """Wraps a reduction over all processes in ``tf.distribute.CrossDeviceOps``.
 
     All values of one call that are on the same devices are reduced together, so
     that the reduction can pack them. Everything but an all-reduce over the
@@ -220,7 +220,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         values: Sequence[Any],
         devices: tuple[str, ...],
     ) -> list[tuple[Gradient, ...]]:
-        """From N values on K devices to N tuples of K sums or means."""
+        """Map N values on K devices to N tuples of K sums or means."""
         towers = range(len(devices))
         sums = self.reduction(
             [[value.values[k] for value in values] for k in towers], devices
@@ -283,7 +283,7 @@ def _is_all_reduce(reduce_op: Any, value: Any, target: Any) -> bool:
 
 
 def _devices(value: Any) -> tuple[str, ...]:
-    """The devices of a value, of a variable, or of a destination's name."""
+    """The devices of a value or variable, or named by a destination."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, tf.distribute.DistributedValues):

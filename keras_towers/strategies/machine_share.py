@@ -18,7 +18,7 @@ from keras_towers.transport import Transport
 def share_machine(
     place: Transport | Cluster, towers: devices_lib.Towers
 ) -> devices_lib.Towers:
-    """Take this rank's cores and GPUs of its machine; return its devices.
+    """Claim this rank's share of cores and GPUs; return its devices.
 
     A number of towers is assigned by local rank, unless the launcher shows each
     rank its own GPUs. TensorFlow is shown no others.

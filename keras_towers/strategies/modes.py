@@ -39,7 +39,7 @@ MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
 
 
 def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
-    """Why a mode cannot run on devices, None if it can."""
+    """Why a mode cannot run on devices; None if it can."""
     if mode == "nccl":
         available, reason = reduction.nccl_available(devices)
         return None if available else reason
@@ -106,7 +106,7 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
 def update_of(
     config: TowerConfig, options: Options, mode: Mode
 ) -> WeightUpdate:
-    """Create the update of towers that all-reduce their gradients."""
+    """Create the update for towers that all-reduce their gradients."""
     reduce = mode.reduce
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
@@ -180,7 +180,7 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 
 def describe_rank_options(options: Options) -> list[str]:
-    """Describe what the exchange between ranks changes."""
+    """Describe options of the exchange between ranks that change results."""
     line = compression_lib.describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:

@@ -131,7 +131,7 @@ class Options(StepOptions):
         self._check_rounds()
 
     def _check_rounds(self) -> None:
-        """Refuse options of rounds between ranks that contradict others."""
+        """Refuse options of local SGD that contradict each other."""
         steps = self.sync_every
         momentum, rate = self.outer_momentum, self.outer_learning_rate
         if steps is None:
@@ -233,7 +233,7 @@ def options_of(
 
 
 def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse what is no positive, finite number."""
+    """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
         raise TowerError(
@@ -254,7 +254,7 @@ def _hints() -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that an annotation does not allow."""
+    """Refuse a value that does not match its annotation."""
     unions = (typing.Union, types.UnionType)
     is_union = typing.get_origin(hint) in unions
     allowed: list[str] = []

@@ -206,7 +206,7 @@ class SyncReplicasStrategy(BaseStrategy):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """Each replica's gradients that the last ``fit`` used and dropped."""
+        """How many gradients the last ``fit`` used and dropped, by replica."""
         return self._calls.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""BytePS as a transport: every collective is made of sums of vectors.
+"""BytePS as a transport: every collective is built from sums of vectors.
 
 BytePS sums tensors on servers, which may be spare CPU machines: each worker
 pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
@@ -117,7 +117,7 @@ def _patient_threads() -> Iterator[None]:
 
 @contextmanager
 def _ending_late_start(worker: str | None) -> Iterator[None]:
-    """End the process if the others do not come: no exception reaches C++."""
+    """End the process if others do not arrive: no exception reaches C++."""
     done = threading.Event()
     limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
 
@@ -189,7 +189,7 @@ class BytePSTransport(engine.EngineTransport):
 
     @property
     def was_launched(self) -> bool:
-        """Whether something has described a job, maybe of one process."""
+        """Whether the environment describes a job, even of one process."""
         return _worker is not None or environments.detect() is not None
 
     @property
@@ -314,7 +314,7 @@ class BytePSTransport(engine.EngineTransport):
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum vectors of lengths that all ranks know, each when it is ready."""
+        """Sum vectors whose lengths all ranks know, each when it is ready."""
         names = [
             self._name(f"{key}.{i}", v.dtype, v.shape.num_elements())
             for i, v in enumerate(vectors)
@@ -342,7 +342,7 @@ class BytePSTransport(engine.EngineTransport):
         ]
 
     def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
-        """Sum a vector whose length is known when it is there, maybe empty."""
+        """Sum a vector whose length is known only at run time, maybe empty."""
         dtype = vector.dtype
         most = MESSAGE_BYTES // dtype.size
         lengths = [_LEAST_BYTES // dtype.size]
@@ -405,7 +405,7 @@ class BytePSTransport(engine.EngineTransport):
         return sums
 
     def _hide_from_constant_folding(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector of which TensorFlow does not know that it is constant.
+        """Return a vector that TensorFlow does not know to be constant.
 
         Its constant folding would run the operation, which has no side effects
         as far as TensorFlow knows, once for all steps, and only on a rank that
@@ -418,7 +418,7 @@ class BytePSTransport(engine.EngineTransport):
         return f"{key}/{dtype.name}/{length}"
 
     def _declare(self, names: Sequence[str]) -> str | None:
-        """Declare the new ones of these names, alike on all ranks."""
+        """Declare the new names among these, alike on all ranks."""
         new = [name for name in names if name not in self._names]
         if not new:
             return None
@@ -438,7 +438,7 @@ class BytePSTransport(engine.EngineTransport):
                 declare(_with_turn(name, turn).encode())
 
     def _differing(self, new: Sequence[str]) -> str | None:
-        """The message if not all ranks are about to declare these names."""
+        """The error message if ranks are about to declare different names."""
         known = "\n".join([str(len(self._names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
         own_digest = np.frombuffer(digest, np.int32)
@@ -474,7 +474,7 @@ class BytePSTransport(engine.EngineTransport):
 
 @functools.cache
 def transport() -> BytePSTransport:
-    """The connection to the other ranks, made when first asked for."""
+    """The connection to the other ranks, made on first use."""
     return BytePSTransport()
 
 
@@ -505,7 +505,7 @@ def tensor_of(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
 
 
 def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
-    """A vector that raises an error when it is asked for.
+    """A vector that raises an error when it is evaluated.
 
     Not earlier: a step that compares the gradients of the ranks does not ask
     for it, and knows better what differs.

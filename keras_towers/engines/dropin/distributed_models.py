@@ -87,7 +87,7 @@ def replace_compile(
 
 
 def restore_compile() -> None:
-    """Restore what ``replace_compile`` has replaced."""
+    """Undo ``replace_compile``."""
     while _undo:
         _undo.pop()()
 

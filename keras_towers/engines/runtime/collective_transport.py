@@ -49,7 +49,7 @@ _HEADER_WORDS = 6
 
 
 class InstanceKeys:
-    """Numbers that all ranks compute alike, in whatever order they ask."""
+    """Numbers that are equal on all ranks, whatever the order of requests."""
 
     def __init__(self):
         self._texts: dict[int, str] = {}
@@ -204,13 +204,13 @@ class CollectiveTransport(EngineTransport):
         )
 
     def unreachable_ranks(self) -> str:
-        """The ranks that do not answer, in words; empty if all do."""
+        """Describe the ranks that do not answer; empty if all do."""
         return unreachable(self._task)
 
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tell the ranks of one another's tensors, which may differ in rows.
+        """Exchange the shapes of the ranks' tensors, which may differ in rows.
 
         Args:
             sent: the elements as a vector, in the dtype that is sent.
@@ -255,7 +255,7 @@ class CollectiveTransport(EngineTransport):
     def _gather(
         self, vector: tf.Tensor, number: int, group: tf.Tensor | int = _FIXED
     ) -> tf.Tensor:
-        """Gather vectors of N elements as a matrix, a row for each rank."""
+        """Gather vectors of N elements as a matrix with one row per rank."""
         with tf.device(self._task.host):
             gathered = tf.raw_ops.CollectiveGatherV2(
                 input=vector, **self._options(number, group)
@@ -310,7 +310,7 @@ def _padded(
 
 
 def _first_words(vector: tf.Tensor, words: int) -> tf.Tensor:
-    """Return the first elements of a vector as so many numbers of 64 bits."""
+    """Return the first elements of a vector, packed into 64-bit numbers."""
     elements = words * tf.int64.size // vector.dtype.size
     first = vector[:elements]
     padded = tf.pad(first, [[0, elements - tf.size(first)]])

@@ -1,4 +1,4 @@
-"""Checking that all ranks ask for the same training."""
+"""Checks that all ranks request the same training."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:
-    """Describe the compiled settings that decide on gradients and updates."""
+    """Describe the compiled settings that affect gradients and updates."""
     compiled = getattr(model, "_compile_loss", None)
     described_settings = {
         "loss": describe_setting(getattr(model, "loss", None)),
@@ -135,7 +135,7 @@ def _layers(model: keras.Model) -> str:
 
 
 def describe_setting(value: Any) -> str:
-    """Describe a setting in the same words on all ranks that have it."""
+    """Describe a setting; equal settings have equal texts on all ranks."""
     # Objects that cannot be looked into are described by their class alone.
     text = _describe(value)
     if len(text) <= _SHOWN:

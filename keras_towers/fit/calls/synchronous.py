@@ -45,7 +45,7 @@ class TowerCalls:
             return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
-        """Return the towers that run a method."""
+        """Return the config of the towers that run a method."""
         return self._config
 
     @property
@@ -162,7 +162,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
 
 
 def _lacks_rows(iterator: Any) -> bool:
-    """Whether a dataset has scalars for targets, as one of examples has."""
+    """Whether the targets of a dataset are scalars, as if it were unbatched."""
     if iterator is None:
         return False
     spec = iterator.source.element_spec

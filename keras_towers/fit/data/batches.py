@@ -155,7 +155,7 @@ def micro_batches_of(
 
 
 def _starts(size: Any, number: int) -> list[Any]:
-    """Where each of N parts of some rows begins, and where the last ends."""
+    """The row where each of N parts begins, and the end of the last part."""
     least, left = size // number, size % number
     starts: list[Any] = []
     for k in range(number + 1):
@@ -167,7 +167,7 @@ def _starts(size: Any, number: int) -> list[Any]:
 def _cut(
     batch: Any, starts: Sequence[Any], divided: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Cut a batch into parts, of which all have what is not divided."""
+    """Cut a batch into parts; each gets all leaves that are not divided."""
     leaves = tf.nest.flatten(batch)
     return tuple(
         tf.nest.pack_sequence_as(
@@ -207,7 +207,7 @@ def first_rows(leaf: Any, count: Any) -> Any:
 
 
 def rows_if(leaf: Any, condition: Any) -> Any:
-    """Return all rows of a tensor of any kind, or none of them."""
+    """Return all rows of a tensor of any kind, or no rows."""
     if not has_rows(leaf):
         return leaf
     rows = tf.cast(rows_of(leaf), tf.int64)
@@ -215,7 +215,7 @@ def rows_if(leaf: Any, condition: Any) -> Any:
 
 
 def concatenate(pieces: Any) -> Any:
-    """Concatenate tensors of the towers in order, or stack scalars."""
+    """Concatenate the towers' tensors in order, or stack scalars."""
     if isinstance(pieces[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(pieces))
     if not has_rows(pieces[0]):
@@ -304,8 +304,8 @@ def _with_equal_rows(*batch: Any) -> Any:
 def _forget_sizes(*batch: Any) -> Any:
     """Erase the static batch size.
 
-    With it, TensorFlow would drop the last batches if there are too few for all
-    towers.
+    With a static size, TensorFlow would drop the last batches if there are too
+    few for all towers.
     """
 
     def forget(leaf):
@@ -319,7 +319,7 @@ def _forget_sizes(*batch: Any) -> Any:
 
 
 def is_whole(batch: Any) -> bool:
-    """Whether it is a batch for all towers, which has not been split."""
+    """Whether a batch is for all towers, not yet split."""
     return not isinstance(batch, TowerBatch) and not any(
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
     )

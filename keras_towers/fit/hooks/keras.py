@@ -156,7 +156,7 @@ def _made_optimizer(
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
-    """Take the scopes of strategies along into the new default graph."""
+    """Reset the default graph, but keep the active strategies in scope."""
     # TensorFlow keeps them in the old one, and they end there.
     scopes = compat.get_default_graph()._thread_local
     original()
@@ -166,7 +166,7 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
-    """Call a function of a model that was loaded.
+    """Call a function of a loaded model.
 
     TensorFlow refuses one that was loaded inside of the block outside of its
     replicas; here it reads the variables of the first tower.

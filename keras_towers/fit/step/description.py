@@ -1,4 +1,4 @@
-"""What a step costs on towers: exchanges, and what is computed once for all."""
+"""The costs of a step on towers: exchanges, and undivided computations."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _costs = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass(frozen=True)
 class StepCosts:
-    """What a step costs on towers.
+    """The costs of a step on towers.
 
     Attributes:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
-        fixed: their bytes, whatever the batch; None: nobody knows all of them.
-        per_example: those for each example.
+        fixed: bytes exchanged per step, whatever the batch; None if unknown.
+        per_example: bytes exchanged per example.
         held: the bytes for each example that towers hold until an exchange is
             over, as long as they have several parts: of all parts; None:
             nobody knows.
@@ -54,7 +54,7 @@ class StepCosts:
 
     @property
     def exchange_summary(self) -> str:
-        """The exchanges in words; N is the number of examples."""
+        """Describe the exchanges; N is the number of examples."""
         what = _count(self.exchanges, "exchange")
         size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
         if self.fixed != 0 or not size:
@@ -63,7 +63,7 @@ class StepCosts:
 
     @property
     def held_summary(self) -> list[str]:
-        """What is held of all parts of a tower's rows in words, if any."""
+        """Describe the tensors held for all parts of a tower's rows, if any."""
         if self.held == 0:
             return []
         each = f"{_bytes(self.held)} for each example"
@@ -71,7 +71,7 @@ class StepCosts:
 
     @property
     def once_summary(self) -> list[str]:
-        """What is computed once in words, most of it first."""
+        """Describe the operations computed once, most expensive first."""
         shares = sorted(self.once.items(), key=lambda item: -item[1])
         said = "computed once for all towers"
         return [f"{said}: {line} ({x:.1%} of the step)" for line, x in shares]
@@ -153,7 +153,7 @@ def costs_of(program: Program, towers: int) -> StepCosts:
 
 
 def _held_bytes(program: Program) -> int | None:
-    """The bytes of an example that towers hold from level to level."""
+    """The bytes per example that towers hold from level to level."""
     later = {
         tensor
         for operation in program.operations
@@ -193,7 +193,7 @@ def _once(program: Program) -> dict[str, float]:
 
 
 def _line_of(operation: Any) -> str:
-    """The innermost line of the step that is no library's, or a name."""
+    """The innermost line of the step outside of libraries, or a name."""
     for frame in reversed(list(operation.traceback)):
         path = os.path.abspath(frame.filename)
         if path == trace.__file__:

@@ -64,12 +64,12 @@ class GlobalStep:
         self._eager_draws: EagerDraws | None = None
 
     def begin_epoch(self) -> None:
-        """Note that the next step begins to read data."""
+        """Note that the next step starts to read the data."""
         if self.same is not None:
             self.same.begin()
 
     def alone(self) -> GlobalStep:
-        """Return steps without the processes that train with this one."""
+        """Return the steps of this process alone."""
         return GlobalStep(self.update, self.config.alone())
 
     def run(
@@ -84,7 +84,7 @@ class GlobalStep:
         Args:
             step: a function of a batch, which one device would call.
             batch: a global batch, or the towers' parts of one.
-            model: the model that it is a step of.
+            model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
         whole = data_lib.is_whole(batch)
@@ -122,7 +122,7 @@ class GlobalStep:
 
     @property
     def _is_global(self) -> bool:
-        """Whether what Keras passes to a step is the batch of one device."""
+        """Whether Keras passes the batch of one device to a step."""
         config = self.config
         own_batches = config.batches == "each" and config.transport.size > 1
         apart = config.others is not None or self.update.rounds is not None
@@ -136,7 +136,7 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        """Run a step that is not traced as one device does, and say so."""
+        """Run an untraced step as on one device, with a warning."""
         _say_once(model.name, self.config.name)
         whole = data_lib.as_one_batch(self.config, batch)
         is_global = data_lib.is_whole(batch) and self.config.batches == "split"
@@ -245,7 +245,7 @@ class GlobalStep:
 
     @property
     def _is_of_several(self) -> bool:
-        """Whether each of several workers computes a part of the batch."""
+        """Whether several workers each compute a part of the batch."""
         others = self.config.others
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
@@ -297,7 +297,7 @@ class GlobalStep:
         self.update.run(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
-        """Return what connects the processes in steps of a method."""
+        """Return the transport in the steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
         alone = apart or self._counts_alone(kind)
         return SingleProcess() if alone else self.config.transport
@@ -305,7 +305,7 @@ class GlobalStep:
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
     ) -> data_lib.TowerBatch:
-        """Return the batch that this process computes by itself."""
+        """Return the batch that this process computes alone."""
         config, rounds = self.config, self.update.rounds
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
@@ -317,7 +317,7 @@ class GlobalStep:
         return batch._replace(total=here, start=0)
 
     def _counts_alone(self, kind: str) -> bool:
-        """Whether only the examples of this process count."""
+        """Whether only this process's examples count."""
         # Ranks with data of their own predict that.
         predicts = kind.startswith("predict")
         own_batches = predicts and self.config.batches == "each"
@@ -374,7 +374,7 @@ def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
 
 
 def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
-    """Return gradients times a factor; without any rows they may be NaN."""
+    """Multiply gradients by a factor; if it is 0, they may be NaN."""
 
     def times(values: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))

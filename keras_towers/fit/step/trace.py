@@ -1,4 +1,4 @@
-"""The trace of what one device does in a step, which towers then divide."""
+"""The trace of a step on one device, which is then divided over towers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TracedUpdate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """What one device does in a step.
+    """The trace of a step on one device.
 
     Attributes:
         graph: its operations; its inputs are the leaves of the batch, then
@@ -52,13 +52,13 @@ class Trace:
 
     @property
     def results(self) -> list[tf.Tensor]:
-        """The tensors of its output."""
+        """The tensors in the output."""
         leaves = tf.nest.flatten(self.output, expand_composites=True)
         return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
     @property
     def written(self) -> list[int]:
-        """The indices of the captures that are variables it writes."""
+        """The indices of the captures that are variables the step writes."""
         changed = {
             id(operation.inputs[k])
             for operation in self.graph.get_operations()
@@ -68,7 +68,7 @@ class Trace:
         return [k for k, tensor in enumerate(captured) if id(tensor) in changed]
 
     def output_with(self, results: Sequence[Any]) -> Any:
-        """Return its output with other tensors."""
+        """Return the output with other tensors."""
         left = iter(results)
         leaves = [
             next(left) if isinstance(leaf, tf.Tensor) else leaf
@@ -85,12 +85,12 @@ class Trace:
         ]
 
     def update_infos(self) -> dict[str, UpdateInfo]:
-        """Return what the operations mean that stand for updates."""
+        """Return what is known of each update, by its operation's name."""
         return {u.name: self._update_info(u.call) for u in self.updates}
 
     @property
     def _captured(self) -> Sequence[Any]:
-        """The graph's own tensors for its captures."""
+        """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
 
@@ -103,7 +103,7 @@ class Trace:
         return UpdateInfo(sparse, self._used_by(call))
 
     def _used_by(self, call: UpdateCall) -> list[Any] | None:
-        """The inputs that are variables of an update; None: maybe any."""
+        """The captured variables that an update may use; None: any of them."""
         parts = list(optimizers_in(call.optimizer))
         rates = [getattr(part, "_learning_rate", None) for part in parts]
         constraints = [getattr(v, "constraint", None) for v in call.variables]

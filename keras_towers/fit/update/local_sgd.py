@@ -33,7 +33,7 @@ _HOST = "CPU:0"
 
 
 class LocalSGD:
-    """The rounds of all optimizers, of a number of updates each."""
+    """The rounds of all optimizers, each of a fixed number of updates."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class LocalSGD:
         )
 
     def begin_step(self, share: Any) -> None:
-        """Note this rank's fraction of the global batch."""
+        """Record this rank's fraction of the global batch."""
         self._share = share
 
     def begin_update(self, optimizer: Any) -> None:
-        """Note the weights that a round begins with."""
+        """Record the weights at the beginning of a round."""
         if optimizer not in self._round_of:
             self._round_of[optimizer] = _Round(
                 _trained(optimizer), self._momentum
@@ -83,7 +83,7 @@ class LocalSGD:
         tf.cond(done >= self._steps, end, lambda: tf.constant(0))
 
     def end(self, order: StepOrder) -> None:
-        """End the rounds that have begun. Collective, eager."""
+        """End all rounds that have begun. Collective, eager."""
         counts = {
             round_: int(round_.updates.numpy())
             for round_ in self._round_of.values()
@@ -106,12 +106,12 @@ class LocalSGD:
             )
 
     def forget(self) -> None:
-        """Begin anew, after an error."""
+        """Start over, after an error."""
         for round_ in self._round_of.values():
             round_.forget()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
-        """Take the outer step on all ranks, from the mean of their changes."""
+        """Take the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
         (sums,) = order.reduce(
             round_.describe_changes(changes),
@@ -122,7 +122,7 @@ class LocalSGD:
 
 
 class _Round:
-    """The weights of one optimizer: how a round began, and its progress."""
+    """The weights of one optimizer, at the start of a round and now."""
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
@@ -146,7 +146,7 @@ class _Round:
         tf.cond(begins, note, lambda: tf.constant(0))
 
     def changes(self) -> list[tf.Tensor]:
-        """Return this rank's part of the mean decrease of the weights."""
+        """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         return [
             (anchor.read_value() - value.read_value())
@@ -161,7 +161,7 @@ class _Round:
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float
     ) -> None:
-        """Take the outer step from the weights that the round began with."""
+        """Take the outer step from the weights at the start of the round."""
         for index, (anchor, value, change) in enumerate(
             zip(self._anchors, self._values(), means, strict=True)
         ):

@@ -70,7 +70,7 @@ def apply(
 
 
 def _current_update_handler() -> Callable[[UpdateCall], None] | None:
-    """Return what takes the calls of optimizers here; None: Keras's own."""
+    """Return the handler of optimizer calls here; None: Keras's own."""
     step, strategy = active_step.current(), contract.in_force()
     if step is not None:
         return step.apply if step.takes_updates else None
@@ -114,7 +114,7 @@ _METHODS: patches.Shadows = {
 def attribute_of_optimizer(
     original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """Replace the look-up of the methods above.
+    """Replace the attribute look-up of optimizers.
 
     A step may use an optimizer that nobody has taken, since it is not an
     attribute of the model. During an update an optimizer may call the methods
@@ -169,7 +169,7 @@ def updating(
     optimizer: Any,
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Make an optimizer, and those it wraps, use fewer operations."""
+    """Make an optimizer, and optimizers it wraps, use fewer operations."""
     # ``only`` has the weights that this rank updates; None: all.
     default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
@@ -185,7 +185,7 @@ def updating(
 
 
 def variables_of_update(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Return variables, the optimizer's own, and those that it trains."""
+    """Return variables with the optimizer's state and trained weights."""
     known = [*variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
         known.extend(each._trainable_variables)
@@ -199,7 +199,7 @@ def as_one_device(
     index: TowerOf = 0,
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Run an optimizer as if its variables existed once.
+    """Run an optimizer as if its variables existed only once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
     their components on one tower, or that of each variable, and no strategy is

@@ -97,7 +97,7 @@ class WeightUpdate:
         return not devices.all_on_host(config.devices)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight where it belongs; return whether it moved."""
+        """Move a weight to where it belongs; return whether it moved."""
         return self.copies.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -108,7 +108,7 @@ class WeightUpdate:
             self._place_slot(variable)
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Note an optimizer to release, which may be half built."""
+        """Remember to release an optimizer, which may be half built."""
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
@@ -125,7 +125,7 @@ class WeightUpdate:
         """Give all ranks the values of all slot variables. Collective."""
 
     def end_rounds(self) -> None:
-        """Average the weights that ranks have updated apart. Collective."""
+        """Average the weights that ranks updated independently. Collective."""
         if self.rounds is not None:
             self.rounds.end(self.order)
 
@@ -143,7 +143,7 @@ class WeightUpdate:
         self.copies.restore_all()
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients of a replica over all of them, then update once."""
+        """Sum the gradients over all replicas, then update once."""
         if self.rounds is not None:
             raise TowerError(
                 "sync_every works only with fit() and train_on_batch(): leave "
@@ -171,13 +171,15 @@ class WeightUpdate:
         wholes: Sequence[Any] = (),
         weight: float = 1,
     ) -> None:
-        """Update weights, given what K towers have of N gradients.
+        """Update weights, given K towers' parts of N gradients.
 
         Args:
             call: the call of the optimizer.
-            rows: K lists of N parts of gradients; None where it is no sum.
-            wholes: N gradients that all have; None where there are parts.
-            weight: multiplies all of them.
+            rows: K lists of N parts of gradients; None for gradients in
+                ``wholes``.
+            wholes: N gradients that all towers share; None for gradients in
+                ``rows``.
+            weight: a factor of all gradients.
         """
         wholes = wholes or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight
@@ -291,7 +293,7 @@ class UpdateAtVariable(WeightUpdate):
         self._relocated = RelocatedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight on its device; return whether it moved."""
+        """Move a weight to its device; return whether it moved."""
         if variable in self._relocated:
             return False
         moved = self.copies.hold_once(variable)

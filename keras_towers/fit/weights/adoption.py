@@ -58,7 +58,7 @@ _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 @dataclasses.dataclass
 class _Notes:
-    """Findings of calls of a model's methods."""
+    """What is known about a model from earlier calls of its methods."""
 
     known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     functions: dict[str, Callable[[], Any]] = dataclasses.field(
@@ -91,7 +91,7 @@ class Adoption:
         self._tracks = False
 
     def note_what_is_made(self) -> None:
-        """Track objects created in the scope from here on, for release."""
+        """Track objects created in the scope from now on, to release them."""
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
@@ -128,7 +128,7 @@ class Adoption:
         return self._tracks and (variable.trainable or adds)
 
     def made_variable(self, variable: keras.Variable, once: bool) -> None:
-        """Register a variable that was created in the scope, maybe ``once``."""
+        """Register a variable created in the scope, maybe with ``once``."""
         if once and variable.trainable:
             self.update.copies.place(variable)
         if self._tracks:
@@ -223,7 +223,7 @@ class Adoption:
 
     @property
     def ranks_train_apart(self) -> bool:
-        """Whether ranks may have values of their own until their next mean."""
+        """Whether ranks' values may differ until they are averaged next."""
         return self.update.rounds is not None
 
     def gather_slots(self) -> None:
@@ -232,7 +232,7 @@ class Adoption:
         self.update.gather_slots()
 
     def sum_metrics(self, model: keras.Model) -> None:
-        """Sum what ranks have counted that train apart. Collective."""
+        """Sum the metrics of ranks that train independently. Collective."""
         if self.ranks_train_apart:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             sums = rank_state.sum_values(self._config.transport, metrics)
@@ -248,7 +248,7 @@ class Adoption:
             rank_state.broadcast(transport, values)
 
     def release(self) -> None:
-        """Make all models ordinary ones again."""
+        """Turn all models into ordinary ones."""
         models: list[keras.Model] = [*self._models, *self._created]
         # Memory may not suffice for one, which must not leave others half done.
         # The last comes first.
@@ -271,7 +271,7 @@ class Adoption:
         self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:
-        """Make one model an ordinary one again."""
+        """Turn a model into an ordinary one."""
         if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
@@ -285,7 +285,7 @@ class Adoption:
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:
-    """Return all variables but those of metrics: equal on all ranks."""
+    """Return all variables that are equal on all ranks: all but metrics."""
     state = state_lib.collect(model)
     return [*state.seeds, *state.weights, *state.optimizer_variables]
 
@@ -308,7 +308,7 @@ def bind_trainer(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def enter_scope_in_methods(trainer: keras.Model, config: TowerConfig) -> None:
-    """Make a model of a strategy behave in its scope and outside."""
+    """Make a strategy's model work inside and outside of its scope."""
     run_in_scope(trainer, config)
     vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
 
@@ -373,7 +373,7 @@ def set_home(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def release_from_home(trainer: keras.Model) -> None:
-    """Make a model ordinary again that was placed outside of any block."""
+    """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
     if owner is not None and trainer in _at_home:
         owner._components.adoption.release_model(trainer)
@@ -405,7 +405,7 @@ def drop_functions(trainer: keras.Model) -> None:
 
 
 def renew_functions(trainer: keras.Model) -> None:
-    """Recreate existing traced functions, for a ``fit`` that is running."""
+    """Recreate existing traced functions, for a running ``fit``."""
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)

@@ -53,7 +53,7 @@ class AsyncCalls(TowerCalls):
         self.staleness: Staleness = Staleness()
 
     def schedule(self) -> UpdateSchedule:
-        """Return when the towers of one more model may go on."""
+        """Return the schedule of one more model's towers."""
         return UpdateSchedule(self._update)
 
     def open(
@@ -245,6 +245,6 @@ class _AsyncCall(ReplicaCall):
 
 
 def steps_of(model: keras.Model) -> TowerSteps | None:
-    """Return the steps that were traced for asynchronous towers, if any."""
+    """Return a model's traced asynchronous steps, if any."""
     steps = getattr(model.train_function, "steps", None)
     return steps if isinstance(steps, TowerSteps) else None

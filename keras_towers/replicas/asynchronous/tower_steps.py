@@ -43,17 +43,17 @@ class UpdateSchedule:
         return False
 
     def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
-        """Return what takes the calls of a tower's optimizers."""
+        """Return the handler of calls to a tower's optimizers."""
         # Outside of fit a step runs on one tower, and no other takes part.
         scale = self._update.scale if fits else 1.0
         return functools.partial(self._update.apply_in_step, scale)
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which the step of a tower is traced."""
+        """Return a context manager around the tracing of a tower's step."""
         return contextlib.nullcontext()
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
-        """Begin, before the threads start; ``failed`` ends the training."""
+        """Prepare, before the threads start; ``failed`` ends the training."""
 
     def enter(self, tower: int) -> bool:
         """Wait, in a tower's thread, for its next batch; False at the end."""
@@ -67,7 +67,7 @@ class UpdateSchedule:
         """Wait for updates, when all batches have been trained on."""
 
     def end(self) -> None:
-        """Let no thread wait any longer."""
+        """Release all waiting threads."""
 
     def forget(self) -> None:
         """Forget all traces."""
@@ -224,7 +224,7 @@ class TowerSteps:
         index: int,
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Step:
-        """Return the step of a tower, without what ``_on_tower`` does."""
+        """Return the step of a tower, without the set-up of ``_on_tower``."""
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
 

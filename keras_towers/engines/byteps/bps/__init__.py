@@ -68,7 +68,7 @@ def shutdown() -> None:
 
 
 def compressed_sums(compression: Any) -> CommunicationHook:
-    """Return the communication hook that compresses tensors to send them."""
+    """Return a communication hook that compresses tensors for sending."""
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
