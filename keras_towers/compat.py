@@ -165,7 +165,10 @@ _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 # TensorFlow: functions, their graphs, and how these are optimised.
 TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
-Function = resolve(f"{_FUNCTION}.polymorphic_function:Function", "__call__")
+Function = resolve(
+    f"{_FUNCTION}.polymorphic_function:Function",
+    "__call__ python_function _autograph",
+)
 function_module = resolve(f"{_FUNCTION}.atomic_function", "from_func_graph")
 resolve(f"{_FUNCTION}.atomic_function:AtomicFunction", "call_flat")
 call_in_graph = resolve(f"{_FUNCTION}.atomic_function:make_call_op_in_graph")
@@ -364,6 +367,13 @@ resolve("keras.distribution:DataParallel", "_is_multi_process")
 def as_here(function: Any) -> Any:
     """A user's function, rewritten by AutoGraph where the caller is."""
     return _convert(function, _conversion(), convert_by_default=False)
+
+
+def traced_by(function: Any) -> Any:
+    """What a user's ``tf.function`` traces; any other function as it is."""
+    inner = getattr(function, "python_function", function)
+    rewrites = getattr(function, "_autograph", False)
+    return _convert(inner, _conversion()) if rewrites else inner
 
 
 # The priority of the creators of variables by which a tf.function notices them.

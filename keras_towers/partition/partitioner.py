@@ -47,6 +47,7 @@ class Partitioner(Converter):
         builder: takes the operations.
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
+        xla: whether XLA compiles what towers compute.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -67,10 +68,12 @@ class Partitioner(Converter):
         builder: Builder,
         lists: bool = True,
         ranks: bool = False,
+        xla: bool = False,
     ):
         super().__init__(unit, is_first, sizes, builder)
         self.lists = lists
         self.ranks = ranks
+        self.xla = xla
         self.once: list[Any] = []
         self.graphs: list[Any] = []
         self.updating: Mapping[str, Updating] = {}
@@ -82,7 +85,12 @@ class Partitioner(Converter):
     def inside(self, builder: Builder) -> Partitioner:
         """Return one for a function that towers call."""
         result = Partitioner(
-            self.unit, self.is_first, self.sizes, builder, self.lists
+            self.unit,
+            self.is_first,
+            self.sizes,
+            builder,
+            self.lists,
+            xla=self.xla,
         )
         result.graphs, result.once = self.graphs, self.once
         result._found, result._units = self._found, self._units

@@ -57,6 +57,7 @@ def laid_out(
     updates: Mapping[str, Updating] = MappingProxyType({}),
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
+    xla: bool = False,
     lists: bool = True,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
@@ -70,6 +71,7 @@ def laid_out(
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
+        xla: whether XLA compiles what towers compute.
         lists: whether lists of rows may be divided.
 
     Returns:
@@ -88,7 +90,7 @@ def laid_out(
     ]
     # Of data without rows all is done once: whatever a tower has.
     unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(unit, is_first, {}, builder, lists, ranks)
+    partition = Partitioner(unit, is_first, {}, builder, lists, ranks, xla)
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
@@ -115,7 +117,7 @@ def laid_out(
     except CannotGather:
         # A list of rows meets what has no rule.
         return laid_out(
-            graph, layouts, wanted, updates, ranks, mirrored, lists=False
+            graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
         )
     ends = [*results, *(t for u in partition.updates for t in u.given)]
     operations, exchanges = needed(builder.operations, builder.exchanges, ends)

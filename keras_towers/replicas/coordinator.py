@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import ReplicaCounts
 
 if TYPE_CHECKING:
     from keras_towers.parameter_servers.remote import Running

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.replicas import Quorum
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import (
     Functions,
     Queue,

@@ -15,7 +15,7 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks as callbacks_lib
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class DroppedGradients:

@@ -10,22 +10,22 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
+from keras_towers.devices import share_machine
 from keras_towers.fit.context import traced
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import (
     Connection,
     ServerPeers,
     take_role,
 )
-from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas.servers.direct_updates import DirectUpdates
-from keras_towers.replicas.servers.served_calls import (
+from keras_towers.parameter_servers.direct_updates import DirectUpdates
+from keras_towers.parameter_servers.served_calls import (
     CachedOnce,
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,

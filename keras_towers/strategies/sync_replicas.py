@@ -13,15 +13,15 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
-from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.served_calls import (
+from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
+from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.rendezvous.environments import tf_config
+from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
 from keras_towers.strategies.options import Options, check

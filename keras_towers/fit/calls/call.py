@@ -82,7 +82,7 @@ class _Step:
 
     def __init__(self, step: Callable[[Any], Any]):
         # Towers cannot merge gradients inside a user's own tf.function.
-        self._step = getattr(step, "python_function", step)
+        self._step = compat.traced_by(step)
 
     def __call__(self, batch: Any) -> Any:
         return self._step(batch)

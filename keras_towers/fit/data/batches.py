@@ -181,8 +181,8 @@ def _cut(
 
 
 def _keeps(leaf: Any) -> bool:
-    is_optional = isinstance(leaf, tf.experimental.Optional)
-    return leaf is None or is_optional or tf.is_tensor(leaf)
+    kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
+    return leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf)
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:

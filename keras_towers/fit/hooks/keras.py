@@ -10,7 +10,7 @@ are patched while ``fit`` creates its data on several ranks with different seeds
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
-those of variables (``replicas/servers/served_calls.py``).
+those of variables (``parameter_servers/served_calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,

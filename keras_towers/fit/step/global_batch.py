@@ -161,11 +161,20 @@ class GlobalStep:
     ) -> Any:
         config, copies = self.config, self.update.copies
         xla = bool(model.jit_compile)
-        with copies.first_seen():
+        with contextlib.ExitStack() as view:
+            view.enter_context(copies.first_seen())
+
+            def build(optimizer: Any, variables: Sequence[Any]) -> None:
+                # Slots are made beside all copies of their weights.
+                view.close()
+                self.update.make_ready(optimizer, variables)
+                view.enter_context(copies.first_seen())
+
             traced = trace(
                 step,
                 divided.whole,
                 kind,
+                build,
                 own_statistics=config.batch_norm == "tower",
                 xla=xla,
             )
@@ -187,6 +196,7 @@ class GlobalStep:
             traced.updating(),
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
+            xla=xla,
         )
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program

@@ -131,6 +131,7 @@ def trace(
     step: Callable[[Any], Any],
     batch: Any,
     kind: str,
+    build: Callable[[Any, Sequence[Any]], None],
     own_statistics: bool = False,
     xla: bool = False,
 ) -> Trace:
@@ -140,6 +141,7 @@ def trace(
         step: a function of a batch.
         batch: the specs of a batch.
         kind: the method of Keras that the step belongs to.
+        build: builds an optimizer for weights, unless it is built.
         own_statistics: whether BatchNormalization takes the statistics of each
             tower's rows.
         xla: whether XLA is to compile it.
@@ -159,6 +161,9 @@ def trace(
         numbers[graph] = numbers.get(outer, 0)
 
         def note(call: UpdateCall) -> None:
+            # What follows in the step may read the optimizer's variables.
+            with outer.as_default():
+                build(call.optimizer, call.variables)
             updates.append(TracedUpdate(call, _stand_in(call)))
 
         tracing = traced.Tracing(

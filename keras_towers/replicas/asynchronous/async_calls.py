@@ -17,7 +17,6 @@ from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     HogwildUpdate,
     share_state,
@@ -33,6 +32,7 @@ from keras_towers.replicas.asynchronous.tower_steps import (
     UpdateSchedule,
 )
 from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,

@@ -20,11 +20,11 @@ from keras_towers import compat
 from keras_towers.fit.context import traced
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
-from keras_towers.replicas import Quorum
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import free
 
 _numbers = itertools.count()

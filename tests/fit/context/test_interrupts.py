@@ -144,7 +144,7 @@ def test_error_in_the_data():
         with pytest.raises(tf.errors.OpError, match="no more data"):
             model.fit(broken(), verbose=0)
 
-    model = assert_exact(linear, act, kt.TowerStrategy(2), in_graph=True).model
+    model = assert_exact(linear, act, kt.TowerStrategy(2)).model
     assert int(model.optimizer.iterations) > 0
 
 

@@ -46,10 +46,21 @@ def _method_of_another_object(model):
     return types.MethodType(lambda self, data: original(model, data), object())
 
 
+def _doubles_a_large_loss(model, data):
+    logs = type(model).train_step(model, data)
+    loss = logs["loss"]
+    if loss > 0.5:  # AutoGraph makes a branch of it.
+        loss = 2 * loss
+    return {**logs, "loss": loss}
+
+
 FORMS = {
     "partial": lambda m: functools.partial(type(m).train_step, m),
     "method": _method_of_another_object,
     "tf.function": lambda m: tf.function(m.train_step),
+    "tf.function with a branch": lambda m: tf.function(
+        functools.partial(_doubles_a_large_loss, m)
+    ),
 }
 
 
@@ -61,6 +72,24 @@ def test_any_callable_is_exact(form):
         return model
 
     assert_exact(make, trained, kt.TowerStrategy(3))
+
+
+@pytest.mark.parametrize("updates", ["once", "each", "sharded"])
+def test_slots_that_the_first_update_of_a_step_makes(updates):
+    def step(model, data):
+        logs = type(model).train_step(model, data)
+        slots = model.optimizer.momentums
+        norms = [tf.norm(slot.value) for slot in slots]
+        for slot in slots:
+            slot.assign(0.5 * slot)
+        return {**logs, "momentum": tf.add_n(norms)}
+
+    def make():
+        model = compiled()()
+        model.train_step = functools.partial(step, model)
+        return model
+
+    assert_exact(make, trained, kt.TowerStrategy(3, updates=updates))
 
 
 def test_compiled_anew_while_it_is_fitted():

@@ -41,6 +41,11 @@ def trained(model):
     return fit(model, x=rows, y=m.LABELS[:FEW])
 
 
+def trained_on_odd_batches(model):
+    """Batches of 13 and 5 rows."""
+    return fit(model, x=X[:18], y=m.LABELS[:18], batch_size=13)
+
+
 def used(model):
     logs = model.evaluate(X[:FEW], Y[:FEW], batch_size=16, verbose=0)
     outputs = model.predict(X[:FEW], batch_size=16, verbose=0)
@@ -64,6 +69,23 @@ def dropping():
     return m.mlp(drop())
 
 
+def _noisy(x):
+    """XLA draws normal numbers in pairs, along the first even axis if any."""
+    shape = tf.shape(x)
+    noise = keras.random.normal(shape, seed=3)
+    cut = keras.random.truncated_normal(shape, seed=4)
+    return x + 0.3 * noise + cut
+
+
+def noisy():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((6,)), Acts(_noisy), Dense(3)])
+
+
+def noisy_of_odd_size():
+    return m.mlp(Acts(_noisy))
+
+
 def held_once():
     return kt.ParameterServerTowerStrategy(2, ps_device="gpu")
 
@@ -85,6 +107,24 @@ CASES = {
     "draws": (dropping, adam, lambda: kt.TowerStrategy(2), used),
     # Three of them get parts of different sizes.
     "draws, uneven": (dropping, adam, lambda: kt.TowerStrategy(3), trained),
+    "normal draws, of pairs of rows": (
+        noisy_of_odd_size,
+        adam,
+        lambda: kt.TowerStrategy(3),
+        trained,
+    ),
+    "normal draws, of pairs within rows": (
+        noisy,
+        adam,
+        lambda: kt.TowerStrategy(3),
+        trained_on_odd_batches,
+    ),
+    "normal draws, of odd sizes": (
+        noisy_of_odd_size,
+        adam,
+        lambda: kt.TowerStrategy(3),
+        trained_on_odd_batches,
+    ),
     # XLA does not use variables of other devices: it is given values.
     "held once": (dropping, clipped_and_scaled, held_once, trained),
     "in parts": (
@@ -94,7 +134,10 @@ CASES = {
         used,
     ),
 }
-SHOWN = ("draws, uneven", "held once", "in parts")
+SHOWN = (
+    *("draws, uneven", "normal draws, of odd sizes"),
+    *("held once", "in parts"),
+)
 
 
 @pytest.mark.parametrize("case", long_but(SHOWN.__contains__, CASES))

@@ -43,13 +43,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers.barrier import Notes
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.served_model import ServedModel
 from keras_towers.parameter_servers.server_store import value_of
+from keras_towers.parameter_servers.workers import FitEnded
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
-from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
 
@@ -139,7 +139,7 @@ class NextWeights:
         self._stopped = f"{served.name}/stopped"
         # What waits while a step runs. It opens the gate when nobody reads the
         # weights of the step any more.
-        self._asked: remote.Running | None = None
+        self._running: remote.Running | None = None
         self._gate = resources.Queue(f"{served.name}/gate", _HOST, [tf.int64])
 
     def stop(self, fit: int) -> None:
@@ -152,18 +152,18 @@ class NextWeights:
 
     def ask(self) -> None:
         """Ask for parts of the weights while a step runs, before ``read``."""
-        if self._updates.reads_parts and self._asked is None:
+        if self._updates.reads_parts and self._running is None:
             parts = self._served.variables.parts
             ahead = self._served.calls.traced(
                 "ahead", lambda: self._read(parts, self._gate.get)
             )
-            self._asked = remote.Running(ahead)
+            self._running = remote.Running(ahead)
 
     def cancel(self) -> None:
         """Ask no more."""
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
         self._gate.clear()
 
     def read(self) -> tuple[bool, int]:
@@ -172,10 +172,10 @@ class NextWeights:
         Returns:
             Whether there are any, and the last ``fit`` that has been stopped.
         """
-        if self._asked is None:
+        if self._running is None:
             turn, stopped = self._served.calls("next", self._read)
         else:
-            running, self._asked = self._asked, None
+            running, self._running = self._running, None
             self._gate.put(0)
             turn, stopped = self._served.workers.wait(running, in_step=True)
         return int(turn) >= 0, value_of(stopped) or 0

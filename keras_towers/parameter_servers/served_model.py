@@ -16,13 +16,13 @@ from keras_towers.fit.context.by_identity import ByIdentity
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
+from keras_towers.parameter_servers.barrier import PARTS
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
-from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
-from keras_towers.replicas.servers.barrier import PARTS
-from keras_towers.replicas.servers.workers import Workers
 
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.parameter_servers.barrier import LEFT, Barrier
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import WorkerUpdates
 from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import refuse_without_update
 from keras_towers.replicas.resources import Functions, after_writes
-from keras_towers.replicas.servers.barrier import LEFT, Barrier
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import WorkerUpdates
 
 logger = logging.getLogger("keras_towers")
 

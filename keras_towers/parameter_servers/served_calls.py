@@ -22,27 +22,27 @@ from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import (
+    Session,
+    WorkerUpdates,
+    current_session,
+)
+from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradients
-from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     add_atomically,
     seed_of_replica,
 )
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
     TrainFunction,
     refuse_eager,
 )
-from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import (
-    Session,
-    WorkerUpdates,
-    current_session,
-)
-from keras_towers.replicas.servers.workers import Workers
 
 
 class _ToServers:

@@ -14,13 +14,13 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.parameter_servers.barrier import Notes
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import WorkerUpdates
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
-from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import WorkerUpdates
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class AveragedUpdates(WorkerUpdates):
