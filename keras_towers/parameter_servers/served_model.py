@@ -16,11 +16,11 @@ from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
 from keras_towers.parameter_servers.barrier import PARTS
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.workers import Workers
-from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
 

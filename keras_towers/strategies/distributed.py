@@ -10,7 +10,9 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
+from keras_towers.devices import share_machine
 from keras_towers.fit.context import active_step
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import (
     Connection,
     ServerPeers,
@@ -22,10 +24,8 @@ from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
 )
-from keras_towers.placement import LeastLoadedPlacement
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,

@@ -59,7 +59,7 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.strategies.machine_share import share_machine
+    from keras_towers.devices import share_machine
 
     horovod = engines.find("horovod")
     transport = horovod.load(horovod.transport)()

@@ -69,6 +69,9 @@ def load() -> ModuleType:
 # The worker that this process is, in words; None: of no job.
 _worker: str | None = None
 _connected = False
+# BytePS keeps declared tensors until the process ends.
+_declared_names: list[str] = []
+_turns: dict[str, tf.Variable] = {}
 
 
 def connect(bps: ModuleType) -> None:
@@ -171,10 +174,6 @@ class BytePSTransport(engine.EngineTransport):
     name = "BytePS"
     carries: Collection[tf.DType] | None = None
 
-    # One per process, however many strategies there are.
-    _names: list[str] = []
-    _turns: dict[str, tf.Variable] = {}
-
     def __init__(self):
         super().__init__(load())
         connect(self.engine)
@@ -182,7 +181,7 @@ class BytePSTransport(engine.EngineTransport):
         self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
-        if self.size > 1 and not self._names:
+        if self.size > 1 and not _declared_names:
             self._declare_and_check_ranks()
             watch.watch_over(self.rank, self.size)
             store.tell_connected(self.rank)
@@ -394,9 +393,9 @@ class BytePSTransport(engine.EngineTransport):
 
     def _in_turn(self, name: str, push: Callable[[tf.Tensor], Any]) -> Any:
         """Push in one of two turns, which rounds of this name alternate in."""
-        if name not in self._turns:
-            self._turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
-        turn = self._turns[name]
+        if name not in _turns:
+            _turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
+        turn = _turns[name]
         now = turn.read_value()
         sums = push(now)
         with tf.control_dependencies(tf.nest.flatten(sums)):
@@ -419,10 +418,10 @@ class BytePSTransport(engine.EngineTransport):
 
     def _declare(self, names: Sequence[str]) -> str | None:
         """Declare the new names among these, alike on all ranks."""
-        new = [name for name in names if name not in self._names]
+        new = [name for name in names if name not in _declared_names]
         if not new:
             return None
-        if self._names:
+        if _declared_names:
             with tf.init_scope():
                 differing = self._differing(new)
             if differing:
@@ -433,13 +432,13 @@ class BytePSTransport(engine.EngineTransport):
     def _add(self, names: Sequence[str]) -> None:
         declare = self._library.byteps_tensorflow_declare_tensor
         for name in names:
-            self._names.append(name)
+            _declared_names.append(name)
             for turn in range(_TURNS):
                 declare(_with_turn(name, turn).encode())
 
     def _differing(self, new: Sequence[str]) -> str | None:
         """The error message if ranks are about to declare different names."""
-        known = "\n".join([str(len(self._names)), *new])
+        known = "\n".join([str(len(_declared_names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
         own_digest = np.frombuffer(digest, np.int32)
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)

@@ -25,12 +25,12 @@ from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import (
     RelocatedVariables,
     component,
     overwrite,
 )
-from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.reduction import (
     Gradient,
     Gradients,

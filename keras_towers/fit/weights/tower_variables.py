@@ -15,7 +15,7 @@ from keras_towers.devices import same_device, same_devices
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.placement import byte_size
+from keras_towers.fit.weights.placement import byte_size
 
 TowerOf: TypeAlias = int | Callable[[Any], int]
 """A tower; or what returns that of a variable with copies on all."""
