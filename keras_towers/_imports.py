@@ -26,7 +26,7 @@ _INDEPENDENT = re.compile(
     r"(bench|building|cli|doctor|launching|rendezvous)(\..+)?"
     r"|engines(\.(?!dropin)\w+(\.(dmlc|\w+_recipe|\w+_servers))?)?"
     r"|strategies|_imports|__main__|agent|errors|settings|subprocesses"
-    r"|system|user_functions"
+    r"|system"
 )
 
 

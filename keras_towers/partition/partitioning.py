@@ -27,7 +27,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
 )
-from keras_towers.partition.partitioner import Partitioner, Updating
+from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
     Inputs,
     Program,
@@ -56,7 +56,7 @@ def laid_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, Updating] = MappingProxyType({}),
+    updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
     xla: bool = False,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import settings
+from keras_towers.devices import share_machine
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
@@ -18,7 +19,6 @@ from keras_towers.rendezvous import store
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     RankKeywords,
     check_seconds,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
+from keras_towers.devices import share_machine
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
@@ -16,7 +17,6 @@ from keras_towers.rendezvous import environments
 from keras_towers.rendezvous.environments import tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
-from keras_towers.strategies.machine_share import share_machine
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.replicas.servers.workers import FitEnded, Workers
+from keras_towers.parameter_servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 
