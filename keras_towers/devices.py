@@ -214,7 +214,7 @@ def same_devices(some: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def share_machine(place: Transport | Cluster, towers: Towers) -> Towers:
-    """Take this rank's cores and GPUs of its machine; return its devices.
+    """Claim this rank's share of cores and GPUs; return its devices.
 
     A number of towers is assigned by local rank, unless the launcher shows each
     rank its own GPUs. TensorFlow is shown no others.

@@ -338,7 +338,7 @@ class Plan:
             return "sync-replicas"
         if self.tasks or self.is_task:
             return engines.find("runtime").strategy
-        return engines.of_launcher(servers).strategy
+        return engines.engine_of_job(servers).strategy
 
 
 def _plan(

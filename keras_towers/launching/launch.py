@@ -115,7 +115,7 @@ def _send(
 
 
 def _check(outcome: Outcome, folder: Path) -> None:
-    """Raise the error that has ended a job early, now that no rank is left."""
+    """Raise the error that ended a job early, once no rank is left."""
     cause = outcome.cause
     if isinstance(cause, OSError):
         raise cause

@@ -164,7 +164,7 @@ class Rank:
 
 @contextlib.contextmanager
 def _own_stdin(wanted: bool) -> Iterator[list[int]]:
-    """A copy of the launcher's stdin: the agent's own is a pipe of ours."""
+    """A copy of the launcher's stdin, since the agent's is our pipe."""
     # Several ranks cannot share it.
     if not wanted or sys.__stdin__ is None:  # It is closed.
         yield []

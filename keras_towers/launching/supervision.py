@@ -1,4 +1,4 @@
-"""Watching the ranks of a job until it ends, and saying why it did."""
+"""Watches the ranks of a job until it ends, and tells why it ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
 @dataclass(frozen=True)
 class Connected:
-    """A rank has told the others where it is."""
+    """The event that a rank has connected to the others."""
 
     rank: int
 
@@ -188,7 +188,7 @@ def end_all(ranks: list[Rank]) -> None:
 
 
 def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
-    """Return the rank that failed first, and whether it failed by itself.
+    """Return the rank that failed first, and whether on its own.
 
     That is not always the first to end: a rank that raises notifies the others
     through Horovod, and they may exit while it is still cleaning up.

@@ -22,7 +22,7 @@ logger = logging.getLogger("keras_towers")
 
 
 class DirectUpdates(WorkerUpdates):
-    """Every worker updates the weights on the servers by itself.
+    """Every worker updates the weights on the servers independently.
 
     All workers come to a barrier when they have read the weights, and when they
     have updated them. Where nobody waits for others, each has a barrier of its
@@ -54,8 +54,8 @@ class DirectUpdates(WorkerUpdates):
             if takes_turns(optimizer, self._served.variables.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
-                    "averages weights, scales the loss or has a constraint to "
-                    "obey, which workers cannot do at the same time: use "
+                    "averages weights, scales the loss or trains a weight with "
+                    "a constraint, which concurrent workers cannot do: use "
                     "SyncReplicasStrategy, which updates once for all of them."
                 )
             if self._sync and self._served.rank == 0:
@@ -137,7 +137,7 @@ class DirectUpdates(WorkerUpdates):
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
-    """Say why the weights will not be those of one device, if they will not."""
+    """Warn if the weights will differ from those of one device, and why."""
     config = optimizer.get_config()
     reasons = [
         f"{name}={config[name]}"

@@ -6,8 +6,8 @@ exchange in between.
 """
 
 from keras_towers.partition import rules
-from keras_towers.partition.partitioner import Updating
+from keras_towers.partition.partitioner import UpdateInfo
 from keras_towers.partition.partitioning import laid_out, partitioned
 from keras_towers.partition.program import Program
 
-__all__ = ["Program", "Updating", "laid_out", "partitioned", "rules"]
+__all__ = ["Program", "UpdateInfo", "laid_out", "partitioned", "rules"]

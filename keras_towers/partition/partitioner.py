@@ -24,7 +24,7 @@ from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Updating:
+class UpdateInfo:
     """What an operation that stands for an optimizer's update means.
 
     Attributes:
@@ -76,7 +76,7 @@ class Partitioner(Converter):
         self.xla = xla
         self.once: list[Any] = []
         self.graphs: list[Any] = []
-        self.updating: Mapping[str, Updating] = {}
+        self.updating: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.variances: dict[str, Value] = {}

@@ -66,7 +66,7 @@ def chain(*parts: Link | CommunicationHook) -> CommunicationHook:
 def all_reduce(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Sum tensors without loss, by the transport's all-reduce."""
+    """Sum tensors losslessly, by the transport's all-reduce."""
     return transport.all_reduce(tensors, key)
 
 
@@ -119,7 +119,7 @@ def sum_separately(
     is_separate: Callable[[tf.Tensor], bool],
     sum_chosen: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Sum some tensors in a way of their own, the others by an all-reduce."""
+    """Sum some tensors with a given function, the others by an all-reduce."""
     sums = list(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]

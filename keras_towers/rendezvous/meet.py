@@ -76,7 +76,11 @@ def _heartbeat() -> HeartbeatProcess:
 def join() -> None:
     """Meet the others of this job, if a launcher other than ours started it."""
     environment = environments.detect()
-    if environment is None or environment.placed or environment.alone:
+    if (
+        environment is None
+        or environment.horovod_reads_variables
+        or environment.alone
+    ):
         return
     if environment.size is None:
         raise TowerError(
@@ -303,8 +307,8 @@ def _meet_rank_0(
         else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
     )
     raise TowerError(
-        f"{environment} has waited {wait_s:.0f} s for rank 0, which it was to "
-        f"find {how}. The last try: {last}. {RENDEZVOUS_TIMEOUT} sets the "
+        f"{environment} waited {wait_s:.0f} s for rank 0, which it looked for "
+        f"{how}. The last try: {last}. {RENDEZVOUS_TIMEOUT} sets the "
         "seconds."
     )
 

@@ -153,7 +153,7 @@ def own_address(environment: ClusterEnvironment) -> str:
         return own_address_towards(_ELSEWHERE)
     except OSError as error:
         raise TowerError(
-            "it is not known on which network the ranks reach one another "
+            "cannot tell which network connects the ranks "
             f"({error.strerror}): set {INTERFACE} to the name of its "
             "interface."
         ) from None

@@ -36,7 +36,7 @@ RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod first leaves its address."""
 _PLACES_SCOPE = "rank_and_size"
 # Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
-_RENDEZVOUSS = (RENDEZVOUS_SCOPE, "local_", "cross_")
+_RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Of a refused request: a client that is still sending would see no answer.
 _READ_AT_MOST = 64 << 10
@@ -225,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hold_s(self) -> float:
         """How long to wait for a value that is not there."""
-        if self._scope.startswith(_RENDEZVOUSS):
+        if self._scope.startswith(_RENDEZVOUS_SCOPES):
             # Each rank of Horovod will come; who waits would ask all the time.
             return settings.HOLD_S
         return min(float(self._body or 0), settings.HOLD_S)

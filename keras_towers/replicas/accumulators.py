@@ -24,7 +24,7 @@ _PER_ROW = _SLICES * GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
-    """A gradient of a variable, and where its average is taken."""
+    """The gradient of a variable, and the device that averages it."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class Accumulator:
             return tf.cast(average, self._spec.dtype)
 
     def _left(self) -> tf.Tensor:
-        """Return the number of gradients that nobody has taken."""
+        """Return the number of gradients not yet taken."""
         return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:
@@ -91,7 +91,7 @@ class Accumulator:
         )
 
     def go_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
-        """Drop gradients of steps before this one from now on."""
+        """From now on, drop gradients of steps before this one."""
 
         def drop() -> tf.Tensor:
             taken = tf.nest.flatten(self.take(left), expand_composites=True)

@@ -1,4 +1,4 @@
-"""Parts that a ``fit`` of replicas has in one process and over servers."""
+"""Shared by replica training in one process and on parameter servers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class DroppedGradients:
         self._before = self._epoch = (0,) * quorum.replicas
 
     @contextlib.contextmanager
-    def reported(self, name: str, arguments: dict[str, Any]) -> Iterator[None]:
-        """Write the dropped gradients of a ``fit``, and announce them."""
-        with_writer(arguments, self._write)
+    def reporting_dropped_gradients(
+        self, name: str, arguments: dict[str, Any]
+    ) -> Iterator[None]:
+        """Log and announce the gradients that a ``fit`` has dropped."""
+        add_summary_writer(arguments, self._write)
         yield
         counts = self._counts()
         if any(counts.dropped):
@@ -59,11 +61,13 @@ class ReplicaCall(TowerCall):
     refusal: str
     dropped: DroppedGradients | None = None
 
-    def reported(self) -> contextlib.AbstractContextManager[None]:
-        """Write and announce what was observed of a ``fit`` in a block."""
+    def reporting_dropped_gradients(
+        self,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Log and announce the gradients that are dropped in this block."""
         if self.dropped is None:
             return contextlib.nullcontext()
-        return self.dropped.reported(
+        return self.dropped.reporting_dropped_gradients(
             self.config.name, self.keras_call.arguments
         )
 
@@ -92,7 +96,7 @@ class TrainFunction:
 
 
 def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
-    """Refuse a model whose steps are not to be compiled."""
+    """Refuse a model compiled with ``run_eagerly=True``."""
     if model.run_eagerly:
         raise TowerError(
             f"{config.name} needs compiled steps, but model {model.name!r} is "
@@ -101,10 +105,10 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
         )
 
 
-def with_writer(
+def add_summary_writer(
     arguments: dict[str, Any], write: Callable[[int], None]
 ) -> None:
-    """Write summaries of each epoch, if ``fit`` is given a ``TensorBoard``."""
+    """Add a callback that writes summaries, if there is a ``TensorBoard``."""
     callbacks = arguments.get("callbacks")
     boards = [
         callback

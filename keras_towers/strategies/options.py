@@ -54,13 +54,13 @@ class Options(StepOptions):
             changes results.
         micro_batches: a number k: each tower takes its rows of a batch in k
             parts, one after another, so that it holds the activations of one
-            part at a time. The step is that of the whole batch. What has to
-            know all rows, as BatchNormalization does, needs that of all parts
-            up to there. With ``batch_norm="tower"`` the statistics are those
-            of each part. ``"auto"``: one part; where memory is not enough in
-            the first steps of a call, twice as many, as often as needed, and
-            the step is done again from the same weights. Not for several
-            processes.
+            part at a time. The step is that of the whole batch. An operation
+            that needs all rows, such as BatchNormalization, waits for all
+            parts, whose earlier activations stay in memory. With
+            ``batch_norm="tower"`` the statistics are those of each part.
+            ``"auto"``: start with one part, and double the number whenever
+            one of the first steps of a call runs out of memory; that step is
+            retried from the same weights. Not for several processes.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -131,15 +131,14 @@ class Options(StepOptions):
         self._check_rounds()
 
     def _check_rounds(self) -> None:
-        """Refuse options of rounds between ranks that contradict others."""
+        """Refuse options of local SGD that contradict each other."""
         steps = self.sync_every
         momentum, rate = self.outer_momentum, self.outer_learning_rate
         if steps is None:
             if (momentum, rate) != (0, 1):
                 raise TowerError(
-                    "outer_momentum and outer_learning_rate are those of the "
-                    "step that ends a round: give its length, such as "
-                    "sync_every=16."
+                    "outer_momentum and outer_learning_rate only apply with "
+                    "sync_every: set it, such as sync_every=16."
                 )
             return
         if steps < 1:
@@ -234,7 +233,7 @@ def options_of(
 
 
 def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse what is no positive, finite number."""
+    """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
         raise TowerError(
@@ -255,7 +254,7 @@ def _hints() -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that an annotation does not allow."""
+    """Refuse a value that does not match its annotation."""
     unions = (typing.Union, types.UnionType)
     is_union = typing.get_origin(hint) in unions
     allowed: list[str] = []

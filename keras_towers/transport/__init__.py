@@ -44,7 +44,7 @@ class Transport(Peers, Protocol):
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum each of N dense tensors over the ranks, each when it is ready."""
+        """Sum each of N dense tensors over the ranks as soon as it is ready."""
         ...
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
@@ -65,7 +65,7 @@ class Transport(Peers, Protocol):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
-        """Give all ranks the tensors of rank ``root``."""
+        """Send the tensors of rank ``root`` to all ranks."""
         ...
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import Updating, partitioned
+from keras_towers.partition import UpdateInfo, partitioned
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.own_rows import of_own_rows
 from keras_towers.partition.program import Exchange
@@ -66,7 +66,7 @@ def _on_processes(loss, variable=None):
     ]
     layouts = [Sharded(0), *[REPLICATED] * (1 + len(captured))]
     program = partitioned(
-        graph, layouts, graph.outputs, {"update": Updating([], [])}
+        graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
     )
     mine = of_own_rows(program)
     program = mine.program

@@ -163,7 +163,7 @@ def sums_over_the_batch_are_of_all_workers():
     mine.layers[-1].seed_generator.state.assign([7 + s.RANK, 0])
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, x, y, **options)
-    assert not messages.have("of its own part")
+    assert not messages.have("from its own part only")
     alone = summed()
     alone.layers[-1].seed_generator.state.assign([7, 0])
     if s.RANK == 0:

@@ -80,7 +80,7 @@ class BytePSStrategy(BaseStrategy):
 
 
 class EngineModule:
-    """BytePS's module, with the names of Horovod's that scripts ask for.
+    """BytePS's module, with the functions of Horovod that scripts call.
 
     Code that was written for Horovod asks ``hvd.rank()`` and ``hvd.size()``;
     with ``hvd = strategy.engine`` it runs on BytePS, too. Whatever else the

@@ -73,7 +73,7 @@ def is_elastic() -> bool:
 
 @contextlib.contextmanager
 def _stall_watched() -> Iterator[None]:
-    """Let the stall watch know of a rank that waits for others to start."""
+    """Make the stall watch see that a rank waits for others to start."""
     place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
     if not all(map(str.isdecimal, place)):
         yield
@@ -90,7 +90,7 @@ def _stall_watched() -> Iterator[None]:
 def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
-        if member.placed
+        if member.horovod_reads_variables
         else environments.HOW_TO_BE_ALONE
     )
     return TowerError(
@@ -136,7 +136,7 @@ class HorovodTransport(engine.EngineTransport):
         self.engine.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another: found out by trying.
+        """Whether the ranks still reach one another, by trying.
 
         Where a rank is lost Horovod stops on all others, and whatever is sent
         then fails at once. Otherwise either all ranks ask this, after an error

@@ -1,4 +1,4 @@
-"""This process as a task of TensorFlow's runtime, among others.
+"""This process as a task of TensorFlow's runtime.
 
 TensorFlow names its devices after the task, and fixes the names when it starts:
 what was made before a process became a task cannot be used any more. So that a
@@ -81,7 +81,7 @@ class Task:
 
 
 def prepare() -> None:
-    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us.
+    """Configure TensorFlow as the task in ``TF_CONFIG``, if it concerns us.
 
     It is where there are several tasks that train, and no parameter servers.
     Nothing starts, and nothing is said of what is wrong: strategies do that.
@@ -97,7 +97,7 @@ def prepare() -> None:
 
 
 def start(cluster: Cluster) -> Task:
-    """Start TensorFlow as a task, unless it has been started as this one."""
+    """Start TensorFlow as a task, unless it has already started as such."""
     if _task is None or _task.cluster != cluster:
         listening.check(cluster.address)
         _configure(Task(cluster))
@@ -113,7 +113,7 @@ def start(cluster: Cluster) -> Task:
 
 
 def _configure(task: Task) -> None:
-    """Tell TensorFlow of the task, if it has not started."""
+    """Configure TensorFlow as the task, unless it has started."""
     global _task
     context = compat.eager_context()
     if compat.has_started() or compat.has_collective_leader():
@@ -146,7 +146,7 @@ def wait_for(task: Task, timeout_s: float) -> None:
 
 
 def unreachable(task: Task) -> str:
-    """The ranks that do not answer, in words; empty if all do."""
+    """Describe the ranks that do not answer; empty if all do."""
     silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
     return _describe(task, silent)
 

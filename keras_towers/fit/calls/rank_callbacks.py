@@ -1,4 +1,4 @@
-"""Callbacks of several ranks: who runs them, and effects that all take over."""
+"""Callbacks of several ranks: who runs them, and how effects are shared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from keras_towers.fit.calls.callbacks import (
     saves_by_itself,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.by_identity import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights import rank_state
@@ -58,7 +58,7 @@ _HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 def adapted(
     config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
 ) -> Iterator[None]:
-    """Keep this rank's callbacks only, whose effects reach all ranks."""
+    """Keep only this rank's callbacks, and share their effects."""
     arguments = call.keras_call.arguments
     # A nested call may be the validation of another one.
     if call.kind.endswith("_on_batch"):
@@ -126,7 +126,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._variables = variables
         self._adoption = adoption
         # Those that callbacks have written, and who was the last.
-        self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
+        self._written: IdentityDict[keras.Variable, str] = IdentityDict(
+            weak=False
+        )
         acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         if adoption is None:
             # Ranks validate by themselves, or only some of them do.
@@ -136,7 +138,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what the callbacks write, in a block."""
+        """Record what callbacks write in this block."""
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 run = {e: self._run for e in _EVENTS if _acts(callback, e)}
@@ -154,7 +156,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 self._written[variable] = type(callback).__name__
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Let the step begin: all other callbacks have run."""
+        """Begin the step, after all other callbacks."""
         self._settle("on_train_batch_begin")
         if self._adoption is not None:
             self._adoption.begin_steps(self.model)
@@ -165,7 +167,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self.agree()
 
     def agree(self) -> None:
-        """Take over what callbacks have written, and stops of loops."""
+        """Share the values that callbacks wrote, and their requests to stop."""
         model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # Rank 0 may have restored its place in the epochs.

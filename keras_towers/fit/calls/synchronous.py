@@ -13,7 +13,7 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callbacks
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import WeightUpdate
@@ -45,7 +45,7 @@ class TowerCalls:
             return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
-        """Return the towers that run a method."""
+        """Return the config of the towers that run a method."""
         return self._config
 
     @property
@@ -130,7 +130,7 @@ def run_alone(keras_call: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        traced.training_alone.filled(keras_call.trains),
+        active_step.training_alone.filled(keras_call.trains),
         callbacks.observed(keras_call),
     ):
         return keras_call.run()
@@ -162,7 +162,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
 
 
 def _lacks_rows(iterator: Any) -> bool:
-    """Whether a dataset has scalars for targets, as one of examples has."""
+    """Whether the targets of a dataset are scalars, as if it were unbatched."""
     if iterator is None:
         return False
     spec = iterator.source.element_spec

@@ -1,4 +1,4 @@
-"""Agreement between ranks on the order and the length of their data."""
+"""Agreement between ranks on the order and length of their data."""
 
 from __future__ import annotations
 
@@ -108,10 +108,11 @@ def agree(
     """Return each rank's number of batches, None if unknown.
 
     Args:
-        same: what has to be the same on all ranks; None: data of their own.
+        same: the value that must be equal on all ranks; None: each rank has its
+            own data.
 
     Raises:
-        TowerError: the ranks have to have the same data, and do not.
+        TowerError: the ranks must have the same data, but do not.
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
@@ -135,7 +136,7 @@ def agree(
 
 
 def sketch_rows(adapter: Any) -> list[float]:
-    """A sketch of some rows of arrays in memory; empty where there are none."""
+    """Sketch some rows of arrays in memory; empty if there are no arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
     try:
@@ -154,7 +155,7 @@ def _different(why: str) -> TowerError:
 
 
 def sketch(structure: Any) -> tf.Tensor:
-    """Four numbers, nearly equal for nearly equal values, and else others."""
+    """Four numbers that are nearly equal for nearly equal values only."""
     rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
@@ -184,15 +185,15 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _first_other(sketches: tf.Tensor) -> tf.Tensor:
-    """The first rank whose sketch is another than rank 0's; 0: none."""
+    """The first rank whose sketch differs from that of rank 0; 0: none."""
     far = tf.abs(sketches - sketches[0]) > _TOLERANCE
     return tf.argmax(tf.reduce_any(far, 1))
 
 
 class SameBatches:
-    """Checks that ranks are given the same batches: the first of each epoch.
+    """Checks that all ranks get the same first batch in each epoch.
 
-    It looks at a batch in the step that uses it: what a generator gives cannot
+    The batch is checked in the step that uses it: a generator's output cannot
     be read twice, and a dataset may draw a new order.
     """
 
@@ -205,7 +206,7 @@ class SameBatches:
         self._due.assign(True)
 
     def check(self, batch: Any) -> tf.Tensor:
-        """Fail a step on all ranks if the batches that it splits differ."""
+        """Fail a step on all ranks if their global batches differ."""
 
         def compare() -> tf.Tensor:
             mine = sketch(batch)[tf.newaxis]
@@ -224,7 +225,7 @@ class SameBatches:
 
 
 class EagerDraws:
-    """Draws of steps that run eagerly, alike on all ranks.
+    """Makes steps that run eagerly draw the same numbers on all ranks.
 
     Each rank computes the step of the whole batch. Where the ranks have no
     common seed of TensorFlow's, they take rank 0's, or one that it draws.
@@ -237,7 +238,7 @@ class EagerDraws:
         self._steps = 0
 
     def begin_step(self) -> None:
-        """Draw in the next step what all other ranks draw."""
+        """Make the next step draw the same numbers as on all other ranks."""
         if not self._agreed:
             mine = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
@@ -253,7 +254,7 @@ class EagerDraws:
 
 
 def joined(batch: Any, transport: Transport) -> Any:
-    """Return the batch of all ranks, given this one's part of it. Eager."""
+    """Return the batch of all ranks, given this rank's part; eager only."""
     rows = first_rows_of(batch)
 
     def one(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checking and synchronizing state that all ranks share."""
+"""Checks and synchronizes the state that all ranks share."""
 
 from __future__ import annotations
 

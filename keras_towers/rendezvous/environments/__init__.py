@@ -34,7 +34,7 @@ class ClusterEnvironment:
     """Variables that together tell this job from others."""
     mpi_in: ClassVar[tuple[str, ...]] = ()
     """Variables of which each says that an MPI library finds the others."""
-    placed: ClassVar[bool] = False
+    horovod_reads_variables: ClassVar[bool] = False
     """Whether Horovod reads the launcher's variables."""
 
     def __init__(self, variables: Mapping[str, str]):
@@ -72,8 +72,8 @@ class ClusterEnvironment:
             return known
         raise TowerError(
             f"{self.name} does not tell the ranks which job they belong to: "
-            f"set {JOB} to the same word for all ranks of this job and no "
-            f"other, or {RENDEZVOUS} and {SECRET}."
+            f"set {JOB} to a word that is the same on all ranks of this job "
+            f"and differs between jobs, or {RENDEZVOUS} and {SECRET}."
         )
 
     def __str__(self) -> str:
@@ -86,10 +86,10 @@ class Horovodrun(ClusterEnvironment):
 
     name = "keras-towers run or horovodrun"
     rank_in, size_in = "HOROVOD_RANK", "HOROVOD_SIZE"
-    placed = True
+    horovod_reads_variables = True
 
 
-class ByHand(ClusterEnvironment):
+class UserSet(ClusterEnvironment):
     """A rank whose place the user sets, whatever launcher started it."""
 
     name = rank_in = RANK
@@ -195,7 +195,7 @@ class Slurm(ClusterEnvironment):
 # starts its daemons by srun, whose variables the ranks inherit.
 LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
     Horovodrun,
-    ByHand,
+    UserSet,
     Torchrun,
     OpenMPI,
     Hydra,

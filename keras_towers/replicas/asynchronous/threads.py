@@ -159,7 +159,7 @@ class TowerThreads:
         return Staleness(dict(sorted(missed.items())))
 
     def close(self) -> None:
-        """End the threads once all batches are done, or dropped by an error."""
+        """End the threads once all batches are done or dropped by an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -31,10 +31,10 @@ def steps_of(strategy):
 
 def test_rows_that_are_gathered():
     found = costs(lambda x: 2 * x, (None, 5))
-    assert found.described == "1 exchange in 1 round, 20 bytes x N"
+    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes x N"
     assert not found.once
     found = costs(lambda x: 2 * x, (6, 500))
-    assert found.described == "1 exchange in 1 round, 12 KB"
+    assert found.exchange_summary == "1 exchange in 1 round, 12 KB"
 
 
 def test_blocks_of_rows():
@@ -47,7 +47,7 @@ def test_blocks_of_rows():
 
 def test_sums():
     found = costs(lambda x: tf.reduce_sum(x, 0), (None, 5))
-    assert found.described == "1 exchange in 1 round, 20 bytes"
+    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes"
 
 
 @pytest.mark.parametrize("towers", [2, 5])
@@ -68,13 +68,13 @@ def test_rounds():
 
 def test_no_exchange():
     found = costs(lambda x: tf.constant(1.0), (None, 5))
-    assert found.described == "0 exchanges in 0 rounds, 0 bytes"
+    assert found.exchange_summary == "0 exchanges in 0 rounds, 0 bytes"
 
 
 def test_what_a_batch_decides():
     found = costs(lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5))
     assert found.fixed is None
-    assert found.described.endswith(", ? bytes")
+    assert found.exchange_summary.endswith(", ? bytes")
 
 
 def test_what_is_computed_once():
@@ -87,7 +87,7 @@ def test_what_is_computed_once():
     assert line.endswith("ranked = tf.sort(x, 0)")
     assert line.startswith("test_description.py:")
     assert 0 < found.once[line] < 1
-    (said,) = found.described_once
+    (said,) = found.once_summary
     assert said.startswith(f"computed once for all towers: {line} (")
 
 

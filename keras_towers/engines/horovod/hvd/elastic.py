@@ -1,4 +1,4 @@
-"""``hvd.elastic``: training that goes on when workers die or join.
+"""``hvd.elastic``: training that continues when workers die or join.
 
 In a script written for ``horovod.keras.elastic``, only the import changes, and
 what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
