@@ -99,7 +99,7 @@ class TowerConfig(StepOptions):
         if self.micro_batches == "auto" and self.peers.size > 1:
             raise TowerError(
                 f'micro_batches="auto" is for one process, and {self.name} '
-                f"connects {self.peers.size}: each might choose another "
+                f"connects {self.peers.size}: each might choose a different "
                 "number. Give all processes the same number."
             )
 

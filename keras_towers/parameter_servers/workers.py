@@ -107,12 +107,12 @@ class Workers:
                 continue
             self._announced.add(rank)
             if state == State.LOST:
-                announce(f"{self._lost([rank])}; fit goes on where it can")
+                announce(f"{self._lost([rank])}; fit continues where possible")
                 continue
             announce(
                 f"{self._who(rank)} at {self._at(rank)} has ended: if "
-                f"{self._who(self._rank)} cannot do without it, it waits for "
-                f"it to come back, for {self._stall_shutdown_s:g} s at most"
+                f"{self._who(self._rank)} needs it, it waits for its return, "
+                f"for {self._stall_shutdown_s:g} s at most"
             )
 
     def _lost(self, ranks: Iterable[int]) -> str:
@@ -178,9 +178,8 @@ class Workers:
         if 0 in watch.unreachable():
             system.end_in_time()
             raise TowerError(
-                "the chief cannot be reached any more at "
-                f"{self._at(0)}: start all tasks of the job again, from a "
-                "backup."
+                f"the chief can no longer be reached at {self._at(0)}: start "
+                "all tasks of the job again, from a backup."
             )
 
     def check_failed(self) -> None:

@@ -121,7 +121,7 @@ def take_place() -> None:
     encoded = answer.decode() if answer else NO_PLACEMENT
     slot = RankPlacement.decode(host, encoded)
     if slot.rank < 0:
-        raise TowerError("the job has gone on without this worker.")
+        raise TowerError("the job has continued without this worker.")
     os.environ.update(slot.environment)
 
 
@@ -193,9 +193,9 @@ class RendezvousFile:
             yield
         except OSError as error:
             raise TowerError(
-                f"ranks meet by the file {self.path}, which cannot be used "
-                f"({error.strerror}): set {RENDEZVOUS_FOLDER} to a folder that "
-                "all machines of the job share."
+                f"ranks meet through the file {self.path}, which cannot be "
+                f"used ({error.strerror}): set {RENDEZVOUS_FOLDER} to a "
+                "folder that all machines of the job share."
             ) from None
 
 
@@ -300,16 +300,15 @@ def _meet_rank_0(
                 "%s has waited %.0f s: %s.", environment, late_s, last
             )
     how = (
-        f"by the file {file.path}. If the machines do not share its folder, "
-        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} and "
-        f"{SECRET}"
+        f"in the file {file.path}. If the machines do not share its folder, "
+        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} "
+        f"and {SECRET}"
         if file
-        else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
+        else f"at {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
     )
     raise TowerError(
-        f"{environment} waited {wait_s:.0f} s for rank 0, which it looked for "
-        f"{how}. The last try: {last}. {RENDEZVOUS_TIMEOUT} sets the "
-        "seconds."
+        f"{environment} waited {wait_s:.0f} s for rank 0, expected {how}. "
+        f"The last attempt: {last}. {RENDEZVOUS_TIMEOUT} sets the seconds."
     )
 
 

@@ -198,8 +198,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
             rank_state.broadcast(self._transport, values, root)
         if unlike and self._transport.rank == 0 and first_time(unlike):
             logger.warning(
-                "callbacks have written other values on some ranks into %s: "
-                "all go on with those of the first of these ranks.",
+                "callbacks wrote different values into %s on different "
+                "ranks: all ranks continue with the values of the first of "
+                "them.",
                 unlike,
             )
 

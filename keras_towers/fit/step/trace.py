@@ -183,8 +183,8 @@ def trace(
     numbers[outer] = numbers.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
-            "the step captures what is known only when it is called, which "
-            "towers cannot divide: give it as a part of the batch."
+            "the step captures a value that is known only when it is called, "
+            "which towers cannot divide: pass it as part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs)
