@@ -69,12 +69,12 @@ _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 @functools.cache
 def _heartbeat() -> HeartbeatProcess:
-    """The process beside this rank, which ends with it."""
+    """The heartbeat process of this rank, which ends with it."""
     return HeartbeatProcess()
 
 
 def join() -> None:
-    """Meet the others of this job, if a launcher other than ours started it."""
+    """Meet the other ranks, if a launcher other than ours started the job."""
     environment = environments.detect()
     if (
         environment is None
@@ -104,7 +104,7 @@ def join() -> None:
 
 
 def take_place() -> None:
-    """Wait until all workers of an elastic job are there, and take a rank.
+    """Wait for all workers of an elastic job, and take a rank.
 
     To be called before Horovod connects for the first time in a process, whose
     rank may be out of date: others that died meanwhile are not waited for.
@@ -126,7 +126,7 @@ def take_place() -> None:
 
 
 def given_endpoint() -> Endpoint | None:
-    """The address and secret that the user gives, None if there are none."""
+    """The address and secret set by the user, or None."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
         return None
@@ -169,13 +169,13 @@ class RendezvousFile:
         self._written: Any = None
 
     def write(self, endpoint: Endpoint) -> None:
-        """Write it, instead of what an earlier job has left."""
+        """Write the file, replacing one of an earlier job."""
         self._written = dataclasses.asdict(endpoint)
         with self._usable():
             self._store.put(self._key, self._written)
 
     def read(self) -> Endpoint | None:
-        """Read it, None as long as there is none."""
+        """Read the file; None as long as it does not exist."""
         with self._usable():
             found = self._store.get(self._key)
         try:
@@ -184,7 +184,7 @@ class RendezvousFile:
             return None
 
     def remove(self) -> None:
-        """Remove it, unless another job has written its own."""
+        """Remove the file, unless another job has replaced it."""
         self._store.remove(self._key, self._written)
 
     @contextlib.contextmanager
@@ -205,7 +205,7 @@ def _meet_as_rank_0(
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Wait as rank 0 for all others, and tell them who has come."""
+    """As rank 0, wait for all other ranks, and send them the plan."""
     ranks = range(environment.size or 0)
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
@@ -264,7 +264,7 @@ def _meet_rank_0(
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Introduce this rank to rank 0, and wait until all have come."""
+    """Introduce this rank to rank 0, and wait for all others."""
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = endpoint
@@ -327,7 +327,7 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
 
 
 def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each rank is told: what concerns it, however many there are."""
+    """The plan for each rank, whose size does not grow with the job."""
     # A launcher may have given each rank cores of its own.
     cores = [(guest["host"], *guest["cores"]) for guest in everyone]
     sharing = collections.Counter(cores)
@@ -346,7 +346,7 @@ def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _variables(
     endpoint: Endpoint, plan: Mapping[str, Any], towards: str
 ) -> dict[str, str]:
-    """The environment of a rank, from what it was told."""
+    """The environment of a rank, from its plan."""
     slot = RankPlacement(**plan["slot"])
     watch.rank0_name = plan["rank0_name"]
     _heartbeat().beat(endpoint, slot.rank)
