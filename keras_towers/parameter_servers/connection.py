@@ -163,7 +163,7 @@ class Connection:
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
-        """Turn an error that a lost server causes into what is to be done."""
+        """Turn an error caused by a lost server into one with instructions."""
         try:
             yield
         except tf.errors.OpError as error:

@@ -1,4 +1,4 @@
-"""TensorFlow's runtime over several processes, each a client of its own."""
+"""TensorFlow's runtime over several processes, each with its own client."""
 
 from __future__ import annotations
 

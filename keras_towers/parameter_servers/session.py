@@ -115,7 +115,7 @@ class WorkerUpdates:
         """Allow others to update the weights once these values are read."""
 
     def leave(self) -> None:
-        """Let the others go on without this worker."""
+        """Let the others continue without this worker."""
         raise NotImplementedError
 
     def is_over(self) -> bool:

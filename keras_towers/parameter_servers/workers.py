@@ -41,10 +41,10 @@ class Watch(Liveness):
             settings.LOST_S,
         )
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for new signs of all workers."""
         self.missing = missing_workers(self._store, self._prefix)
-        super().look()
+        super().refresh()
 
     def unreachable(self) -> dict[int, State]:
         """Return the workers that have not answered for long."""
@@ -169,7 +169,7 @@ class Workers:
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
-        watch.look()
+        watch.refresh()
         failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
@@ -203,7 +203,7 @@ class Workers:
                     raise FitEnded
             else:
                 self.beat()
-                watch.look()
+                watch.refresh()
             gone = watch.unreachable()
             lost = [r for r in self._others if gone.get(r) == State.LOST]
             if len(lost) > spare:
@@ -228,7 +228,7 @@ class Workers:
         alive = set(self._others)
 
         def poll() -> None:
-            watch.look()
+            watch.refresh()
             for rank in sorted(alive):
                 if self._trouble(watch, rank, self._stall_shutdown_s):
                     alive.discard(rank)
@@ -248,7 +248,7 @@ class Workers:
             if happened:
                 continue
             self.beat()
-            watch.look()
+            watch.refresh()
             failed = self._by_rank("failed")
             if over is None and is_over():
                 over = time.monotonic()
@@ -294,7 +294,7 @@ class Workers:
     def _stalled(self) -> TowerError:
         """Say which workers may have caused a wait that was too long."""
         timeout_s = self._stall_shutdown_s
-        self._watch.look()
+        self._watch.refresh()
         failed = self._by_rank("failed")
         reasons = []
         for rank in self._others:

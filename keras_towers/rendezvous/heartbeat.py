@@ -159,7 +159,7 @@ class _HeartbeatServer:
         heartbeats = functools.partial(server.by_rank, _KEY)
         liveness = Liveness(range(len(names)), heartbeats, lost_s)
         while not self._over.wait(beat_s):
-            liveness.look()
+            liveness.refresh()
             gone = liveness.gone().items()
             # All ranks read it, however many are gone.
             some = itertools.islice(gone, settings.NAMED)

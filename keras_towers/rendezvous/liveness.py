@@ -77,7 +77,7 @@ class Liveness:
         self._heard = dict.fromkeys(self.signs, clock())
         self._looked = dict(self._heard)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for new signs of all processes."""
         found = self._source(tuple(self.signs))
         now = self._clock()
@@ -146,7 +146,7 @@ class AnswerWatch(threading.Thread):
         """Ask all others at every beat."""
         others = self.liveness
         while not self._ended.wait(min(others.limit_s / 4, settings.BEAT_S)):
-            others.look()
+            others.refresh()
             lost = list(others.gone())
             if lost and not self._ended.is_set():
                 self._on_lost(lost)

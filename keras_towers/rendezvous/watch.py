@@ -35,8 +35,8 @@ from keras_towers.rendezvous.store import StoreClient
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# A rank begins to look at others so many beats before it warns. Silent for so
-# many beats, a rank has stopped, though one beat may be late.
+# A rank starts checking the others this many beats before it warns. A rank that
+# is silent for ``_SILENT_BEATS`` has stopped; a single beat may be late.
 _LOOKING_BEATS = 3
 _SILENT_BEATS = 2.5
 _PROGRESS = "progress"
@@ -191,7 +191,7 @@ class StallWatch(threading.Thread):
         """Return the other ranks that are gone, with their states."""
         if not rank0_name:
             return {}  # Their launcher watches them.
-        self._rank0.look()
+        self._rank0.refresh()
         state = self._rank0.state(0)
         if state.is_gone:
             return {rank0_name: state}
@@ -244,7 +244,7 @@ class StallWatch(threading.Thread):
             limit_s = _SILENT_BEATS * beat_s
             self._liveness = Liveness(self._others, progress, limit_s)
         try:
-            self._liveness.look()
+            self._liveness.refresh()
         except OSError:  # The store is gone; so will this process be.
             return {}
         others = {

@@ -121,7 +121,7 @@ def test_a_chief_that_fails_or_dies_ends_the_others(job):
     it = job(2)
     _, worker = of(it, 0, 1, stall_shutdown_s=60)
     it.kill(0)
-    ends_with(soon(worker.wait_for_end), "the chief cannot be reached any more")
+    ends_with(soon(worker.wait_for_end), "the chief can no longer be reached")
 
 
 def test_a_chief_that_was_not_started_yet_is_waited_for(job):

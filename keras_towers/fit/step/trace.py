@@ -22,11 +22,11 @@ from keras_towers.partition.effects import written
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedUpdate:
-    """An optimizer's update in a trace, and what stands for it.
+    """An optimizer's update, and the operation of the trace that stands for it.
 
     Attributes:
         call: the call of the optimizer, with the gradients of the trace.
-        name: the name of the operation that stands for it.
+        name: the name of that operation.
     """
 
     call: UpdateCall
