@@ -26,12 +26,11 @@ from keras_towers.parameter_servers.server_store import (
     task_name,
 )
 from keras_towers.parameter_servers.serving import serve
-from keras_towers.rendezvous import watch
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import tf_config, watch
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 from keras_towers.rendezvous.network import answers, is_reachable
 from keras_towers.rendezvous.store import Store, tell_connected, wait
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import plain
 
 # A server that was started again knows nothing of its clients. What was

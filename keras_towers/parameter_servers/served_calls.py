@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
@@ -208,7 +208,7 @@ class ServedFit(ReplicaCall):
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        arguments["callbacks"] = callbacks_lib.with_added(
+        arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
         )
         # The session ends before the optimizer gives the weights their final

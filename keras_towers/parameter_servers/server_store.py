@@ -18,8 +18,8 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running, device_of, traced
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.tf_config import Cluster
 
 _NAME = "keras_towers/store"
 # Found by tasks of whatever job, so that those of two jobs notice each other.

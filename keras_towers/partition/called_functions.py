@@ -35,13 +35,31 @@ if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
 
 
+# Loops and branches of TensorFlow 1: an operation of theirs may have no result,
+# and loops are circles of the graph.
+_CONTROL_FLOW_V1 = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+)
+
+
 # ---- of the trace ------------------------------------------------------------
+
+
+def has_control_flow_v1(graph: Any) -> bool:
+    """Whether a graph has loops or branches of TensorFlow 1.
+
+    They can be done as a whole only, with the graph.
+    """
+    return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
 
 
 def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
     """Return the graph of a function that an operation calls.
 
-    It is None if it is not known, or takes something else.
+    It is None if it is not known, takes something else, or cannot be laid out:
+    then the call is computed once.
 
     Args:
         node: the operation.
@@ -51,7 +69,7 @@ def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
     graph = compat.graph_of_function(node.operation.graph, name)
     if graph is None or len(graph.inputs) != len(node.operation.inputs) - ahead:
         return None
-    return graph
+    return None if has_control_flow_v1(graph) else graph
 
 
 def source(tensor: Any) -> Any:

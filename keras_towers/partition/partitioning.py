@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.called_functions import has_control_flow_v1
 from keras_towers.partition.conversions import SIZE, CannotGather, local_shape
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
@@ -77,6 +79,12 @@ def laid_out(
     Returns:
         The program, and what is known of the graph's tensors by their names.
     """
+    if has_control_flow_v1(graph):
+        raise TowerError(
+            "the step has a loop or a branch of TensorFlow 1 (Enter, Switch), "
+            "such as one of an imported GraphDef, which towers cannot divide: "
+            "import it in tf.compat.v1.wrap_function, and call that."
+        )
     builder = Builder()
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)

@@ -1,4 +1,9 @@
-"""Whether connected ranks are about to do the same thing."""
+"""Whether connected ranks are about to do the same thing.
+
+The exchange and comparison of plain values, of which ``fit`` uses it for the
+arguments of a call (``fit/calls/rank_agreement.py``) and for variables
+(``fit/weights/rank_state.py``).
+"""
 
 from __future__ import annotations
 

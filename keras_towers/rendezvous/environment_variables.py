@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 
 from keras_towers import settings
-from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import INTERFACE
+from keras_towers.rendezvous.network import INTERFACE, interface_towards
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -17,6 +16,7 @@ from keras_towers.rendezvous.store import (
     token,
 )
 from keras_towers.settings import SECRET, SEED
+from keras_towers.system import usable_cores
 
 
 def process_environment(
@@ -101,7 +101,11 @@ def rank_environment(
         ),
         **slot.environment,
     }
-    share_cores(environment, sharing or slot.local_size)
+    processes = sharing or slot.local_size
+    if processes > 1:  # As agents do.
+        share = str(max(1, usable_cores() // processes))
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
+        environment.setdefault("OMP_NUM_THREADS", share)
     return environment
 
 

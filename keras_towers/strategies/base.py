@@ -32,9 +32,9 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options

@@ -9,7 +9,7 @@ from tests.gpu import __main__ as runner
 
 def session(monkeypatch, tmp_path, facts, *arguments):
     """The exit code of a session, and its report if there is one."""
-    monkeypatch.setattr(probe, "look", lambda: facts)
+    monkeypatch.setattr(probe, "tensorflow_state", lambda: facts)
     path = tmp_path / "report.md"
     code = runner.main(["--report", str(path), *arguments])
     return code, path.read_text() if path.exists() else None

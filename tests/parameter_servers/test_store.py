@@ -14,8 +14,8 @@ from keras_towers.parameter_servers import server_store as lib
 from keras_towers.parameter_servers.remote import Running, traced
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.resources import Queue
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -5,6 +5,7 @@ import collections
 import pytest
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.partition import partitioned
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import (
@@ -111,6 +112,43 @@ def test_what_has_no_rule_is_computed_once():
 
     program = check(function, rows(-1, 3))
     assert once(program) == {"Unique": 1, "TopKV2": 1}
+
+
+def _imported_loop(x):
+    """Double x as long as the sum is below 100, by a loop of TensorFlow 1."""
+    is_v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            start = tf.compat.v1.placeholder(x.dtype, x.shape, "start")
+            tf.while_loop(
+                lambda y: tf.reduce_sum(y) < 100,
+                lambda y: (2 * y,),
+                [start],
+            )
+    finally:
+        if is_v2:
+            tf.compat.v1.enable_control_flow_v2()
+    (end,) = (o for o in graph.get_operations() if o.type == "Exit")
+    (result,) = tf.graph_util.import_graph_def(
+        graph.as_graph_def(), {"start:0": x}, [end.outputs[0].name]
+    )
+    return result
+
+
+_POSITIVE = rows(-1, 3, low=0.5)
+
+
+def test_a_function_with_a_loop_of_tensorflow_1_is_computed_once():
+    spec = tf.TensorSpec([None, 3])
+    imported = tf.compat.v1.wrap_function(_imported_loop, [spec])
+    program = check(lambda x: imported(x) * 2, _POSITIVE)
+    assert set(once(program)) == {"PartitionedCall"}
+
+
+def test_a_loop_of_tensorflow_1_outside_of_functions_is_an_error():
+    with pytest.raises(TowerError, match="wrap_function"):
+        check(_imported_loop, _POSITIVE)
 
 
 def test_a_batch_of_which_the_size_is_known():

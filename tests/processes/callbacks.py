@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.calls.callbacks import EVENTS
+from keras_towers.fit.calls.callback_roles import EVENTS
 from tests.kit.ranks import check
 from tests.kit.traces import written
 from tests.processes import small as s

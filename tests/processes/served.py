@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES

@@ -39,9 +39,15 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, environments, store, versions, watch
+from keras_towers.rendezvous import (
+    check,
+    environments,
+    store,
+    tf_config,
+    versions,
+    watch,
+)
 from keras_towers.rendezvous.environment_variables import seconds
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine

@@ -15,9 +15,8 @@ from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
 )
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import store, tf_config
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     RankKeywords,

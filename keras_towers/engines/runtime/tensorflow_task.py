@@ -22,10 +22,9 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import listening
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import listening, tf_config
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 

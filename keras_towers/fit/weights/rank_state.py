@@ -1,4 +1,8 @@
-"""Checks and synchronizes the state that all ranks share."""
+"""Checks and synchronizes the state that all ranks share.
+
+That is, variables: their names and shapes, and their values. What a call
+requests is compared in ``calls/rank_agreement.py``.
+"""
 
 from __future__ import annotations
 

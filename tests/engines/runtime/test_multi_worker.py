@@ -13,8 +13,7 @@ from keras_towers.devices import share_machine
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous import environments
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import environments, tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 
