@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.settings import OWN_GPUS
 from keras_towers.system import usable_cores
 from keras_towers.transport import Transport

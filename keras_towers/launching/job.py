@@ -25,16 +25,16 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.rendezvous import environments, store
+from keras_towers.rendezvous import environments, store, tf_config
 from keras_towers.rendezvous.environment_variables import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.environments import ClusterEnvironment
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
 from keras_towers.rendezvous.store_server import StoreServer
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 

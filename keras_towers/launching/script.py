@@ -138,8 +138,7 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
-    from keras_towers.rendezvous import store
-    from keras_towers.rendezvous.environments import tf_config
+    from keras_towers.rendezvous import store, tf_config
 
     board, cluster = store.from_environment(), tf_config.from_environment()
     rank, size = 0, 1

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
@@ -57,7 +57,7 @@ class _ToServers:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
                 "in step from the beginning of a fit to its end. For "
-                "train_on_batch and loops of your own use HorovodStrategy or "
+                "train_on_batch and custom loops use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
@@ -115,8 +115,8 @@ class ServedCalls(TowerCalls):
             return ReplicaCounts.none(peers.size)
         if session.trains and peers.rank > 0:
             raise TowerError(
-                "while fit runs, counts are known to the chief only: ask for "
-                "them where strategy.is_chief, or when fit has ended."
+                "while fit runs, only the chief knows counts: read them "
+                "there, where strategy.is_chief is True, or after fit."
             )
         return session.updates.counts
 
@@ -208,7 +208,7 @@ class ServedFit(ReplicaCall):
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        arguments["callbacks"] = callbacks_lib.with_added(
+        arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
         )
         # The session ends before the optimizer gives the weights their final

@@ -29,10 +29,10 @@ from keras_towers.parameter_servers.server_store import (
     store_on,
     task_name,
 )
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import answers, refuses
 from keras_towers.rendezvous.store import tell_connected
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import end_in_time, keep_freed
 
 # Silence takes time: these are asked at once.
@@ -143,7 +143,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         now = time.monotonic()
         if now - asked > settings.BEAT_S:
             asked = now
-            workers.look()
+            workers.refresh()
             if cluster.index == 0:
                 publish(store, prefix(cluster), workers.missing())
         if ended is None:

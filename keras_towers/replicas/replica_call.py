@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
@@ -112,7 +112,7 @@ def add_summary_writer(
     callbacks = arguments.get("callbacks")
     boards = [
         callback
-        for callback in callbacks_lib.listed(callbacks)
+        for callback in callback_roles.listed(callbacks)
         if isinstance(callback, keras.callbacks.TensorBoard)
     ]
     if not boards:
@@ -124,4 +124,4 @@ def add_summary_writer(
                 write(epoch)
 
     writer = keras.callbacks.LambdaCallback(on_epoch_end=write_to_all)
-    arguments["callbacks"] = callbacks_lib.with_added(callbacks, writer)
+    arguments["callbacks"] = callback_roles.with_added(callbacks, writer)

@@ -32,9 +32,9 @@ from keras_towers.fit.contract import (
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -398,8 +398,8 @@ def _warn_of_others(name: str) -> None:
     if not in_job:
         return
     logger.warning(
-        "%s trains within one process, and this is %s: each of them trains a "
-        "model of its own. %s trains one in all of them. %s",
+        "%s trains within one process, but this is %s: each of them trains a "
+        "separate model. %s trains one model in all of them. %s",
         name,
         member,
         others,

@@ -24,7 +24,7 @@ from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
 )
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,

@@ -18,7 +18,7 @@ from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
 )
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts

@@ -13,7 +13,7 @@ from keras_towers.parameter_servers.connection import (
     Dropped,
     take_role,
 )
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.tf_config import Cluster
 
 
 @pytest.fixture

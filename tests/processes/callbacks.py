@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.calls.callbacks import EVENTS
+from keras_towers.fit.calls.callback_roles import EVENTS
 from tests.kit.ranks import check
 from tests.kit.traces import written
 from tests.processes import small as s
@@ -155,7 +155,7 @@ def ranks_that_write_other_values_are_told():
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, callbacks=[own])
     s.assert_equal_on_ranks(float(mine.optimizer.learning_rate))
-    words = "on some ranks into sgd/learning_rate (rank 0: LearningRateSched"
+    words = "different values into sgd/learning_rate (rank 0: LearningRateSched"
     assert messages.have(words) == (s.RANK == 0), messages.texts
 
 

@@ -39,9 +39,15 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, environments, store, versions, watch
+from keras_towers.rendezvous import (
+    check,
+    environments,
+    store,
+    tf_config,
+    versions,
+    watch,
+)
 from keras_towers.rendezvous.environment_variables import seconds
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine
@@ -464,9 +470,9 @@ class BytePSTransport(engine.EngineTransport):
         (times,) = self._sum_known([place], "kt.ranks")
         if (times.numpy() != 1).any():
             raise TowerError(
-                "BytePS's workers have duplicate or missing ranks; ranks "
-                f"0, 1, ... occur {', '.join(map(str, times.numpy()))} times: "
-                f"give each worker another {dmlc.WORKER_ID}, from 0."
+                "BytePS's workers have duplicate or missing ranks; ranks 0, "
+                f"1, ... occur {', '.join(map(str, times.numpy()))} times: "
+                f"give each worker a different {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import plain, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callbacks import listed, with_added
+from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
@@ -262,7 +262,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
                 raise TowerError(
-                    "the number of batches per epoch is not known: give "
+                    "the number of batches per epoch is unknown: give "
                     f"{type(self).__name__} steps_per_epoch."
                 )
 

@@ -25,10 +25,10 @@ from keras_towers.rendezvous import (
     environments,
     meet,
     store,
+    tf_config,
     versions,
     watch,
 )
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.transport import engine, messages
 
 

@@ -22,10 +22,9 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import listening
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import listening, tf_config
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -104,9 +103,9 @@ def start(cluster: Cluster) -> Task:
     if _task is None or _task.cluster != cluster:
         raise TowerError(
             f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
-            "started without knowing that, and what was made since would be "
-            "lost. Set TF_CONFIG before, and import keras_towers before the "
-            "first tensor, variable or model is made."
+            "started without knowing that, and everything created since "
+            "would be lost. Set TF_CONFIG before, and import keras_towers "
+            "before the first tensor, variable or model is created."
         )
     compat.eager_context().ensure_initialized()
     return _task
@@ -141,7 +140,8 @@ def wait_for(task: Task, timeout_s: float) -> None:
     raise TowerError(
         f"{_describe(task, missing)} did not start within {timeout_s:g} "
         "seconds. Every task that TF_CONFIG names has to run the script, and "
-        "to be reached at its address; `start_timeout_s` waits for longer."
+        "has to be reachable at its address; raise `start_timeout_s` to wait "
+        "longer."
     )
 
 

@@ -1,4 +1,9 @@
-"""Checks that all ranks request the same training."""
+"""Checks that all ranks request the same training.
+
+That is, the same arguments, data and callbacks of a call.
+``weights/rank_state.py`` compares variables; both exchange values by
+``rendezvous/check.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import check as check_lib
 
@@ -69,7 +74,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
     if keras_call.trains:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
     if keras_call.trains and config.transport.size > 1:
-        observer = callbacks_lib.observing(keras_call)
+        observer = callback_roles.observing(keras_call)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
@@ -83,9 +88,9 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
             continue
         raise TowerError(
-            f"{kind} of model {model.name!r} got another {name} on some ranks "
-            f"({values_of_ranks}): compile the model and call {kind} in the "
-            "same way on every rank."
+            f"{kind} of model {model.name!r} got a different {name} on some "
+            f"ranks ({values_of_ranks}): compile the model and call {kind} "
+            "in the same way on every rank."
         )
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import first_time
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.calls.callbacks import (
+from keras_towers.fit.calls.callback_roles import (
     NEVER_STOPS,
     ChiefOnly,
     EveryRank,
@@ -40,7 +40,7 @@ logger = logging.getLogger("keras_towers")
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # The older ones are part of the newer.
-_EVENTS = [e for e in callbacks_lib.EVENTS if not e.startswith("on_batch")]
+_EVENTS = [e for e in callback_roles.EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -71,7 +71,7 @@ def adapted(
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = _of_this_rank(config.peers, callbacks)
     arguments["callbacks"] = callbacks
-    listed = callbacks_lib.listed(callbacks)
+    listed = callback_roles.listed(callbacks)
     others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
     watching: Any = contextlib.nullcontext()
     # The validation of fit has its callbacks.
@@ -81,7 +81,7 @@ def adapted(
         synced = SyncedCallbacks(
             config.transport, others, held_in_common, adoption
         )
-        arguments["callbacks"] = callbacks_lib.with_added(callbacks, synced)
+        arguments["callbacks"] = callback_roles.with_added(callbacks, synced)
         call.agree, watching = synced.agree, synced.watching()
     with watching:
         yield
@@ -184,23 +184,25 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        roots, unlike = rank_state.find_written(
+        written = rank_state.gather_written(
             self._transport,
             self._variables(self.model),
             self._written,
             self._adoption is not None and self._adoption.ranks_train_apart,
         )
         self._written.clear()
-        if roots and self._adoption is not None:
+        if written.by_root and self._adoption is not None:
             self._adoption.update.gather_slots()
-        for root, variables in roots.items():
+        for root, variables in written.by_root.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)
-        if unlike and self._transport.rank == 0 and first_time(unlike):
+        conflict = written.conflict
+        if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(
-                "callbacks have written other values on some ranks into %s: "
-                "all go on with those of the first of these ranks.",
-                unlike,
+                "callbacks wrote different values into %s on different "
+                "ranks: all ranks continue with the values of the first of "
+                "them.",
+                conflict,
             )
 
 

@@ -16,7 +16,7 @@ All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,
 ``calls/noop_calls.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
-(``calls/callbacks.py``).
+(``calls/callback_roles.py``).
 """
 
 from __future__ import annotations

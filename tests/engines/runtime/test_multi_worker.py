@@ -13,8 +13,7 @@ from keras_towers.devices import share_machine
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous import environments
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import environments, tf_config
 from keras_towers.settings import OWN_GPUS
 from keras_towers.strategies import base
 
@@ -76,7 +75,7 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
         with entered(kt.TowerStrategy(1)):
             pass
     base._warn_of_others.cache_clear()
-    told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
+    told = "MultiWorkerTowerStrategy trains one model in all" in caplog.text
     assert told == (index is not None)
 
 
