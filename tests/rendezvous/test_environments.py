@@ -50,7 +50,7 @@ KUBERNETES = "Kubernetes (an indexed Job)"
 )
 def test_the_launcher(told, more, found):
     one = detect(told | variables(more))
-    assert not one.placed
+    assert not one.horovod_reads_variables
     assert found == (
         *(one.name, one.rank, one.size, one.one_machine),
         *(one.address, one.speaks_mpi),
