@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
 Extent: TypeAlias = Literal["tower", "global"]
-"""Whether statistics are those of a tower's rows, or of the global batch."""
+"""Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
-"""The number of parts in which a tower takes its rows, or as many as needed."""
+"""The number of parts of a tower's rows, or as many as its memory needs."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each its copy, or each a share."""
 
@@ -99,7 +99,7 @@ class TowerConfig(StepOptions):
         if self.micro_batches == "auto" and self.peers.size > 1:
             raise TowerError(
                 f'micro_batches="auto" is for one process, and {self.name} '
-                f"connects {self.peers.size}: each might choose another "
+                f"connects {self.peers.size}: each might choose a different "
                 "number. Give all processes the same number."
             )
 

@@ -108,8 +108,8 @@ def _send(
     except Exception as error:
         raise TowerError(
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks, "
-            f"because something that it uses cannot be pickled ({error}): make "
-            "that inside the function."
+            f"because it uses an object that cannot be pickled ({error}): "
+            "create that object inside the function."
         ) from error
     path.write_bytes(pickle.dumps(sys.path) + data)
 
@@ -142,6 +142,6 @@ def _result(path: Path) -> Any:
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise TowerError(
-            "what the function returned on rank 0 cannot be unpickled here: "
+            "the result of the function on rank 0 cannot be unpickled here: "
             f"{error}"
         ) from error

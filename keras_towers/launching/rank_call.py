@@ -55,7 +55,7 @@ def _leave(result: object, path: Path) -> None:
         data = cloudpickle.dumps(result)
     except Exception as error:
         raise TowerError(
-            "the function returned what cannot be pickled, "
+            "the function returned a value that cannot be pickled, "
             f"{type(result).__name__}: return numbers, arrays, weights or a "
             "Keras model."
         ) from error

@@ -60,8 +60,8 @@ class Rank:
         if self.host:
             if run.address == LOOPBACK:
                 raise TowerError(
-                    "the job meets on loopback, since it began on this machine "
-                    "alone; start it with --network-interface"
+                    "the job uses the loopback interface, because it started "
+                    "on this machine only: start it with --network-interface"
                 )
             environment = {**exported(os.environ), **environment}
             launch = ssh_command(self.host, _AGENT)

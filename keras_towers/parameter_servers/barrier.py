@@ -46,7 +46,7 @@ class Notes:
     def __init__(
         self, name: str, device: str, rank: int, size: int, publishers: int
     ):
-        """Create those of ``size`` workers, so many of which publish notes."""
+        """Create the notes of ``publishers`` workers for ``size`` workers."""
         self._device = device
         self.rank: int = rank
         self._publishers = publishers

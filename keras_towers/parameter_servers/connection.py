@@ -162,7 +162,7 @@ class Connection:
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
-        """Turn an error that a lost server causes into what is to be done."""
+        """Turn an error caused by a lost server into one with instructions."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -290,9 +290,9 @@ class ServerPeers:
         again = self.rank == 0 and self.connection.starts > 1
         if again and self.connection.store.get(key) is not None:
             raise TowerError(
-                "the chief of this job has been started again by itself after "
-                "it had begun to train, and what it knew of the training is "
-                "lost: start all tasks of the job again, from a backup."
+                "the chief of this job was restarted alone after training "
+                "had begun, and its knowledge of the training is lost: start "
+                "all tasks of the job again, from a backup."
             )
 
     def _await(self, store: Store, key: str) -> Any:
@@ -314,8 +314,9 @@ class ServerPeers:
                 announce(f"{me} waits for {who}")
         raise TowerError(
             f"{me} has waited {self.stall_shutdown_s:g} s for {who}. Every "
-            "task that TF_CONFIG names has to run the script, and to call the "
-            "same methods in the same order; stall_shutdown_s waits for longer."
+            "task that TF_CONFIG names has to run the script, and to call "
+            "the same methods in the same order; raise stall_shutdown_s to "
+            "wait longer."
         )
 
 

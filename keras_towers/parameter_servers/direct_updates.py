@@ -156,8 +156,8 @@ def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
         reasons.append("a schedule of learning rates, which counts updates")
     if reasons:
         logger.warning(
-            "every worker updates the weights by itself, several times a step: "
-            "with %s they will not be those of one device. "
-            "SyncReplicasStrategy updates once a step.",
+            "every worker updates the weights independently, several times "
+            "per step: with %s they will differ from those of one device. "
+            "SyncReplicasStrategy updates once per step.",
             ", ".join(reasons),
         )

@@ -57,7 +57,7 @@ class _ToServers:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
                 "in step from the beginning of a fit to its end. For "
-                "train_on_batch and loops of your own use HorovodStrategy or "
+                "train_on_batch and custom loops use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
@@ -115,8 +115,8 @@ class ServedCalls(TowerCalls):
             return ReplicaCounts.none(peers.size)
         if session.trains and peers.rank > 0:
             raise TowerError(
-                "while fit runs, counts are known to the chief only: ask for "
-                "them where strategy.is_chief, or when fit has ended."
+                "while fit runs, only the chief knows counts: read them "
+                "there, where strategy.is_chief is True, or after fit."
             )
         return session.updates.counts
 

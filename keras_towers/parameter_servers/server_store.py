@@ -90,10 +90,10 @@ def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(
-            f"{spec.job} {spec.task} can be reached, but has not answered for "
-            f"{settings.ANSWER_S:g} s: its process was stopped, or its machine "
-            "hangs. Let it go on, or start all tasks of the job again, from a "
-            "backup."
+            f"{spec.job} {spec.task} can be reached, but has not answered "
+            f"for {settings.ANSWER_S:g} s: its process was stopped, or its "
+            "machine hangs. Resume it, or start all tasks of the job again, "
+            "from a backup."
         ) from None
 
 
@@ -165,7 +165,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     versions.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:
         raise TowerError(
-            f'{me} was told another "cluster" by TF_CONFIG than {other}: '
+            f'{me} has a different "cluster" in TF_CONFIG than {other}: '
             f"{introduction['jobs']} instead of {first['jobs']}. Give all "
             "tasks of a job the same one, and each job parameter servers of "
             "its own"

@@ -143,7 +143,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         now = time.monotonic()
         if now - asked > settings.BEAT_S:
             asked = now
-            workers.look()
+            workers.refresh()
             if cluster.index == 0:
                 publish(store, prefix(cluster), workers.missing())
         if ended is None:

@@ -115,7 +115,7 @@ class WorkerUpdates:
         """Allow others to update the weights once these values are read."""
 
     def leave(self) -> None:
-        """Let the others go on without this worker."""
+        """Let the others continue without this worker."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
@@ -383,8 +383,8 @@ def _free_dropped(peers: ServerPeers, where: str) -> None:
 def _check_not_freed(served: ServedModel) -> None:
     if served.connection.store.get(f"{served.name}/freed") is not None:
         raise TowerError(
-            f"worker {served.rank} of this job has come back, and its script "
+            f"worker {served.rank} of this job was restarted, and its script "
             "begins with a model that all workers had deleted: the parameter "
-            "servers have freed its weights. Start all tasks of the job again, "
-            "from a backup."
+            "servers have freed its weights. Start all tasks of the job "
+            "again, from a backup."
         )

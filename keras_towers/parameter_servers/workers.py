@@ -41,10 +41,10 @@ class Watch(Liveness):
             settings.LOST_S,
         )
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for new signs of all workers."""
         self.missing = missing_workers(self._store, self._prefix)
-        super().look()
+        super().refresh()
 
     def unreachable(self) -> dict[int, State]:
         """Return the workers that have not answered for long."""
@@ -107,12 +107,12 @@ class Workers:
                 continue
             self._announced.add(rank)
             if state == State.LOST:
-                announce(f"{self._lost([rank])}; fit goes on where it can")
+                announce(f"{self._lost([rank])}; fit continues where possible")
                 continue
             announce(
                 f"{self._who(rank)} at {self._at(rank)} has ended: if "
-                f"{self._who(self._rank)} cannot do without it, it waits for "
-                f"it to come back, for {self._stall_shutdown_s:g} s at most"
+                f"{self._who(self._rank)} needs it, it waits for its return, "
+                f"for {self._stall_shutdown_s:g} s at most"
             )
 
     def _lost(self, ranks: Iterable[int]) -> str:
@@ -169,7 +169,7 @@ class Workers:
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
-        watch.look()
+        watch.refresh()
         failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
@@ -178,9 +178,8 @@ class Workers:
         if 0 in watch.unreachable():
             system.end_in_time()
             raise TowerError(
-                "the chief cannot be reached any more at "
-                f"{self._at(0)}: start all tasks of the job again, from a "
-                "backup."
+                f"the chief can no longer be reached at {self._at(0)}: start "
+                "all tasks of the job again, from a backup."
             )
 
     def check_failed(self) -> None:
@@ -204,7 +203,7 @@ class Workers:
                     raise FitEnded
             else:
                 self.beat()
-                watch.look()
+                watch.refresh()
             gone = watch.unreachable()
             lost = [r for r in self._others if gone.get(r) == State.LOST]
             if len(lost) > spare:
@@ -229,7 +228,7 @@ class Workers:
         alive = set(self._others)
 
         def poll() -> None:
-            watch.look()
+            watch.refresh()
             for rank in sorted(alive):
                 if self._trouble(watch, rank, self._stall_shutdown_s):
                     alive.discard(rank)
@@ -249,7 +248,7 @@ class Workers:
             if happened:
                 continue
             self.beat()
-            watch.look()
+            watch.refresh()
             failed = self._by_rank("failed")
             if over is None and is_over():
                 over = time.monotonic()
@@ -295,7 +294,7 @@ class Workers:
     def _stalled(self) -> TowerError:
         """Say which workers may have caused a wait that was too long."""
         timeout_s = self._stall_shutdown_s
-        self._watch.look()
+        self._watch.refresh()
         failed = self._by_rank("failed")
         reasons = []
         for rank in self._others:

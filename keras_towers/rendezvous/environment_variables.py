@@ -22,7 +22,7 @@ from keras_towers.system import usable_cores
 def process_environment(
     stall_warning_s: int, stall_shutdown_s: int, seed: int | None = None
 ) -> dict[str, str]:
-    """Variables for every process of a job, of the options that ``Job`` has."""
+    """Variables for every process of a job, from the options of ``Job``."""
     environment = {
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
@@ -91,7 +91,7 @@ def rank_environment(
     common: Mapping[str, str],
     sharing: int | None = None,
 ) -> dict[str, str]:
-    """The environment of a rank that no agent has started, computed there."""
+    """The environment of a rank not started by an agent, computed there."""
     environment = {
         **os.environ,
         **job_environment(
@@ -110,7 +110,7 @@ def rank_environment(
 
 
 def seconds(name: str, default: int) -> int:
-    """A variable with a number of seconds."""
+    """The number of seconds in a variable."""
     text = os.environ.get(name, "")
     try:
         return round(float(text)) if text else default

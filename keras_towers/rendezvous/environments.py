@@ -1,4 +1,4 @@
-"""Launchers that make a process one of several, by the variables they set."""
+"""Launchers of several processes, recognized by the variables they set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW_TO_BE_ALONE: str = (
 
 
 class ClusterEnvironment:
-    """A process that a launcher has started as one of several."""
+    """A process started by a launcher as one of several."""
 
     # The size is None where the launcher does not tell how many there are.
 
@@ -51,7 +51,7 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> Self | None:
-        """The environment, None if another launcher started the process."""
+        """The environment; None if another launcher started the process."""
         if number(variables, cls.rank_in) is None:
             return None
         if any(name not in variables for name in cls.needs):
@@ -60,11 +60,11 @@ class ClusterEnvironment:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others, as far as the launcher tells."""
+        """Whether the launcher says that there are no other processes."""
         return self.size == 1
 
     def identity(self) -> str:
-        """A text common to the ranks of this job, and to no others."""
+        """A text shared by the ranks of this job and by no other job."""
         known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
         if self.one_machine and not known:
             known = starter()
@@ -90,7 +90,7 @@ class Horovodrun(ClusterEnvironment):
 
 
 class UserSet(ClusterEnvironment):
-    """A rank whose place the user sets, whatever launcher started it."""
+    """A rank whose place the user has set, whatever launched it."""
 
     name = rank_in = RANK
     size_in = SIZE
@@ -107,7 +107,7 @@ class EnvironmentVariables(ClusterEnvironment):
 
 
 class Torchrun(EnvironmentVariables):
-    """``torchrun``, whose restarts are jobs of their own."""
+    """``torchrun``; each of its restarts is a new job."""
 
     name = "torchrun"
     needs = ("TORCHELASTIC_RUN_ID",)
@@ -159,7 +159,7 @@ class PMI(ClusterEnvironment):
 
 
 class PMIx(ClusterEnvironment):
-    """Another launcher that speaks PMIx, which tells no number of ranks."""
+    """Another launcher that speaks PMIx; the number of ranks is unknown."""
 
     name = "a launcher with PMIx"
     rank_in, size_in = "PMIX_RANK", SIZE
@@ -210,18 +210,18 @@ LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
 def detect(
     variables: Mapping[str, str] = os.environ,
 ) -> ClusterEnvironment | None:
-    """This process as one of several, None if nothing says so."""
+    """Detect the launcher of this process; None if there is none."""
     found = (launcher.detect(variables) for launcher in LAUNCHERS)
     return next(filter(None, found), None)
 
 
 def number(variables: Mapping[str, str], name: str) -> int | None:
-    """The whole number in a variable, None if there is none."""
+    """The whole number in a variable; None if it is not set."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else None
 
 
 def starter() -> str:
-    """The process that started the session of this one; may be empty."""
+    """The process that started the session of this process; may be empty."""
     parent = psutil.Process(os.getsid(0)).parent()
     return f"{parent.pid} {parent.create_time()}" if parent else ""

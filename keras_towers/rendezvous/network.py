@@ -34,7 +34,7 @@ def is_local(host: str) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address is one of this machine."""
+    """Whether an IPv4 or IPv6 address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Only addresses of this machine can be bound.
     try:
@@ -51,7 +51,7 @@ def is_reachable(address: str) -> bool:
 
 
 def refuses(address: str) -> bool:
-    """Whether the host of a ``host:port`` is there, and nobody listens."""
+    """Whether the host of a ``host:port`` is up but refuses connections."""
     return isinstance(_why_not(address), ConnectionRefusedError)
 
 
@@ -85,7 +85,7 @@ def answers(address: str) -> bool:
 
 
 def own_address_towards(address: str) -> str:
-    """The address of this machine on the way to another one."""
+    """The address of this machine on the route to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Sends nothing, only looks up a route.
         probe.connect((address, 9))
@@ -109,7 +109,7 @@ def interface_towards(address: str) -> str:
 def meeting_point(
     interface: str | None, remote: Iterable[str]
 ) -> tuple[str, str | None]:
-    """The rendezvous address, and the interface of each rank if known."""
+    """The rendezvous address, and the interface of each rank, if known."""
     if interface:
         known = {
             name: entry.address

@@ -1,4 +1,4 @@
-"""Whether ranks run the same versions, and the same script."""
+"""Checks that ranks run the same versions and the same script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
 
 @functools.cache
 def process_facts(engine: str = "") -> dict[str, str]:
-    """What this process runs, which should be the same on all ranks."""
+    """The versions and script of this process, to compare between ranks."""
     import keras_towers
 
     found = {
@@ -47,7 +47,7 @@ def process_facts(engine: str = "") -> dict[str, str]:
 
 
 def _version(module: str) -> str:
-    """The version of a module that may not have been imported."""
+    """The version of a module, imported or not."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return version or ", ".join(packages(module).values())
 
@@ -90,7 +90,7 @@ def compare_facts(
 
 
 def compare_with_first_rank(engine: str) -> None:
-    """Compare this rank with the one of its job that has come first.
+    """Compare this rank with the first rank of its job to arrive.
 
     Before the engine connects, which other versions of it may not survive.
     Nobody waits: so does a worker that joins an elastic job, and the others

@@ -398,8 +398,8 @@ def _warn_of_others(name: str) -> None:
     if not in_job:
         return
     logger.warning(
-        "%s trains within one process, and this is %s: each of them trains a "
-        "model of its own. %s trains one in all of them. %s",
+        "%s trains within one process, but this is %s: each of them trains a "
+        "separate model. %s trains one model in all of them. %s",
         name,
         member,
         others,

@@ -113,8 +113,9 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     devices = _devices_of_rank(names, _job.rank, _job.size)
     if batches == "each" and len(devices) > 1:
         raise TowerError(
-            f"auto_shard_dataset=False needs one device for each process, but "
-            f"{', '.join(devices)} are this one's: start a process for each."
+            "auto_shard_dataset=False needs one device for each process, but "
+            f"this process has {', '.join(devices)}: start a process for "
+            "each device."
         )
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"

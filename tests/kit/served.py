@@ -100,7 +100,7 @@ class Job:
         there = ServerStore(DEVICE)
         workers = serving.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
-            workers.look()
+            workers.refresh()
             serving.publish(there, f"{self._name}/", workers.missing())
 
 

@@ -107,7 +107,7 @@ def test_tasks_of_one_job_accept_one_another_and_no_others(here):
     for cluster in (SERVER, worker(0), worker(1), worker(0)):
         lib.introduce(cluster, 0)
     other = {**JOBS, "worker": ("x:9", "y:8")}
-    with pytest.raises(TowerError, match="worker 1 was told another .*x:9"):
+    with pytest.raises(TowerError, match="worker 1 has a different .*x:9"):
         lib.introduce(worker(1, other), 0)
 
 

@@ -121,7 +121,7 @@ def test_a_chief_that_fails_or_dies_ends_the_others(job):
     it = job(2)
     _, worker = of(it, 0, 1, stall_shutdown_s=60)
     it.kill(0)
-    ends_with(soon(worker.wait_for_end), "the chief cannot be reached any more")
+    ends_with(soon(worker.wait_for_end), "the chief can no longer be reached")
 
 
 def test_a_chief_that_was_not_started_yet_is_waited_for(job):
@@ -157,7 +157,7 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)
     # One whose process has ended may come back; a host or one that hangs not.
     it.kill(3)
-    said = "has ended: if worker 0 cannot do without it"
+    said = "has ended: if worker 0 needs it"
     until_told(caplog, said, *looks)
     it.hang(1)
     meanwhile(1, looks[2])

@@ -155,7 +155,7 @@ def ranks_that_write_other_values_are_told():
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, callbacks=[own])
     s.assert_equal_on_ranks(float(mine.optimizer.learning_rate))
-    words = "on some ranks into sgd/learning_rate (rank 0: LearningRateSched"
+    words = "different values into sgd/learning_rate (rank 0: LearningRateSched"
     assert messages.have(words) == (s.RANK == 0), messages.texts
 
 

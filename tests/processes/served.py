@@ -256,7 +256,7 @@ def asks_for_counts(strategy):
         if s.RANK == 0:
             assert strategy.counts.updates <= batch + 1
             return
-        with s.refused("counts are known to the chief only"):
+        with s.refused("only the chief knows counts"):
             print(strategy.counts)
 
     return keras.callbacks.LambdaCallback(on_train_batch_end=ask)

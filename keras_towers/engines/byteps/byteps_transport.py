@@ -470,9 +470,9 @@ class BytePSTransport(engine.EngineTransport):
         (times,) = self._sum_known([place], "kt.ranks")
         if (times.numpy() != 1).any():
             raise TowerError(
-                "BytePS's workers have duplicate or missing ranks; ranks "
-                f"0, 1, ... occur {', '.join(map(str, times.numpy()))} times: "
-                f"give each worker another {dmlc.WORKER_ID}, from 0."
+                "BytePS's workers have duplicate or missing ranks; ranks 0, "
+                f"1, ... occur {', '.join(map(str, times.numpy()))} times: "
+                f"give each worker a different {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
 

@@ -262,7 +262,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
                 raise TowerError(
-                    "the number of batches per epoch is not known: give "
+                    "the number of batches per epoch is unknown: give "
                     f"{type(self).__name__} steps_per_epoch."
                 )
 

@@ -222,8 +222,8 @@ class CollectiveTransport(EngineTransport):
         if not dimensions or dimensions > _MOST_DIMENSIONS:
             raise TowerError(
                 f"the collective {key!r} got a tensor of shape "
-                f"{tensor.shape}: it takes 1 to {_MOST_DIMENSIONS} dimensions, "
-                "a known number of them."
+                f"{tensor.shape}: the number of dimensions has to be known, "
+                f"and 1 to {_MOST_DIMENSIONS}."
             )
         kind = tf.constant(
             [tensor.dtype.as_datatype_enum, dimensions], tf.int64

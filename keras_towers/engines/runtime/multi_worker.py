@@ -91,7 +91,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         if not cluster.trains:
             raise TowerError(
                 f"TF_CONFIG says that this process is {cluster}, and "
-                "MultiWorkerTowerStrategy is for those that train: the chief "
+                "MultiWorkerTowerStrategy is for tasks that train: the chief "
                 f"and the workers. {tf_config.EVALUATOR}"
             )
         towers = share_machine(cluster, towers)

@@ -103,9 +103,9 @@ def start(cluster: Cluster) -> Task:
     if _task is None or _task.cluster != cluster:
         raise TowerError(
             f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
-            "started without knowing that, and what was made since would be "
-            "lost. Set TF_CONFIG before, and import keras_towers before the "
-            "first tensor, variable or model is made."
+            "started without knowing that, and everything created since "
+            "would be lost. Set TF_CONFIG before, and import keras_towers "
+            "before the first tensor, variable or model is created."
         )
     compat.eager_context().ensure_initialized()
     return _task
@@ -140,7 +140,8 @@ def wait_for(task: Task, timeout_s: float) -> None:
     raise TowerError(
         f"{_describe(task, missing)} did not start within {timeout_s:g} "
         "seconds. Every task that TF_CONFIG names has to run the script, and "
-        "to be reached at its address; `start_timeout_s` waits for longer."
+        "has to be reachable at its address; raise `start_timeout_s` to wait "
+        "longer."
     )
 
 

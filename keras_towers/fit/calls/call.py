@@ -159,7 +159,7 @@ class TowerCall:
             },
         }
 
-    def _own(self, name: str) -> Callable[..., Any]:
+    def _original_method(self, name: str) -> Callable[..., Any]:
         """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
@@ -185,7 +185,9 @@ class TowerCall:
         """Make the model create one of its functions."""
         with adoption_lib.without_xla(self.model):
             # A model that overrides it may take no argument.
-            self._own(f"make_{name}")(**({"force": True} if anew else {}))
+            self._original_method(f"make_{name}")(
+                **({"force": True} if anew else {})
+            )
 
     def _looks_at_batches(self) -> bool:
         """Whether the first batches decide how batches are divided."""
@@ -219,7 +221,7 @@ class TowerCall:
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
-        return self._own("_make_function")(_Step(step))
+        return self._original_method("_make_function")(_Step(step))
 
     def is_step(self, fn: Any) -> bool:
         """Whether Keras, not the user's code, runs a function.
@@ -302,7 +304,7 @@ class TowerCall:
             self.adoption.gather_slots()
             if self.config.sync_every_epoch:
                 self.adoption.broadcast(self.model)
-        return self._own("_get_metrics_result_or_logs")(logs)
+        return self._original_method("_get_metrics_result_or_logs")(logs)
 
     def end_of_steps(self, logs: Any) -> Any:
         """Return the logs of an epoch, given the logs of its last step."""

@@ -89,8 +89,8 @@ class _NoOpCall:
         if not self._has_data:
             if not arguments.get("steps_per_epoch"):
                 raise TowerError(
-                    "fit was given neither data nor a number of steps: give "
-                    "steps_per_epoch, or data to count the steps of."
+                    "fit got neither data nor a number of steps: give "
+                    "steps_per_epoch, or data whose steps can be counted."
                 )
             arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
             arguments["shuffle"] = False

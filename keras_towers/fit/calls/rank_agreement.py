@@ -88,9 +88,9 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
             continue
         raise TowerError(
-            f"{kind} of model {model.name!r} got another {name} on some ranks "
-            f"({values_of_ranks}): compile the model and call {kind} in the "
-            "same way on every rank."
+            f"{kind} of model {model.name!r} got a different {name} on some "
+            f"ranks ({values_of_ranks}): compile the model and call {kind} "
+            "in the same way on every rank."
         )
 
 

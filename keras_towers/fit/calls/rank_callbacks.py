@@ -184,23 +184,25 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        roots, unlike = rank_state.find_written(
+        written = rank_state.gather_written(
             self._transport,
             self._variables(self.model),
             self._written,
             self._adoption is not None and self._adoption.ranks_train_apart,
         )
         self._written.clear()
-        if roots and self._adoption is not None:
+        if written.by_root and self._adoption is not None:
             self._adoption.update.gather_slots()
-        for root, variables in roots.items():
+        for root, variables in written.by_root.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)
-        if unlike and self._transport.rank == 0 and first_time(unlike):
+        conflict = written.conflict
+        if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(
-                "callbacks have written other values on some ranks into %s: "
-                "all go on with those of the first of these ranks.",
-                unlike,
+                "callbacks wrote different values into %s on different "
+                "ranks: all ranks continue with the values of the first of "
+                "them.",
+                conflict,
             )
 
 

@@ -151,7 +151,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         have, need = self.data_adapter.num_batches, self._towers
         size = data_lib.static_size(dataset.element_spec)
         if have == 0 or size == 0:
-            raise TowerError("the dataset is empty: give it one example.")
+            raise TowerError("the dataset is empty: give at least one example.")
         if self._each and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "

@@ -257,7 +257,7 @@ def joined(batch: Any, transport: Transport) -> Any:
     """Return the batch of all ranks, given this rank's part; eager only."""
     rows = first_rows_of(batch)
 
-    def one(leaf: Any) -> Any:
+    def gather_leaf(leaf: Any) -> Any:
         if leaf is None or not is_divided(leaf, rows):
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
@@ -280,7 +280,7 @@ def joined(batch: Any, transport: Transport) -> Any:
     def all_ranks(tensor: Any) -> tf.Tensor:
         return gathered(transport.all_gather, tensor, next_key("rows"))
 
-    whole = tf.nest.map_structure(one, batch)
+    whole = tf.nest.map_structure(gather_leaf, batch)
     if int(data_lib.batch_size_of(whole)) == 0:
         # The data of all have ended.
         raise StopIteration

@@ -78,7 +78,7 @@ def once(rank: int, size: int, board: Store) -> Iterator[None]:
         for owner, name in _WRITERS:
             original = getattr(owner, name)
             undo.callback(setattr, owner, name, original)
-            setattr(owner, name, saves.of(original))
+            setattr(owner, name, saves.saving_once(original))
         yield
 
 
@@ -103,7 +103,7 @@ class _Saves:
         # Those that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
 
-    def of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def saving_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A function that saves like ``original``, but once for all ranks."""
         signature = inspect.signature(original)
 

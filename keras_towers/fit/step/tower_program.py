@@ -469,7 +469,7 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
     # TensorFlow's constant folding would exchange what it takes for constant.
-    one = _one().read_value()
+    one = _variable_one().read_value()
     if shape.is_fully_defined() and dtype != tf.string:
         count = tf.reshape(one * shape.num_elements(), [1])
         sent = value if is_here else tf.zeros(count, dtype)
@@ -488,5 +488,5 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
 
 
 @functools.cache
-def _one() -> tf.Variable:
+def _variable_one() -> tf.Variable:
     return compat.hidden_variable("CPU:0", 1, tf.int32)

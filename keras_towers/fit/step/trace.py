@@ -22,11 +22,11 @@ from keras_towers.partition.effects import written
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedUpdate:
-    """An optimizer's update in a trace, and what stands for it.
+    """An optimizer's update, and the operation of the trace that stands for it.
 
     Attributes:
         call: the call of the optimizer, with the gradients of the trace.
-        name: the name of the operation that stands for it.
+        name: the name of that operation.
     """
 
     call: UpdateCall
@@ -183,8 +183,8 @@ def trace(
     numbers[outer] = numbers.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
-            "the step captures what is known only when it is called, which "
-            "towers cannot divide: give it as a part of the batch."
+            "the step captures a value that is known only when it is called, "
+            "which towers cannot divide: pass it as part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs)

@@ -98,10 +98,10 @@ class LocalSGD:
         self.forget()
         if self._config.peers.rank == 0:
             logger.warning(
-                "the ranks have made different numbers of updates in this "
-                "round (%s), as after an error or train_on_batch on some ranks "
-                "only: their weights are not averaged. fit() begins with those "
-                "of rank 0.",
+                "the ranks made different numbers of updates in this round "
+                "(%s), for example after an error, or train_on_batch on some "
+                "ranks only: their weights are not averaged. fit() starts "
+                "with the weights of rank 0.",
                 check.describe_ranks([str(rank) for rank in ranks]),
             )
 

@@ -147,9 +147,9 @@ class UpdateSharded(WeightUpdate):
             super().release()
         if absent:
             logger.warning(
-                "training ended by an error while other ranks had %d of the "
-                "optimizer's variables, which have no value here now: load "
-                "them from a checkpoint, or compile the model anew",
+                "training failed while other ranks held %d of the "
+                "optimizer's variables, which have no value on this rank "
+                "now: load them from a checkpoint, or compile the model again",
                 absent,
             )
 
@@ -157,10 +157,9 @@ class UpdateSharded(WeightUpdate):
         """Sum gradients over all towers; each tower updates its share."""
         if self._only is not None:
             raise TowerError(
-                'updates="sharded" trains over several ranks by fit() and '
-                "train_on_batch(), which know when the ranks need one "
-                "another's part of the optimizer's state. In a loop of your "
-                "own leave updates out."
+                'updates="sharded" works over several ranks only with fit() '
+                "and train_on_batch(): leave updates out in a custom "
+                "training loop."
             )
         super().apply(call)
 

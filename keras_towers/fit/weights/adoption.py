@@ -325,7 +325,7 @@ def run_in_scope(
     config: TowerConfig,
     methods: Sequence[str] = METHODS,
 ) -> None:
-    """Make a model's methods enter the strategy's scope by themselves."""
+    """Make a model's methods enter the strategy's scope automatically."""
     for name in methods:
         # Bypasses Keras's __setattr__, which tracks attributes.
         vars(trainer)[name] = functools.partial(

@@ -177,10 +177,10 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
         if id(variable) not in known:
             raise TowerError(
                 f"optimizer {type(optimizer).__name__} has the variable "
-                f"{variable.path!r}, of which it is not known to which weight "
-                'it belongs, so updates="sharded" cannot share it between '
-                "ranks: keep such variables in lists with one for each weight, "
-                "as Keras's optimizers do, or leave updates out."
+                f"{variable.path!r}, which cannot be assigned to a weight, "
+                'so updates="sharded" cannot share it between ranks: keep '
+                "such variables in lists with one variable per weight, as "
+                "Keras's optimizers do, or leave updates out."
             )
 
 

@@ -18,7 +18,7 @@ from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.placement import byte_size
 
 TowerOf: TypeAlias = int | Callable[[Any], int]
-"""A tower; or what returns that of a variable with copies on all."""
+"""A tower, or a function that chooses the tower of a mirrored variable."""
 
 
 class Mirrored(compat.MirroredVariable):

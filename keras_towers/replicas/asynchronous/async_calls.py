@@ -208,7 +208,7 @@ class _AsyncCall(ReplicaCall):
     def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
-            finish = self._own("_get_metrics_result_or_logs")
+            finish = self._original_method("_get_metrics_result_or_logs")
             self._shown = finish(threads.latest)
             return
         if self._shown is None:

@@ -75,7 +75,7 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
         with entered(kt.TowerStrategy(1)):
             pass
     base._warn_of_others.cache_clear()
-    told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
+    told = "MultiWorkerTowerStrategy trains one model in all" in caplog.text
     assert told == (index is not None)
 
 

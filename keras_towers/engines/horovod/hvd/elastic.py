@@ -141,9 +141,9 @@ class TensorFlowState(VariablesState):
         del session
         if variables is None:
             raise TowerError(
-                "TensorFlowState needs variables: TensorFlow 2 keeps no list "
-                "of all. Give variables=model.variables + optimizer.variables, "
-                "or use hvd.elastic.KerasState(model)."
+                "TensorFlowState needs variables: TensorFlow 2 has no global "
+                "list of variables. Give variables=model.variables + "
+                "optimizer.variables, or use hvd.elastic.KerasState(model)."
             )
         self.variables: list[Any] = list(variables)
         super().__init__(**kwargs)
