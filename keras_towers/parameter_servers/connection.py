@@ -128,7 +128,7 @@ class Connection:
         self._watch.start()
 
     def leave(self, failure: str = "") -> None:
-        """Sign off at the parameter servers, which end after the last worker."""
+        """Sign off at the servers, which end after the last worker has."""
         if self._left:
             return
         self._left = True
