@@ -44,8 +44,8 @@ _SHOWN = 80
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with that of rank 0.",
-    _LAYERS: "the layers of model %r have different settings on some ranks (%s): "
-    "build the same model on every rank.",
+    _LAYERS: "the layers of model %r have different settings on some ranks "
+    "(%s): build the same model on every rank.",
 }
 # Names count what a process has made; seeds may be each rank's own.
 _OF_A_RANK = ("name", "seed")
