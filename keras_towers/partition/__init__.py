@@ -57,8 +57,8 @@ Which file has the rule of an operation: see ``rules``.
 """
 
 from keras_towers.partition import rules
+from keras_towers.partition.entry import lay_out, partition_graph
 from keras_towers.partition.partitioner import UpdateInfo
-from keras_towers.partition.partitioning import laid_out, partitioned
 from keras_towers.partition.program import Program
 
-__all__ = ["Program", "UpdateInfo", "laid_out", "partitioned", "rules"]
+__all__ = ["Program", "UpdateInfo", "lay_out", "partition_graph", "rules"]

@@ -82,7 +82,7 @@ def source(tensor: Any) -> Any:
 # ---- values ------------------------------------------------------------------
 
 
-def inside(partition: Partitioner, value: Value) -> Value:
+def value_in_function(partition: Partitioner, value: Value) -> Value:
     """Return a value of the program as functions see it."""
     if not value.is_replicated:
         return dataclasses.replace(value, linear=None)
@@ -95,7 +95,9 @@ def inside(partition: Partitioner, value: Value) -> Value:
     )
 
 
-def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
+def tensor_with_layout(
+    partition: Partitioner, value: Value, layout: Layout
+) -> Tensor:
     """Return what each tower has of a value, in a layout.
 
     Args:
@@ -104,7 +106,7 @@ def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
         layout: how it is to be laid out.
 
     Raises:
-        NeedsExchange: if a tower cannot have it of itself.
+        NeedsExchange: if a tower cannot have it without an exchange.
     """
     found: Tensor | None = None
     if isinstance(layout, Sharded):

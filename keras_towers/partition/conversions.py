@@ -17,7 +17,7 @@ from keras_towers.partition.builder import Builder, NeedsExchange
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
-    FoundUnit,
+    DataDependentUnit,
     Layout,
     ListOf,
     Partial,
@@ -44,7 +44,8 @@ class Converter:
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        sizes: symbols of sizes, and what they are: numbers that all have.
+        sizes: maps the symbol of a size to the tensor that holds its value, the
+            same on all towers.
         builder: takes the operations.
     """
 
@@ -62,9 +63,9 @@ class Converter:
         self._shares: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-        # By what they follow from, and by their symbols.
-        self._found: dict[Any, FoundUnit] = {}
-        self._units: dict[str, FoundUnit] = {}
+        # By what they follow from, and by the symbols of their sizes.
+        self._units_by_key: dict[Any, DataDependentUnit] = {}
+        self._units_by_symbol: dict[str, DataDependentUnit] = {}
 
     def on_towers(
         self,
@@ -225,24 +226,31 @@ class Converter:
 
     # ---- units ---------------------------------------------------------------
 
-    def found_unit(self, key: Any, count: Tensor) -> FoundUnit:
-        """Return the unit of what each tower has found.
+    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
+        """Return the unit of rows that a tower has because of its data.
 
         Args:
-            key: what it follows from: for the same all towers find as many.
-            count: how many a tower has found.
+            key: what the unit follows from: the same key, the same unit.
+            count: how many of them a tower has.
         """
-        if key not in self._found:
-            size = own_symbol(f"found{len(self._units)}")
-            unit = FoundUnit(size, count, self.builder)
-            self._found[key] = self._units[name_of(size)] = unit
-        return self._found[key]
+        if key not in self._units_by_key:
+            size = own_symbol(f"found{len(self._units_by_symbol)}")
+            unit = DataDependentUnit(size, count, self.builder)
+            self._units_by_key[key] = self._units_by_symbol[name_of(size)] = (
+                unit
+            )
+        return self._units_by_key[key]
 
-    def note_unit(self, key: Any, unit: FoundUnit) -> None:
-        """Note the unit of what each tower will find by a key."""
-        self._found.setdefault(key, unit)
+    def share_units_of(self, around: Converter) -> None:
+        """Have the same units as the program around a function."""
+        self._units_by_key = around._units_by_key
+        self._units_by_symbol = around._units_by_symbol
 
-    def share(self, unit: Unit | FoundUnit, dtype: Any) -> Tensor:
+    def note_unit(self, key: Any, unit: DataDependentUnit) -> None:
+        """Note which unit follows from a key, unless one does already."""
+        self._units_by_key.setdefault(key, unit)
+
+    def share(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
         """Return of each tower the part of all that it has of a unit."""
         key = unit, dtype
         if key not in self._shares:
@@ -256,7 +264,7 @@ class Converter:
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self._units.values()):
+        for unit in (self.unit, *self._units_by_symbol.values()):
             layout = Sharded(axis, unit)
             rows = layout.units_in(size)
             if rows:
@@ -303,7 +311,7 @@ class Converter:
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
-            unit = self._units.get(symbol)
+            unit = self._units_by_symbol.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
             if factor is None or power < 1:
                 return None

@@ -42,7 +42,7 @@ def divided(
     for index, value in enumerate(inputs):
         labels = labels_of_inputs[index]
         if label not in labels:
-            given.append(_same(partition, index, value, factors))
+            given.append(_common_input(partition, index, value, factors))
             continue
         along = layout.along(labels.index(label))
         rows = partition.rows(value, along)
@@ -68,7 +68,7 @@ def divided(
     return outputs
 
 
-def _same(
+def _common_input(
     partition: Converter, index: int, value: Value, factors: Factors
 ) -> Tensor:
     """What all towers are given for an input."""
@@ -115,7 +115,7 @@ def _linear(
     given = [
         partition.partial(value)
         if k in groups[0]
-        else _same(partition, k, value, factors)
+        else _common_input(partition, k, value, factors)
         for k, value in enumerate(inputs)
     ]
     outputs = partition.on_towers(

@@ -44,10 +44,10 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FoundUnit:
-    """A unit of which each tower finds its own, such as what a mask leaves.
+class DataDependentUnit:
+    """A unit whose number follows from the data, such as what a mask leaves.
 
-    Towers exchange how many they have only where somebody needs it.
+    Towers exchange how many they have only where an operation needs it.
 
     Attributes:
         size: the symbol of how many one device has.
@@ -196,7 +196,7 @@ class Places:
 
     local: Tensor
     layout: Sharded
-    unit: Unit | FoundUnit
+    unit: Unit | DataDependentUnit
     rows: int = 1
     grain: int = 1
     is_first_column: bool = False
@@ -225,7 +225,7 @@ class Splits:
     """
 
     local: Tensor
-    unit: FoundUnit
+    unit: DataDependentUnit
     part: str = "both"
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import partition
-from keras_towers.partition import laid_out, registry, rules
+from keras_towers.partition import lay_out, registry, rules
 from tests.partition.kit import kinds, rows, same, traced
 
 
@@ -41,7 +41,7 @@ def _lay_out_example(wanted):
     given = rows(-1, 4), rows(-1, 3), same(4, 3)
     graph = traced(_example, *given)
     outputs = [graph.outputs[k] for k in wanted]
-    program, values = laid_out(graph, [g.layout for g in given], outputs)
+    program, values = lay_out(graph, [g.layout for g in given], outputs)
     return program, [values[tensor.name] for tensor in graph.outputs]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import folding, laid_out
+from keras_towers.partition import folding, lay_out
 from keras_towers.partition.sizes import UNKNOWN
 from tests.partition.kit import check, rows, traced
 
@@ -171,7 +171,7 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
     graph = traced(lambda x: multiple(_size(x)) > 0, _N)
-    _, values = laid_out(graph, [_N.layout], graph.outputs)
+    _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].known == UNKNOWN
 
 

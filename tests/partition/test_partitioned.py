@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import (
     check,
@@ -158,7 +158,7 @@ def test_a_batch_of_which_the_size_is_known():
         return tf.reduce_sum(y), tf.tile(y, [1, 2, 1]), tf.ones([5, 2])
 
     graph = traced_(function, same(5, 4))
-    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.reshape(tf.range(20.0), [5, 4])
         found = on_towers(program, [[x[:2], x[2:2], x[2:]]], (2, 0, 3))
@@ -189,7 +189,7 @@ def test_channels_may_be_a_multiple_of_examples():
         return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
 
     graph = traced_(function, same(5, 10))
-    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
     sizes = [e.given.shape.num_elements() for e in program.exchanges]
     assert max(sizes) == 10
 
@@ -214,7 +214,7 @@ def _stateful(function, *given):
     graph.inputs = [*inputs, *(inside for _, inside in graph.captures)]
     layouts = [g.layout for g in given]
     layouts += [REPLICATED] * len(graph.captures)
-    program = partitioned(graph, layouts, graph.outputs)
+    program = partition_graph(graph, layouts, graph.outputs)
 
     @tf.function(autograph=False)
     def run(*parts):

@@ -30,7 +30,7 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
 from keras_towers.partition.program import Update
@@ -188,7 +188,7 @@ class GlobalStep:
                 if copied is not None:
                     changed.append(copied)
         first = len(divided.layouts)
-        program = partitioned(
+        program = partition_graph(
             traced.graph,
             [*divided.layouts, *(REPLICATED for _ in captures)],
             traced.results,

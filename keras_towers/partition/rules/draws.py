@@ -172,7 +172,7 @@ def _normal(
     first = build.op("Sub", [start, odd], ())
     half = op("FloorDiv", op("AddV2", count, 2), 2)
     flat = numbers(partition.times(width, first), op("Mul", half, 2 * width))
-    flat = _of_pairs(partition, shaped(flat, half, 2, width))
+    flat = _normal_pairs(partition, shaped(flat, half, 2, width))
     ends = [
         partition.vector([a, b], SIZE)
         for a, b in (
@@ -192,7 +192,7 @@ def _normal(
     pairs = -(-inner[axis] // 2)
     stride = before * 2 * pairs * after
     flat = numbers(partition.times(stride, start), op("Mul", count, stride))
-    flat = _of_pairs(
+    flat = _normal_pairs(
         partition, shaped(flat, op("Mul", count, before * pairs), 2, after)
     )
     flat = shaped(flat, op("Mul", count, before), 2 * pairs, after)
@@ -217,18 +217,18 @@ def _normal(
     return build.op("SelectV2", [follow, by_rows, within], (None, width))
 
 
-def _of_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
+def _normal_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
     """Return normal numbers, given uniform ones of shape [n, 2, m]."""
     build, shape = partition.builder, uniform.shape
 
-    def op(type_: str, *given: Any) -> Tensor:
-        every = [
-            each
-            if isinstance(each, Tensor)
-            else build.constant(each, tf.float32)
-            for each in given
+    def op(type_: str, *operands: Any) -> Tensor:
+        tensors = [
+            operand
+            if isinstance(operand, Tensor)
+            else build.constant(operand, tf.float32)
+            for operand in operands
         ]
-        return build.op(type_, every, shape)
+        return build.op(type_, tensors, shape)
 
     def part(index: int) -> Tensor:
         begin = build.constant([0, index, 0], SIZE)
@@ -251,6 +251,6 @@ def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
 
 
 @shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
-def _of_drawn(node: Node, target: Value, *rest: Value) -> Any:
+def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Any:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)

@@ -15,7 +15,7 @@ from keras_towers.partition.builder import (
     NeedsExchange,
     attribute,
 )
-from keras_towers.partition.called_functions import laid_out
+from keras_towers.partition.called_functions import tensor_with_layout
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -166,7 +166,9 @@ def _on_towers(
         if role == "shape":
             tensor = _shape_given(partition, node, value, element, elements)
         else:
-            tensor = laid_out(partition, value, _layout(role, element))
+            tensor = tensor_with_layout(
+                partition, value, _layout(role, element)
+            )
         given.append(tensor)
     layouts = [_layout(role, element) for role in gives]
     attributes = {}
@@ -240,7 +242,7 @@ def _shape_given(
         raise NeedsExchange
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or are_rows(layout):
-        return laid_out(partition, shape, REPLICATED)
+        return tensor_with_layout(partition, shape, REPLICATED)
     if sizes is None or not shape.is_replicated:
         raise NeedsExchange
     size = sizes[layout.axis]

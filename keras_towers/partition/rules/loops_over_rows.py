@@ -63,7 +63,7 @@ def over_rows(
         return None
     loop = _Loop(partition, node, body, inputs, layouts[0])
     try:
-        return loop.laid_out() if loop.is_bounded(condition) else None
+        return loop.lay_out() if loop.is_bounded(condition) else None
     except NeedsExchange:
         return None
 
@@ -138,7 +138,7 @@ class _Loop:
                 return False
         return True
 
-    def laid_out(self) -> list[Value] | None:
+    def lay_out(self) -> list[Value] | None:
         """Add the loop; return the values of its outputs.
 
         Raises:

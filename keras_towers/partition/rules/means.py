@@ -23,7 +23,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.reductions import axes_of
 
-_SAME = ("Identity", "StopGradient", "Snapshot")
+_COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @rule("Mean")
@@ -73,7 +73,7 @@ def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
     while waiting:
         tensor = waiting.pop()
         for operation in tensor.consumers():
-            if operation.type in _SAME:
+            if operation.type in _COPIES:
                 waiting += operation.outputs
             elif not _is_distance(operation, tensor, given):
                 continue
@@ -185,7 +185,7 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
     return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
 
 
-def laid_out_own_mean(
+def lay_out_own_mean(
     partition: Partitioner, graph: Any, inputs: Sequence[Value]
 ) -> Value | None:
     """Lay out a call of ``own_mean``; None: it is none, or not of rows."""

@@ -52,7 +52,9 @@ def _where(
     if layout.axis or layout.blocks != 1:
         return None
     (indices,) = partition.builder.copy(node.operation, [local])
-    unit = partition.found_unit(source(local), partition.length(indices))
+    unit = partition.data_dependent_unit(
+        source(local), partition.length(indices)
+    )
     return [
         indices_of(partition, indices, Sharded(0, unit), layout, len(shape))
     ]
@@ -118,7 +120,7 @@ def _parted(
     results = []
     for index, local in enumerate(found):
         key = source(parts.local), index
-        unit = partition.found_unit(key, partition.length(local))
+        unit = partition.data_dependent_unit(key, partition.length(local))
         sizes = (unit.size, *values.shape[rank:])
         results.append(Value(Sharded(0, unit), local, shape=sizes))
     return results

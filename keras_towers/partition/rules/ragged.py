@@ -118,7 +118,7 @@ def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
         return None
     at = _entry_of_each(partition, lengths.local)
     key = "repeated", source(lengths.local)
-    unit = partition.found_unit(key, partition.length(at))
+    unit = partition.data_dependent_unit(key, partition.length(at))
     build, output = partition.builder, Sharded(0, unit)
     along = build.constant(0, tf.int32)
     local = build.op("GatherV2", [rows, at, along], (None,))

@@ -91,7 +91,7 @@ def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors | None:
 
 
 @shape_of("TopKV2")
-def _of_largest(node: Node, value: Value, count: Value) -> Shape | None:
+def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape | None:
     if value.shape is None or count.known is None:
         return None
     size = count.known.flat[0]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.step import description
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
@@ -19,7 +19,7 @@ def costs(function, *shapes, towers=2):
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
-    program = partitioned(graph, layouts, graph.outputs)
+    program = partition_graph(graph, layouts, graph.outputs)
     return description.costs_of(program, towers)
 
 

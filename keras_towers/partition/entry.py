@@ -46,13 +46,13 @@ from keras_towers.partition.sizes import (
 )
 
 
-def partitioned(*given: Any, **options: Any) -> Program:
-    """Lay out a graph over towers; as ``laid_out``, return the program."""
-    program, _ = laid_out(*given, **options)
+def partition_graph(*arguments: Any, **options: Any) -> Program:
+    """Lay out a graph as ``lay_out`` does; return the program only."""
+    program, _ = lay_out(*arguments, **options)
     return program
 
 
-def laid_out(
+def lay_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
@@ -66,8 +66,8 @@ def laid_out(
 
     Args:
         graph: the trace of what one device does.
-        layouts: those of its N inputs.
-        wanted: tensors of the graph that are to be known to all.
+        layouts: how its N inputs are laid out.
+        wanted: the tensors of the graph whose wholes the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
         ranks: whether several processes run the program.
         mirrored: for each of the N inputs: whether it is the handle of a
@@ -102,7 +102,7 @@ def laid_out(
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
-    partition.updating = updates
+    partition.update_infos = updates
     copies = {
         index: dataclasses.replace(tensor, on_towers=True)
         for index, tensor in enumerate(tensors)
@@ -124,7 +124,7 @@ def laid_out(
         results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
     except CannotGather:
         # A list of rows meets what has no rule.
-        return laid_out(
+        return lay_out(
             graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
         )
     ends = [*results, *(t for u in partition.updates for t in u.given)]
@@ -215,7 +215,7 @@ def _value(
         unit: Any = partition.unit
         if layout.unit is not None:
             count = _units(partition, tensor, layout)
-            unit = partition.found_unit(layout.unit, count)
+            unit = partition.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if traced.shape.rank is not None:
@@ -240,7 +240,7 @@ def _sparse_indices(
     partition: Partitioner, own: Tensor, layout: SparseIndices
 ) -> Value:
     """Where sparse rows have entries."""
-    unit = partition.found_unit(layout.unit, partition.length(own))
+    unit = partition.data_dependent_unit(layout.unit, partition.length(own))
     rows, of = Sharded(0, unit), Sharded(0, partition.unit)
     return indices_of(partition, own, rows, of, int(own.shape[1] or 0))
 
@@ -268,7 +268,9 @@ def _row_splits(
     """Where ragged rows begin and end."""
     build, dtype = partition.builder, own.dtype
     last = build.op("Max", [own, build.constant([0], "int32")], ())
-    unit = partition.found_unit(layout.unit, partition.cast(last, SIZE))
+    unit = partition.data_dependent_unit(
+        layout.unit, partition.cast(last, SIZE)
+    )
     begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
     ends = build.op("Slice", [own, begin, all_], (None,))
     start = partition.cast(unit.start, dtype)
