@@ -56,7 +56,7 @@ def device_of(index: int) -> str:
 def traced(
     body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
 ) -> Any:
-    """Make a concrete function of operations on one device; keep it.
+    """Trace operations on one device as a concrete function, and keep it.
 
     An operation that fails in a function raises an error. By itself, it would
     also break whatever runs on that device later.
@@ -127,7 +127,7 @@ class Running:
         return self._done.is_set() and bool(self._errors)
 
     def cancel(self) -> bool:
-        """Break the function off; return False if it had ended."""
+        """Cancel the function; return False if it had already ended."""
         if self._done.is_set():
             return False
         self._manager.start_cancel()

@@ -17,7 +17,7 @@ from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib

@@ -47,11 +47,11 @@ class ServerStore:
         self._around = around
 
     def get(self, key: str) -> Any:
-        """Return a value, None if nobody has written it."""
+        """Return a value, or None if it was never written."""
         return self._find([key])[0]
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The values that ranks have written, each at ``key-rank``."""
+        """The values that ranks have written at ``key-rank``."""
         found = self._find([f"{key}-{rank}" for rank in ranks])
         both = zip(ranks, found, strict=True)
         return {rank: value for rank, value in both if value is not None}
@@ -78,7 +78,7 @@ class ServerStore:
 
 
 def value_of(read: Any) -> Any:
-    """The value in what ``ServerStore.read`` returned, None if none."""
+    """Decode the result of ``ServerStore.read``; None if there is no value."""
     text = read.numpy()
     return json.loads(text) if text else None
 
@@ -147,12 +147,12 @@ def task_name(cluster: Cluster, rank: int) -> str:
 
 
 def goodbyes(cluster: Cluster) -> str:
-    """The key where a worker that ends says why: empty if it has ended well."""
+    """The key at which an ending worker stores why; empty after success."""
     return f"{prefix(cluster)}goodbyes"
 
 
 def introduce(cluster: Cluster, server: int) -> None:
-    """Tell a parameter server what this process is, and compare."""
+    """Introduce this process to a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
     facts = versions.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}

@@ -78,7 +78,7 @@ class WorkerUpdates:
         raise NotImplementedError
 
     def begin(self, fit: int) -> None:
-        """Create what the workers of a ``fit`` share; on the chief only."""
+        """Create the shared state of a ``fit``; on the chief only."""
         raise NotImplementedError
 
     def come_back(self) -> int | None:

@@ -272,7 +272,7 @@ class Workers:
     def _trouble(self, watch: Watch, rank: int, silent_s: float) -> str:
         """Why a worker may be stuck; empty if unknown."""
         if rank in watch.unreachable():
-            return "cannot be reached any more"
+            return "can no longer be reached"
         if watch.silent_s(rank) > silent_s:
             seconds = f"{watch.silent_s(rank):.0f} s"
             return f"has given no sign of life for {seconds}"

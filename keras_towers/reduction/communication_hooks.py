@@ -15,7 +15,8 @@ from keras_towers.reduction.gradients import (
     in_order,
     sparse_of,
 )
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 CommunicationHook: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]

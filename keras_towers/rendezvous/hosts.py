@@ -170,7 +170,7 @@ class RankPlacement:
         return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
 
     def encode(self) -> str:
-        """Encode all but the host, as Horovod's elastic workers read it."""
+        """Encode everything but the host, in Horovod's elastic format."""
         return ",".join(map(str, dataclasses.astuple(self)[1:]))
 
     @classmethod

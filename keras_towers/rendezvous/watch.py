@@ -154,7 +154,7 @@ class StallWatch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Report progress at every beat; look at the others when waiting."""
+        """Report progress at every beat; check the others while waiting."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned = 0.0
         gone: dict[str, State] = {}

@@ -20,7 +20,8 @@ from keras_towers.reduction import (
     divide,
     sum_over_ranks,
 )
-from keras_towers.transport import SingleProcess, Transport, next_key
+from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport.keys import next_key
 
 
 @contextlib.contextmanager

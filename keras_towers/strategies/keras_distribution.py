@@ -153,7 +153,7 @@ def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
 
 
 def _per_rank(kind: str) -> int:
-    """The number of devices of a process; of GPUs, a launcher gives one."""
+    """The number of devices per process; launchers assign one GPU each."""
     if kind == "gpu":
         return 1
     return max(1, len(tf.config.list_logical_devices(kind.upper())))

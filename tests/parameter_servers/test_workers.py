@@ -80,7 +80,7 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     told = " ".join(caplog.messages)
     assert "worker 2 has failed: fit ends without it" in told
     assert "worker 4 has given no sign of life for " in told
-    assert "worker 5 cannot be reached any more: fit ends" in told
+    assert "worker 5 can no longer be reached: fit ends" in told
     assert "worker 1 has" not in told and "worker 3 has" not in told
     # Each that is lost is told of once.
     assert sorted(lost) == [4, 5]

@@ -274,19 +274,19 @@ def what_differs_between_ranks_is_named():
         ),
         (
             with_option("epochs", 1, 2),
-            *("another epochs", "rank 0: 1", "rank 1: 2"),
+            *("on some ranks: epochs", "rank 0: 1", "rank 1: 2"),
         ),
         (
             compiled_with(("sgd", "mse"), ("sgd", "mae")),
-            *("another loss", "rank 0: 'mse'", "rank 1: 'mae'"),
+            *("on some ranks: loss", "rank 0: 'mse'", "rank 1: 'mae'"),
         ),
         (
             compiled_with(schedule(10), schedule(20)),
-            "another schedule of learning rates",
+            "on some ranks: schedule of learning rates",
         ),
         (
             compiled_with(momentum(0.5), momentum(0.25)),
-            *("another momentum of the optimizer", "rank 1: 0.25"),
+            *("on some ranks: momentum of the optimizer", "rank 1: 0.25"),
         ),
         (
             with_option("x", s.X, s.X + 1),

@@ -203,7 +203,7 @@ def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
 
 @check
 def layers_with_other_settings_are_warned_of():
-    said = "have other settings on some ranks"
+    said = "have different settings on some ranks"
 
     def made(name, seed):
         # Names on ranks may differ.

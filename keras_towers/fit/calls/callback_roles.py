@@ -108,7 +108,7 @@ _SAVES = "_saves_by_itself"
 def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
-    """Let a callback write its files on this rank, whatever other ranks do."""
+    """Make a callback write its files on this rank, whatever other ranks do."""
     for name in EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)

@@ -44,8 +44,8 @@ _SHOWN = 80
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with that of rank 0.",
-    _LAYERS: "the layers of model %r have other settings on some ranks (%s): "
-    "build the same model on every rank.",
+    _LAYERS: "the layers of model %r have different settings on some ranks "
+    "(%s): build the same model on every rank.",
 }
 # Names count what a process has made; seeds may be each rank's own.
 _OF_A_RANK = ("name", "seed")
@@ -88,9 +88,9 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
             continue
         raise TowerError(
-            f"{kind} of model {model.name!r} got a different {name} on some "
-            f"ranks ({values_of_ranks}): compile the model and call {kind} "
-            "in the same way on every rank."
+            f"{kind} of model {model.name!r} has different settings on some "
+            f"ranks: {name} ({values_of_ranks}). Compile the model and call "
+            f"{kind} in the same way on every rank."
         )
 
 

@@ -25,7 +25,7 @@ from keras_towers.fit.calls.callback_roles import (
     saves_by_itself,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights import rank_state

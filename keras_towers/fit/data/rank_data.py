@@ -20,7 +20,8 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 from keras_towers.transport.messages import gathered
 
 _REMEDY = (

@@ -333,7 +333,7 @@ class UpdateAtVariable(WeightUpdate):
 
 
 def _written(call: UpdateCall) -> list[Any]:
-    """The weights that a call for some of them writes."""
+    """The weights that an update writes, directly or by moving averages."""
     # Moving averages may overwrite all that the optimizer knows.
     averaged = (
         part._trainable_variables

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
@@ -37,7 +37,8 @@ from keras_towers.reduction import (
     Reduction,
     sum_at_variables,
 )
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 from keras_towers.transport.messages import packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")

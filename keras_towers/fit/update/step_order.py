@@ -15,7 +15,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check as check_lib
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 _HOST = "CPU:0"
 _UNLIKE = "the ranks do not have the same step"

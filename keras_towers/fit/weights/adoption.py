@@ -17,7 +17,7 @@ from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
     METHODS,
     TRAINING,

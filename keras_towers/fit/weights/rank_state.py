@@ -19,7 +19,8 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 _SHOWN = 5
 

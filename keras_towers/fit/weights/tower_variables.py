@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device, same_devices
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.weights.placement import byte_size
 

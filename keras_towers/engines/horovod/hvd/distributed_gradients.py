@@ -18,11 +18,14 @@ from keras_towers.engines.dropin import (
     plain,
     variable_key,
 )
-from keras_towers.engines.dropin.optimizer import distribute, reducer_of
+from keras_towers.engines.dropin.distributed_optimizer import (
+    distribute,
+    reducer_of,
+)
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
-from keras_towers.transport import next_key
+from keras_towers.transport.keys import next_key
 
 if TYPE_CHECKING:
     _GradientTape = Any

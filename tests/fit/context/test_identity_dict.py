@@ -5,7 +5,7 @@ import gc
 import keras
 import pytest
 
-from keras_towers.fit.context.by_identity import IdentityDict
+from keras_towers.fit.context.identity_dict import IdentityDict
 
 
 def test_equal_objects_are_different_keys():
