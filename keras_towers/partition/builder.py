@@ -31,7 +31,8 @@ class Builder:
     """Collects the operations and exchanges of a program, or of a function.
 
     Args:
-        meets: whether towers may exchange values: not inside of functions.
+        meets: whether towers may exchange values; inside of functions, which
+            are loops and branches, they may not.
 
     Attributes:
         operations: the operations, in their order.

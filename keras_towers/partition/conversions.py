@@ -158,7 +158,7 @@ class Converter:
         """Return a tensor of other sizes.
 
         Args:
-            tensor: it.
+            tensor: the tensor.
             sizes: tensors, or sizes in symbols; those that are not known are
                 those of the tensor.
             axis: the first axis that has another size.
@@ -350,7 +350,7 @@ class Converter:
         """Return some rows of a tensor.
 
         Args:
-            tensor: it.
+            tensor: the tensor.
             shape: its shape, as far as it is known.
             axis: the axis of the rows.
             first: the first of them.

@@ -229,8 +229,8 @@ def _stitched(node: Node, *arrays: Any) -> Any:
     places = [np.ravel(a) for a in arrays[:half]]
     entries = [np.ravel(a) for a in arrays[half:]]
     result = np.zeros(1 + max(int(p) for ps in places for p in ps), object)
-    for indices, given in zip(places, entries, strict=True):
-        for index, entry in zip(indices, given, strict=True):
+    for indices, values in zip(places, entries, strict=True):
+        for index, entry in zip(indices, values, strict=True):
             result[int(index)] = entry
     return result
 
@@ -254,10 +254,10 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     for axis, (d, e) in enumerate(zip(*wide, strict=True)):
         if d != e and 1 not in (d, e):
             raise ValueError("one of the sizes may be 1")
-        for mine, this, that, shape in ((0, d, e, a), (1, e, d, b)):
+        for which, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)
             if missing or (this == 1 and that != 1) or (d == 1 and e == 1):
-                over[mine].append(axis)
+                over[which].append(axis)
     if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]

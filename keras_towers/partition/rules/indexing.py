@@ -386,8 +386,8 @@ def _extremes(
     rows = [partition.rows(value, layout) for value in (values, segments)]
     if rows[0] is None or rows[1] is None:
         return None
-    given = [rows[0], rows[1], partition.local(count)]
-    (extremes,) = build.copy(node.operation, given)
+    operands = [rows[0], rows[1], partition.local(count)]
+    (extremes,) = build.copy(node.operation, operands)
     if extremes.shape.rank is None:
         return None
     first, sizes = build.constant(0, tf.int32), extremes.shape.as_list()

@@ -161,7 +161,7 @@ def _on_towers(
         is_full = elements is not None and elements.is_full
         if not is_full or (isinstance(element, Sharded) and not element.axis):
             raise NeedsExchange
-    given = []
+    operands = []
     for role, value in zip(takes, inputs, strict=True):
         if role == "shape":
             tensor = _shape_given(partition, node, value, element, elements)
@@ -169,7 +169,7 @@ def _on_towers(
             tensor = tensor_with_layout(
                 partition, value, _layout(role, element)
             )
-        given.append(tensor)
+        operands.append(tensor)
     layouts = [_layout(role, element) for role in gives]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
@@ -182,7 +182,7 @@ def _on_towers(
         attributes["output_shapes"] = AttrValue(
             list=AttrValue.ListValue(shape=protos)
         )
-    return partition.on_towers(node, given, *layouts, attributes=attributes)
+    return partition.on_towers(node, operands, *layouts, attributes=attributes)
 
 
 def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:

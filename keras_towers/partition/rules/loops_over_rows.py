@@ -352,10 +352,10 @@ class _Round(Partitioner):
         if node.type == "TensorListLength":
             return [self._number_of_rows(node, inputs[0])]
         use = self._use_after(node, inputs, used)
-        given = list(inputs)
+        operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
-            given[1] = self._own_place(inputs[1])
-        outputs = super()._outputs(node, given)
+            operands[1] = self._own_place(inputs[1])
+        outputs = super()._outputs(node, operands)
         if node.type == "TensorListPushBack" and inputs[1] in self.places:
             outputs[0].element = one_more(inputs[0].element, inputs[1], True)
         if node.type == "TensorListPopBack":

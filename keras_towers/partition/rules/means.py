@@ -58,12 +58,14 @@ def _variance_behind(mean: Any) -> Any:
     """Return the operation that computes the variance of a mean, or None."""
     if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
         return None
-    given, over = mean.inputs
-    for squares in _squares_behind(mean.outputs[0], given):
-        for found in squares.consumers():
-            is_mean = found.type == "Mean" and found.inputs[0] is squares
-            if is_mean and _same_axes(found.inputs[1], over):
-                return found
+    entries, over = mean.inputs
+    for squares in _squares_behind(mean.outputs[0], entries):
+        for operation in squares.consumers():
+            is_mean = (
+                operation.type == "Mean" and operation.inputs[0] is squares
+            )
+            if is_mean and _same_axes(operation.inputs[1], over):
+                return operation
     return None
 
 

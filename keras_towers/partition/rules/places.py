@@ -167,10 +167,10 @@ def _made_of_numbers(
         changes = _changes(node, inputs, at)
         if not isinstance(before, Places) or changes is None:
             continue
-        given = list(inputs)
-        given[at] = Value(before.layout, before.local, shape=value.shape)
-        found = _without_exchange(partition, node, given) or ()
-        for moved, output in zip(found, outputs, strict=False):
+        numbered = list(inputs)
+        numbered[at] = Value(before.layout, before.local, shape=value.shape)
+        results = _without_exchange(partition, node, numbered) or ()
+        for moved, output in zip(results, outputs, strict=False):
             if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
                     before, local=moved.local, layout=moved.sharded, **changes

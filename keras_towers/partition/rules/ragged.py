@@ -28,8 +28,8 @@ def _part(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All but the first, or all but the last."""
-    given, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
-    if not isinstance(given, Splits) or given.part != "both":
+    splits, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
+    if not isinstance(splits, Splits) or splits.part != "both":
         return
     masks = node.attr("begin_mask"), node.attr("end_mask")
     if masks == (0, 1) and (ends[0], ends[2]) == ([1], [1]):
@@ -40,9 +40,9 @@ def _part(
         return
     local_ends = [partition.local(value) for value in inputs[1:]]
     (local,) = partition.builder.copy(
-        node.operation, [given.local, *local_ends]
+        node.operation, [splits.local, *local_ends]
     )
-    outputs[0].numbers = Splits(local, given.unit, part)
+    outputs[0].numbers = Splits(local, splits.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
 
@@ -59,10 +59,10 @@ def _lengths(
     ) or last.unit is not first.unit:
         return None
     layout = Sharded(0, partition.unit)
-    found = partition.on_towers(node, [last.local, first.local], layout)
+    lengths = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", found[0].local), last.unit)
-    return found
+    partition.note_unit(("repeated", lengths[0].local), last.unit)
+    return lengths
 
 
 @rule("RaggedTensorToTensor")
