@@ -39,9 +39,9 @@ class Options(StepOptions):
         average: True: gradients are those of one device. False: gradients are
             multiplied by the number of replicas, as if each had its own batch
             and the gradients were summed, as in tensorpack.
-        batches: ``"split"``: the global batch is split over the towers; if there
-            are several processes, all get the same data, and each takes its
-            share of every batch. ``"each"``: every tower of a process draws a
+        batches: ``"split"``: the global batch is split over the towers; of
+            several processes, all get the same data, and each takes its share
+            of every batch. ``"each"``: every tower of a process draws a
             whole batch, or every process reads its own data, and these batches
             together form the global batch; the number of batches may differ
             between processes.
