@@ -108,20 +108,20 @@ def tensor_with_layout(
     Raises:
         NeedsExchange: if a tower cannot have it without an exchange.
     """
-    found: Tensor | None = None
+    tensor: Tensor | None = None
     if isinstance(layout, Sharded):
         if value.is_replicated or value.layout == layout:
-            found = partition.rows(value, layout)
+            tensor = partition.rows(value, layout)
     elif isinstance(layout, ListOf):
-        found = list_on_tower(partition, value, layout)
+        tensor = list_on_tower(partition, value, layout)
     elif value.is_replicated:
         split = isinstance(layout, Partial)
-        found = partition.partial(value) if split else partition.local(value)
+        tensor = partition.partial(value) if split else partition.local(value)
     elif value.is_partial and isinstance(layout, Partial):
-        found = partition.partial(value)
-    if found is None:
+        tensor = partition.partial(value)
+    if tensor is None:
         raise NeedsExchange
-    return found
+    return tensor
 
 
 def joined(a: Value, b: Value) -> Value:
@@ -183,11 +183,11 @@ class Draft:
 
 def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
     """Return functions, and what all of them are given besides their inputs."""
-    found = [_captured(draft) for draft in drafts]
-    captures = list(dict.fromkeys(t for _, others in found for t in others))
+    captured = [_captured(draft) for draft in drafts]
+    captures = list(dict.fromkeys(t for _, others in captured for t in others))
     functions = [
         Function([*draft.inputs, *captures], draft.outputs, operations)
-        for draft, (operations, _) in zip(drafts, found, strict=True)
+        for draft, (operations, _) in zip(drafts, captured, strict=True)
     ]
     return functions, captures
 
@@ -229,7 +229,7 @@ def _is_made_anew(operation: Operation) -> bool:
 def looped(
     partition: Partitioner,
     node: Node,
-    given: Sequence[Tensor],
+    carried: Sequence[Tensor],
     body: Draft,
     condition: Draft,
 ) -> list[Tensor]:
@@ -238,18 +238,18 @@ def looped(
     Args:
         partition: has the program.
         node: the operation of the trace.
-        given: N tensors that go round.
+        carried: N tensors that go round.
         body: takes them, and returns them anew.
         condition: takes them, and returns whether there is another round.
     """
     (round_, goes_on), captures = closed([body, condition])
     round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
-    every = [*given, *captures]
+    operands = [*carried, *captures]
     return called(
         partition,
         node,
-        every,
-        {"T": dtypes_of(every)},
+        operands,
+        {"T": dtypes_of(operands)},
         [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
         {"body": round_, "cond": goes_on},
     )
@@ -274,7 +274,7 @@ def called(
         functions: what it calls, by its attributes.
     """
     same = ("parallel_iterations", "_lower_using_switch_merge")
-    given = node.operation.node_def.attr
+    traced = node.operation.node_def.attr
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
@@ -284,7 +284,7 @@ def called(
         inputs,
         {
             **attributes,
-            **{key: given[key] for key in same if key in given},
+            **{key: traced[key] for key in same if key in traced},
             "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
         },
         outputs,
@@ -296,5 +296,5 @@ def called(
 
 def dtypes_of(tensors: Iterable[Any]) -> Any:
     """Return the dtypes of tensors, as an attribute."""
-    found = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
-    return AttrValue(list=AttrValue.ListValue(type=found))
+    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
+    return AttrValue(list=AttrValue.ListValue(type=dtypes))

@@ -70,7 +70,7 @@ class Converter:
     def on_towers(
         self,
         node: Node,
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
         *layouts: Layout,
         shapes: Sequence[Sequence[Any] | None] | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -79,7 +79,7 @@ class Converter:
 
         Args:
             node: the operation.
-            given: what each tower gives it.
+            operands: what each tower gives it.
             *layouts: those of the outputs.
             shapes: those of the outputs on one device, as far as they are
                 known.
@@ -93,10 +93,10 @@ class Converter:
             if size is not None:
                 traced = traced.merge_with(static(size))
             specs.append(local_shape(traced, layout))
-        found = self.builder.copy(node.operation, given, specs, attributes)
+        outputs = self.builder.copy(node.operation, operands, specs, attributes)
         return [
             Value(layout, local, shape=None if size is None else tuple(size))
-            for layout, local, size in zip(layouts, found, sizes, strict=True)
+            for layout, local, size in zip(layouts, outputs, sizes, strict=True)
         ]
 
     # ---- conversions ---------------------------------------------------------
@@ -109,10 +109,10 @@ class Converter:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            found = whole_list(self, value) if self.builder.meets else None
-            if found is None:
+            whole = whole_list(self, value) if self.builder.meets else None
+            if whole is None:
                 raise CannotGather if self.builder.meets else NeedsExchange
-            return found
+            return whole
         if value.linear is not None:
             # Less to exchange, as it follows from what is needed elsewhere.
             source, index, inputs = value.linear
@@ -323,8 +323,8 @@ class Converter:
         build, shape = self.builder, (len(entries),)
         if not entries:
             return build.constant([], dtype)
-        found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
-        return self.cast(found, dtype)
+        packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
+        return self.cast(packed, dtype)
 
     def along(self, axis: int, rank: int, size: Tensor, others: int) -> Tensor:
         """Return a vector of a size for an axis, and a number for the others.

@@ -50,7 +50,7 @@ from keras_towers.rendezvous import (
 from keras_towers.rendezvous.environment_variables import seconds
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
-from keras_towers.transport import engine
+from keras_towers.transport import engine_transport
 from keras_towers.transport.messages import MESSAGE_BYTES, packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -69,7 +69,7 @@ _SLACK_NS = 500_000
 
 def load() -> ModuleType:
     """Import ``byteps.tensorflow``, or raise an error with instructions."""
-    return engine.load("byteps", "BytePS")
+    return engine_transport.load("byteps", "BytePS")
 
 
 # The worker that this process is, in words; None: of no job.
@@ -174,7 +174,7 @@ def _leave_job(bps: ModuleType) -> None:
     bps.shutdown()
 
 
-class BytePSTransport(engine.EngineTransport):
+class BytePSTransport(engine_transport.EngineTransport):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.engines.dropin import common_callbacks
-from keras_towers.engines.dropin.optimizer import (
+from keras_towers.engines.dropin.distributed_optimizer import (
     is_distributed,
     move_outward,
     reducer_of,

@@ -29,12 +29,12 @@ from keras_towers.rendezvous import (
     versions,
     watch,
 )
-from keras_towers.transport import engine, messages
+from keras_towers.transport import engine_transport, messages
 
 
 def load() -> ModuleType:
     """Import ``horovod.tensorflow``, or raise an error with instructions."""
-    return engine.load("horovod", "Horovod")
+    return engine_transport.load("horovod", "Horovod")
 
 
 _connected = False
@@ -101,7 +101,7 @@ def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     )
 
 
-class HorovodTransport(engine.EngineTransport):
+class HorovodTransport(engine_transport.EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers.engines.runtime.tensorflow_task import Task, unreachable
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
-from keras_towers.transport.engine import EngineTransport
+from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     carried,
     packed,

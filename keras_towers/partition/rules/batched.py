@@ -132,8 +132,8 @@ def _to_images(
                 sizes[axis] = known
     target = partition.local_target(size, sizes, layout)
     same = [partition.local(value) for value in kernel]
-    given = [target, *same, gradient.local]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    operands = [target, *same, gradient.local]
+    return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
 @axes(

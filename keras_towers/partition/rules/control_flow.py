@@ -109,9 +109,9 @@ def _lay_out_branches(
             for value, layout in zip(values, layouts, strict=True)
         ]
         drafts.append(Draft(branch.builder, (), outputs))
-    made, given = closed(drafts)
+    made, captures = closed(drafts)
     dtypes = dtypes_of(node.operation.outputs)
-    attributes = {"Tin": dtypes_of(given), "Tout": dtypes}
+    attributes = {"Tin": dtypes_of(captures), "Tout": dtypes}
     functions: dict[str, Any] = {"branches": made}
     if not node.type.endswith("Case"):
         functions = {"else_branch": made[0], "then_branch": made[1]}
@@ -120,8 +120,10 @@ def _lay_out_branches(
         (tensor.dtype, local_shape(tensor.shape, layout))
         for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
     ]
-    found = called(partition, node, [way, *given], attributes, specs, functions)
-    for result, tensor in zip(results, found, strict=True):
+    tensors = called(
+        partition, node, [way, *captures], attributes, specs, functions
+    )
+    for result, tensor in zip(results, tensors, strict=True):
         result.local = tensor
     return results
 
@@ -198,7 +200,7 @@ class _Loop:
         layouts = {index: state.layout for index, state in states.items()}
         if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
             return None
-        given = [
+        operands = [
             tensor_with_layout(partition, inputs[i], layouts[i])
             for i in layouts
         ]
@@ -209,9 +211,9 @@ class _Loop:
         inner, tensors, ends = self._pass(self._condition, inputs, states)
         goes_on = tensor_with_layout(inner, ends[0], REPLICATED)
         condition = Draft(inner.builder, tensors, [goes_on])
-        found = looped(partition, self._node, given, body, condition)
+        locals_ = looped(partition, self._node, operands, body, condition)
         results = list(inputs)
-        for index, tensor in zip(states, found, strict=False):
+        for index, tensor in zip(states, locals_, strict=False):
             results[index] = dataclasses.replace(states[index], local=tensor)
         return results
 
@@ -226,10 +228,12 @@ class _Loop:
             del self._partition.once[before:]
             last = self._pass(self._body, inputs, states)
             ends = last[2]
-            found = {i: joined(states[i], ends[i]) for i in self._carried}
-            if all(alike(states[i], found[i]) for i in self._carried):
+            joined_states = {
+                i: joined(states[i], ends[i]) for i in self._carried
+            }
+            if all(alike(states[i], joined_states[i]) for i in self._carried):
                 return states, last
-            states = found
+            states = joined_states
         raise NeedsExchange
 
     def _pass(

@@ -84,13 +84,13 @@ def _drawn(
     of_all = [partition.local(value) for value in (key, algorithm, *limits)]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        given = [shape, of_all[0], _later(partition, counter, steps)]
-        given += of_all[1:]
+        operands = [shape, of_all[0], _later(partition, counter, steps)]
+        operands += of_all[1:]
         if pairs:
             return build.op(
-                "StatelessRandomUniformV2", given, size, dtype=dtype
+                "StatelessRandomUniformV2", operands, size, dtype=dtype
             )
-        (numbers,) = build.copy(node.operation, given, [size])
+        (numbers,) = build.copy(node.operation, operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)
@@ -150,12 +150,14 @@ def _normal(
     ):
         return None
 
-    def op(type_: str, *given: Any) -> Tensor:
-        every = [
-            each if isinstance(each, Tensor) else build.constant(each, SIZE)
-            for each in given
+    def op(type_: str, *operands: Any) -> Tensor:
+        tensors = [
+            operand
+            if isinstance(operand, Tensor)
+            else build.constant(operand, SIZE)
+            for operand in operands
         ]
-        return build.op(type_, every, (), is_repeated=True)
+        return build.op(type_, tensors, (), is_repeated=True)
 
     def shaped(flat: Tensor, *ends: Any) -> Tensor:
         every = [

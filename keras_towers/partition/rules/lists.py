@@ -187,11 +187,11 @@ def _on_towers(
 
 def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
     """How the elements of a list are laid out that operations take or make."""
-    given = list(zip(takes, inputs, strict=True))
-    for role, value in given:
+    pairs = list(zip(takes, inputs, strict=True))
+    for role, value in pairs:
         if role == "list" and isinstance(value.layout, ListOf):
             return value.layout.element
-    for role, value in given:
+    for role, value in pairs:
         layout: Any = value.layout
         if role == "item" and not value.is_replicated:
             return layout
@@ -234,11 +234,11 @@ def _shape_given(
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
         known = None if elements is None else elements.shape
-        found = shape_on_tower(partition, known)
-        if found is None and sizes is not None and -1 not in sizes:
-            found = shape_on_tower(partition, sizes)
-        if found is not None:
-            return found
+        tensor = shape_on_tower(partition, known)
+        if tensor is None and sizes is not None and -1 not in sizes:
+            tensor = shape_on_tower(partition, sizes)
+        if tensor is not None:
+            return tensor
         raise NeedsExchange
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or are_rows(layout):
@@ -365,8 +365,8 @@ def _number(value: Value) -> Any:
 
 def _more(length: Any, count: int) -> Any:
     """A length that is known, and some more, or None."""
-    found = UNKNOWN if length is None else length + count
-    return None if found is UNKNOWN else found
+    longer = UNKNOWN if length is None else length + count
+    return None if longer is UNKNOWN else longer
 
 
 def _describe(value: Value, elements: Elements, shape: Value) -> None:

@@ -173,7 +173,7 @@ class _Loop:
     def _start(self, index: int) -> Tensor:
         """What each tower gives to its loop."""
         value, dtype = self._inputs[index], self._body.inputs[index].dtype
-        partition, found = self._partition, None
+        partition, tensor = self._partition, None
         if index in self._counters:
             return partition.cast(self._unit.start, dtype, is_repeated=False)
         use = self._use(index)
@@ -183,12 +183,12 @@ class _Loop:
             # Texts are joined, in an order.
             is_number = dtype.is_floating or dtype.is_integer
             if is_number or dtype.is_complex:
-                found = partition.partial(value)
+                tensor = partition.partial(value)
         elif value.element and value.element.length == self._unit.size:
-            found = list_on_tower(partition, value, self._layout)
-        if found is None:
+            tensor = list_on_tower(partition, value, self._layout)
+        if tensor is None:
             raise NeedsExchange
-        return found
+        return tensor
 
     def _use(self, index: int) -> str:
         """What rounds may do with what they are given."""
@@ -217,13 +217,13 @@ class _Loop:
             tensors, values = self._given(round_, starts, states)
             ends = round_.call(self._body, values)
             self._check(round_, values, ends)
-            found = {
+            joined_states = {
                 i: self._in_rounds(i, in_common(states[i], ends[i]))
                 for i in states
             }
-            if all(alike(states[i], found[i]) for i in states):
+            if all(alike(states[i], joined_states[i]) for i in states):
                 return round_, tensors, ends
-            states = found
+            states = joined_states
         raise NeedsExchange
 
     def _in_rounds(self, index: int, value: Value) -> Value:

@@ -67,7 +67,7 @@ def _variance_behind(mean: Any) -> Any:
     return None
 
 
-def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
+def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
     """The squares of the distances of entries from their mean."""
     waiting = [mean]
     while waiting:
@@ -75,7 +75,7 @@ def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
         for operation in tensor.consumers():
             if operation.type in _COPIES:
                 waiting += operation.outputs
-            elif not _is_distance(operation, tensor, given):
+            elif not _is_distance(operation, tensor, entries):
                 continue
             elif operation.type == "SquaredDifference":
                 yield operation.outputs[0]
@@ -85,12 +85,12 @@ def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
                         yield square.outputs[0]
 
 
-def _is_distance(operation: Any, mean: Any, given: Any) -> bool:
+def _is_distance(operation: Any, mean: Any, entries: Any) -> bool:
     both = list(operation.inputs)
     if len(both) != 2:
         return False
-    return (both[0] is given and both[1] is mean) or (
-        both[0] is mean and both[1] is given
+    return (both[0] is entries and both[1] is mean) or (
+        both[0] is mean and both[1] is entries
     )
 
 
@@ -143,10 +143,10 @@ def _moments(
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
-        given = build.op("MulNoNan", [tensors, shares], tensors.shape)
+        weighted = build.op("MulNoNan", [tensors, shares], tensors.shape)
         return build.op(
             "Sum",
-            [given, along],
+            [weighted, along],
             like.outputs[0].shape,
             keep_dims=like.get_attr("keep_dims"),
         )

@@ -147,8 +147,8 @@ def _is_below(value: Value, limit: int) -> bool:
     """Whether integers are at least 0 and less than a limit."""
     if isinstance(value.numbers, Below):
         return value.numbers.limit <= limit
-    found = numbers(value)
-    return found is not None and all(0 <= entry < limit for entry in found)
+    entries = numbers(value)
+    return entries is not None and all(0 <= entry < limit for entry in entries)
 
 
 # ---- what is made of them ----------------------------------------------------
@@ -179,7 +179,7 @@ def _made_of_numbers(
 
 
 def _without_exchange(
-    partition: Partitioner, node: Node, given: Values
+    partition: Partitioner, node: Node, inputs: Values
 ) -> list[Value] | None:
     """Lay out an operation on what towers number of their own.
 
@@ -187,11 +187,11 @@ def _without_exchange(
     """
     exchanges = len(partition.builder.exchanges)
     try:
-        found = partition.by_rule(node, given)
+        outputs = partition.by_rule(node, inputs)
     except NeedsExchange:
         return None
     alike = len(partition.builder.exchanges) == exchanges
-    return found if alike else None
+    return outputs if alike else None
 
 
 def _is_exact(node: Node, at: int) -> bool:

@@ -131,8 +131,8 @@ def _filled(
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
-    given = [shape, partition.local(value)]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    operands = [shape, partition.local(value)]
+    return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
 @shape_of("BroadcastTo")
@@ -337,7 +337,7 @@ def _concat(
     """Rows of several tensors, one after the other, are blocks of rows."""
     *parts, over = values
     layouts = [part.sharded for part in parts]
-    given = [part.local for part in parts if part.local is not None]
+    operands = [part.local for part in parts if part.local is not None]
     first, shape = layouts[0], list(parts[0].shape or ())
     if first is None or axes_of(over, len(shape)) != [first.axis]:
         return None
@@ -351,5 +351,5 @@ def _concat(
         blocks += layout.blocks
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    given.append(partition.local(over))
-    return partition.on_towers(node, given, joined, shapes=[shape])
+    operands.append(partition.local(over))
+    return partition.on_towers(node, operands, joined, shapes=[shape])

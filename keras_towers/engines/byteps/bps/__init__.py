@@ -41,7 +41,10 @@ from keras_towers.engines.dropin import (
     plain,
     refuse_global_variables,
 )
-from keras_towers.engines.dropin.optimizer import Reducer, distribute
+from keras_towers.engines.dropin.distributed_optimizer import (
+    Reducer,
+    distribute,
+)
 from keras_towers.fit.weights import rank_state
 from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
 from keras_towers.transport import Transport

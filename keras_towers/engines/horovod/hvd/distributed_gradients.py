@@ -18,7 +18,10 @@ from keras_towers.engines.dropin import (
     plain,
     variable_key,
 )
-from keras_towers.engines.dropin.optimizer import distribute, reducer_of
+from keras_towers.engines.dropin.distributed_optimizer import (
+    distribute,
+    reducer_of,
+)
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError

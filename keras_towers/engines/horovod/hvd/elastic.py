@@ -24,7 +24,7 @@ from typing import Any
 import keras
 from horovod.common.exceptions import HorovodInternalError
 
-from keras_towers.engines.dropin.optimizer import restart_passes
+from keras_towers.engines.dropin.distributed_optimizer import restart_passes
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.engines.dropin import plain
-from keras_towers.engines.dropin.optimizer import Reducer
+from keras_towers.engines.dropin.distributed_optimizer import Reducer
 from keras_towers.engines.horovod.horovod_transport import is_elastic
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
