@@ -46,14 +46,14 @@ GONE = "gone"
 """The key of the ranks that are gone, each with its name and its state."""
 
 rank0_name: str = ""
-"""The name of rank 0, where ranks met by themselves; else empty.
+"""The name of rank 0 in a job that our launcher did not start; else empty.
 
-A process beside each rank sends its heartbeat then, and the one beside rank 0
-says in the store who is gone.
+In such a job the heartbeat process of each rank sends its signs of life, and
+the one beside rank 0 publishes in the store which ranks are gone.
 """
 
 counters: list[Callable[[], tuple[int, int]]] = []
-"""Return how many updates of the weights were begun, and how many ended.
+"""Functions that return how many weight updates have begun and have ended.
 
 They count the steps of a compiled loop, which Python does not see. They stay: a
 number that sinks would make a rank look as if it were behind.

@@ -50,7 +50,7 @@ class Group:
 
     A token is the right to push one gradient; its number is the global step for
     which it was handed out. ``start`` to ``advance`` are operations, part of a
-    tf.function; the other methods run by themselves.
+    tf.function; the other methods run immediately.
     """
 
     def __init__(

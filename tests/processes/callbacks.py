@@ -290,7 +290,7 @@ def what_differs_between_ranks_is_named():
         ),
         (
             with_option("x", s.X, s.X + 1),
-            "rank 1 has other examples than rank 0",
+            "rank 1 has different examples than rank 0",
         ),
         (
             with_option("callbacks", [kt.Timeline(FOLDER / "one.json")], []),

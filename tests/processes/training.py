@@ -111,7 +111,7 @@ def steps_that_run_eagerly_draw_as_rank_0_does():
     s.assert_same_model(mine)
 
 
-OTHER = "rank 1 has other examples"
+OTHER = "rank 1 has different examples"
 REMEDIES = "leave `shard` out", 'batches="each"'
 
 

@@ -296,8 +296,8 @@ class Commit(ResumingCallback):
 
     Args:
         state: the state.
-        every: commit after so many batches, and at every epoch's end. A commit
-            copies all weights and the optimizer's state in memory.
+        every: commit after this many batches, and at each epoch's end. A
+            commit copies all weights and the optimizer's state in memory.
 
     Raises:
         TowerError: ``every`` is not positive.

@@ -31,8 +31,8 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 class Recorder:
     """Records the steps of one model."""
 
-    # The ``spans`` are those of towers that run by themselves: each step that
-    # is kept as its tower, its begin and its end, in seconds since 1970.
+    # The ``spans`` are the recorded steps of towers that run independently:
+    # tower, begin and end, in seconds since 1970.
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0

@@ -132,7 +132,7 @@ def agree(
     if all(plan[1] for plan in plans):
         odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
         if odd:
-            raise _different(f"rank {odd} has other examples than rank 0")
+            raise _different(f"rank {odd} has different examples than rank 0")
     return numbers
 
 
@@ -214,7 +214,7 @@ class SameBatches:
             odd = _first_other(
                 self._transport.all_gather(mine, next_key("data"))
             )
-            why = "rank {} has other examples in a batch than rank 0"
+            why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
                 same = error_notes.assert_for_user(
                     odd == 0, str(_different(why)), [odd]

@@ -159,7 +159,7 @@ class WeightUpdate:
 
     def update_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        # Each rank by itself: there are slots of all weights between steps.
+        # Each rank alone: between steps it has the slots of all weights.
         self._update_tower(call, call.grads, self.updater, only=None)
         written = optimizers.variables_of_update(call.optimizer, call.variables)
         variables_lib.copy_to_towers(written, self.updater)
