@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keras_towers.engines.runtime.multi_worker import (
         MultiWorkerTowerStrategy,
     )
-    from keras_towers.fit.calls.callbacks import ChiefOnly, EveryRank
+    from keras_towers.fit.calls.callback_roles import ChiefOnly, EveryRank
     from keras_towers.fit.hooks.saving import save_on_every_rank
     from keras_towers.launching.launch import launch
     from keras_towers.reduction import GradientPacker
@@ -87,7 +87,7 @@ _NAMES_IN = {
     "engines.byteps.byteps_strategy": "BytePSStrategy",
     "engines.horovod.horovod_strategy": "HorovodStrategy",
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
-    "fit.calls.callbacks": "ChiefOnly EveryRank",
+    "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
     "backup": "Backup",
     "launching.launch": "launch",

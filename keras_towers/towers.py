@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import (
     KerasStrategy,
     NamedGradients,
@@ -70,13 +70,13 @@ def current_tower() -> CurrentTower:
         ...         seed = (7, keras_towers.current_tower().index)
         ...         return x + tf.random.stateless_normal(tf.shape(x), seed)
     """
-    step = traced.current()
+    step = active_step.current()
     if step is not None and step.device:
         return CurrentTower(step.index, step.total, step.device, step.training)
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
-        device = traced.short_name(devices_lib.resolve(None)[0])
-        alone = traced.training_alone.get()
+        device = active_step.short_name(devices_lib.resolve(None)[0])
+        alone = active_step.training_alone.get()
         return CurrentTower(
             0, 1, device, alone if step is None else step.training
         )
@@ -86,7 +86,7 @@ def current_tower() -> CurrentTower:
     return CurrentTower(
         first + local,
         context.num_replicas_in_sync,
-        traced.short_name(strategy.extended.worker_devices[local]),
+        active_step.short_name(strategy.extended.worker_devices[local]),
         None,
     )
 
@@ -139,7 +139,7 @@ def run_on_each_tower(
     if not callable(fn):
         raise TowerError(f"run_on_each_tower takes a function, but got {fn!r}.")
     in_replica = tf.distribute.get_replica_context() is not None
-    if traced.current() or (in_replica and tf.distribute.has_strategy()):
+    if active_step.current() or (in_replica and tf.distribute.has_strategy()):
         raise TowerError(
             "run_on_each_tower was called on a tower: call it outside of "
             "Strategy.run and of train_step, with the whole batch."
@@ -158,7 +158,7 @@ class _RequestedVariable(NamedTuple):
     shape: tuple | None
     dtype: str | None
 
-    def described(self) -> str:
+    def describe(self) -> str:
         shape = "?" if self.shape is None else list(self.shape)
         return f"{self.name!r} {shape} {self.dtype or '?'}"
 
@@ -207,7 +207,7 @@ class _TowerCalls:
         )
         if here is None or there is None or not here.may_be(there):
             described = [
-                "nothing" if variable is None else variable.described()
+                "nothing" if variable is None else variable.describe()
                 for variable in (here, there)
             ]
             raise TowerError(

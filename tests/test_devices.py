@@ -1,11 +1,14 @@
 """Which devices are the towers, and what is said of those that cannot be."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import devices as devices_lib
+from keras_towers.settings import OWN_GPUS
 from tests.conftest import TOWERS
 
 pytestmark = pytest.mark.core
@@ -145,3 +148,25 @@ def test_names_of_devices():
     assert devices_lib.host_of("/job:worker/task:2/device:GPU:1") == (
         "/job:worker/task:2/device:CPU:0"
     )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_share_machine(own, monkeypatch):
+    """A launcher may show each rank its own GPUs alone."""
+    there, visible = ["first", "second"], []
+    monkeypatch.delenv(OWN_GPUS, raising=False)
+    if own:
+        monkeypatch.setenv(OWN_GPUS, "1")
+        del there[0]
+    stand_in = SimpleNamespace(
+        list_physical_devices=lambda kind: there,
+        set_visible_devices=lambda mine, kind: visible.extend(mine),
+        get_visible_devices=lambda kind: visible,
+    )
+    monkeypatch.setattr(tf, "config", stand_in)
+    rank = SimpleNamespace(rank=1, local_rank=1, local_size=1)
+    assert devices_lib.share_machine(rank, 1) == [0]
+    assert visible == ["second"]
+    if not own:
+        with pytest.raises(kt.TowerError, match="its machine has only 2"):
+            devices_lib.share_machine(rank, 2)

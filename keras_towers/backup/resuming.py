@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_towers.errors import EXIT_AGAIN, TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.calls.callbacks import NEVER_STOPS, ResumesFit
+from keras_towers.fit.calls.callback_roles import NEVER_STOPS, ResumesFit
 from keras_towers.fit.contract import Start
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.adoption import Adoption

@@ -7,13 +7,14 @@ differ between backends and processes.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_towers import user_functions
 from keras_towers.errors import TowerError
 
 MODELS = ("small", "large", "cnn")
@@ -136,7 +137,7 @@ class Stored:
 
         source = self.source
         target = f"{__name__}:{source}" if source in MODELS else source
-        built = user_functions.call(target)
+        built = call_named(target)
         model, *data = built if isinstance(built, (tuple, list)) else (built,)
         if not isinstance(model, keras.Model) or len(data) not in (0, 2):
             raise TowerError(
@@ -268,3 +269,27 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
         if "binary" in loss or "hinge" in loss:
             y = y.round()
     return x[0] if len(x) == 1 else x, y
+
+
+def call_named(target: str) -> Any:
+    """Import MODULE:FUNCTION, also from the current folder, and call it."""
+    module, _, name = target.partition(":")
+    if not (module and name):
+        raise TowerError(
+            f"{target!r} names no function: give MODULE:FUNCTION, such as "
+            "my_module:build"
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise TowerError(
+            f"{target} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return function()
+    except Exception as error:
+        raise TowerError(
+            f"{target} failed: {type(error).__name__}: {error}"
+        ) from error

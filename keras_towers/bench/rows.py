@@ -75,7 +75,7 @@ def _recorder(times: Times, waits: bool) -> Any:
     """Create a callback that records one call of ``fit``."""
     import keras
 
-    from keras_towers.fit.calls.callbacks import NEVER_STOPS
+    from keras_towers.fit.calls.callback_roles import NEVER_STOPS
 
     began = time.perf_counter()
     total = 0.0

@@ -19,7 +19,7 @@ from keras_towers.bench.models import Stored, Workload
 from keras_towers.bench.rows import Row, Runs, Trainer, find
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
 # For towers that take batches in bursts: the number of batches per tower over

@@ -23,9 +23,10 @@ from keras_towers.launching.job import (
     run_cluster,
     run_job,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.environments import ClusterEnvironment
 from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
 
 
@@ -338,7 +339,7 @@ class Plan:
             return "sync-replicas"
         if self.tasks or self.is_task:
             return engines.find("runtime").strategy
-        return engines.of_launcher(servers).strategy
+        return engines.engine_of_job(servers).strategy
 
 
 def _plan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keras_towers import user_functions
+from keras_towers.bench.models import call_named
 from keras_towers.errors import TowerError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _json(told: dict[str, Any]) -> str:
 
 def _built(target: str) -> tuple[Any, ...]:
     """Call the function that is named, or raise ``TowerError``."""
-    built = user_functions.call(target)
+    built = call_named(target)
     if not isinstance(built, tuple) or not 2 <= len(built) <= 4:
         raise TowerError(
             f"{target} has to return (model, x), (model, x, y), (model, x, y, "

@@ -25,7 +25,7 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Engine:
-    """What the rest of the package has to know of an engine.
+    """What the rest of the package needs to know about an engine.
 
     What is described as a reference is ``module:name`` in the engine's folder,
     and imported when it is needed; an empty one: the engine has none.
@@ -57,15 +57,15 @@ class Engine:
 
     @property
     def advice(self) -> str:
-        """What connects processes over it, to go on after "--strategy"."""
+        """How to connect processes with it: the words after "--strategy"."""
         return f"{self.strategy}, or use kt.{self.strategy_class}()"
 
     def load(self, reference: str) -> Any:
-        """Import what a reference names."""
+        """Import the object that a reference names."""
         return pkgutil.resolve_name(f"{__name__}.{self.name}.{reference}")
 
     def check_installed(self) -> None:
-        """Raise an error where every rank would, if its package is missing."""
+        """Raise the error of every rank now, if the package is missing."""
         if importlib.util.find_spec(self.name) is None:
             raise TowerError(
                 f"{self.title} is not installed in this environment: run "
@@ -84,8 +84,8 @@ def find(name: str) -> Engine:
     return ENGINES[name]
 
 
-def of_launcher(servers: int | None) -> Engine:
-    """The engine of a job that is given as many servers, or none."""
+def engine_of_job(servers: int | None) -> Engine:
+    """The engine of a job with this number of servers, or none."""
     if not servers:
         return find("horovod")
     for engine in ENGINES.values():

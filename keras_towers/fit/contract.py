@@ -4,7 +4,7 @@ The constructor of a strategy combines:
 
 * a ``TowerConfig``: its devices, the transport between processes, and how a
   batch is distributed;
-* an ``WeightUpdate`` or a subclass: where trained weights and slot variables
+* a ``WeightUpdate`` or a subclass: where trained weights and slot variables
   live, and how reduced gradients are applied;
 * ``TowerCalls`` or a subclass: how a call of ``fit``, ``evaluate``, ... runs.
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Batches: TypeAlias = Literal["split", "each"]
 """Whether the global batch is split, or each tower draws a whole batch."""
 Extent: TypeAlias = Literal["tower", "global"]
-"""Whether statistics are those of a tower's rows, or of the global batch."""
+"""Whether statistics are computed from a tower's rows or the global batch."""
 MicroBatches: TypeAlias = int | Literal["auto"]
-"""The number of parts in which a tower takes its rows, or as many as needed."""
+"""The number of parts of a tower's rows, or as many as its memory needs."""
 Updates: TypeAlias = Literal["once", "each", "sharded"]
 """Whether one tower updates all weights, each its copy, or each a share."""
 
@@ -61,7 +61,7 @@ TRAINING = ("fit", "train_on_batch")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StepOptions:
-    """Options that steps heed; ``strategies.options.Options`` explains them."""
+    """Options of a step; ``strategies.options.Options`` explains them."""
 
     average: bool = True
     batches: Batches = "split"
@@ -99,7 +99,7 @@ class TowerConfig(StepOptions):
         if self.micro_batches == "auto" and self.peers.size > 1:
             raise TowerError(
                 f'micro_batches="auto" is for one process, and {self.name} '
-                f"connects {self.peers.size}: each might choose another "
+                f"connects {self.peers.size}: each might choose a different "
                 "number. Give all processes the same number."
             )
 
@@ -109,7 +109,7 @@ class TowerConfig(StepOptions):
         return self.others or self.transport
 
     def alone(self) -> TowerConfig:
-        """Return the same towers, without processes that train with them."""
+        """Return the same towers without the other processes."""
         return dataclasses.replace(self, others=None)
 
     @property
@@ -145,7 +145,7 @@ class NamedGradients:
     names: tuple[str, ...]
     grads: list[Any]
 
-    def described(self) -> list[str]:
+    def describe_gradients(self) -> list[str]:
         """Describe each gradient: variable, shape or ``sparse``, dtype."""
         lines = []
         for name, grad in zip(self.names, self.grads, strict=True):
@@ -264,7 +264,7 @@ class Components:
 class KerasStrategy:
     """The base class of all strategies, as ``fit/`` sees them."""
 
-    # No business of its users.
+    # Internal.
     _components: Components
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -281,7 +281,7 @@ def in_force() -> KerasStrategy | None:
 def home_of(model: Any) -> Any:
     """Return the strategy of any kind that a model is placed on, or None."""
     home = getattr(model, "_distribute_strategy", None)
-    # During a call the attribute holds a SeenByKeras proxy.
+    # During a call the attribute holds a StrategyProxy.
     return getattr(home, "strategy", home)
 
 
@@ -291,7 +291,7 @@ def owner_of(model: Any) -> KerasStrategy | None:
     return home if isinstance(home, KerasStrategy) else None
 
 
-def another(strategy: object, than: object) -> str:
+def words_for_another(strategy: object, than: object) -> str:
     """The words after "another" in a message about two strategies."""
     kind = type(strategy).__name__
     if kind == type(than).__name__:

@@ -1,6 +1,6 @@
-"""The error that a user sees: what failed first, not what it made fail.
+"""The error that a user sees: the first failure, not its consequences.
 
-It depends on nothing that traces or runs a step.
+This module does not depend on code that traces or runs steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
-    """Make a function, of TensorFlow, that has its caller's rendezvous.
+    """Make a TensorFlow function that shares its caller's rendezvous.
 
     With one of its own, an error in it cancels its caller's transfers between
     devices before the caller learns of the error, and TensorFlow reports what
@@ -49,7 +49,7 @@ def _resources(graph: Any) -> list[Any]:
 
 
 def _devices(graph: Any) -> set[str]:
-    """The devices that a function and those that it calls name."""
+    """The devices named in a function and in the functions it calls."""
     inputs = {tensor.op.name for tensor in graph.inputs}
     operations = graph.get_operations()
     devices = {op.device for op in operations if op.name not in inputs}
@@ -87,7 +87,7 @@ def error_for_user(error: Exception) -> TowerError | None:
 
 @contextlib.contextmanager
 def explained(config: TowerConfig) -> Iterator[None]:
-    """Add to the error of a call which tower or rank it is of."""
+    """Add the tower or rank that failed to the error of a call."""
     number = next(_numbers) if config.peers.size > 1 else None
     try:
         yield

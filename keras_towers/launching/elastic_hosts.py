@@ -57,7 +57,7 @@ def discover_by_script(script: Path) -> Discover:
 
 
 def split_this_machine(discover: Discover) -> Discover:
-    """Make each slot of this machine a host by itself.
+    """Make each slot of this machine a separate host.
 
     A host is given up where a worker on it fails, with all others on it. If it
     were the only one, that would be the end of the job.
@@ -82,7 +82,7 @@ class Hosts:
 
     Args:
         discover: returns the slots of each host.
-        found: what it returned last.
+        found: the last result of ``discover``.
         cooldown_s: the shortest and longest time to avoid a host; the time
             doubles with each failure.
         say: writes a message.
@@ -105,7 +105,7 @@ class Hosts:
         self._avoided_until: dict[str, float] = {}
 
     def discover(self) -> None:
-        """Discover hosts; where that fails, keep those that are known."""
+        """Discover hosts; if that fails, keep the known ones."""
         try:
             self._found, self._wrong = self._discover(), ""
         except TowerError as error:
@@ -114,7 +114,7 @@ class Hosts:
                 self._say(f"{error}; going on with the hosts of before")
 
     def avoid(self, host: str) -> None:
-        """Give up a host where a worker has failed, for a while."""
+        """Avoid a host where a worker has failed, for a while."""
         shortest, longest = self._cooldown_s
         self._failures[host] += 1
         pause_s = min(longest, shortest * 2 ** self._failures[host])
@@ -125,7 +125,7 @@ class Hosts:
 
     @property
     def local_slots(self) -> int:
-        """The number of slots of this machine, with those avoided."""
+        """The number of slots of this machine, including avoided ones."""
         return sum(host.startswith(LOCAL_SLOT) for host in self._found)
 
     def available(self) -> dict[str, int]:

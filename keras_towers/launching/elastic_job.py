@@ -42,7 +42,7 @@ def key_of(slot: RankPlacement) -> str:
 
 
 class ElasticRounds:
-    """Tells each worker its rank when all workers of its round are there.
+    """Tells each worker its rank once all workers of its round have arrived.
 
     A rank that cannot reach another one while Horovod connects is ended, by a
     C++ thread. So nobody is told a rank before all workers have asked.
@@ -67,14 +67,14 @@ class ElasticRounds:
             self._here, self._informed = {}, set()
 
     def end(self, key: str) -> None:
-        """Note that the process of a worker has ended."""
+        """Record that the process of a worker has ended."""
         with self._lock:
             if key in self.plan:
                 self.ended.append(key)
 
     @property
     def met(self) -> bool:
-        """Whether all workers of the round have been there."""
+        """Whether all workers of the round have arrived."""
         with self._lock:
             return bool(self._informed)
 
@@ -87,7 +87,7 @@ class ElasticRounds:
     def place(
         self, key: str, connection: socket.socket
     ) -> RankPlacement | None:
-        """Wait until all are there; None for one that takes no part."""
+        """Wait until all workers are there; None for one without a place."""
         left = 0
         while not _closed(connection):
             with self._lock:
@@ -104,7 +104,7 @@ class ElasticRounds:
         return None
 
     def hold(self, rank: int, connection: socket.socket) -> None:
-        """Let a worker wait that has taken the rank it was started with."""
+        """Hold a worker that has taken the rank it was started with."""
         # A script that starts Horovod by itself connects without asking.
         number = self._number
         key = next((k for k, s in self.plan.items() if s.rank == rank), None)
@@ -120,7 +120,7 @@ class ElasticRounds:
             time.sleep(settings.POLL_S)
 
     def _arrives(self, key: str, connection: socket.socket) -> bool:
-        """Note that a worker has come; return whether all of its round have."""
+        """Record a worker's arrival; return whether its round is complete."""
         self._here[key] = connection
         if not self._informed and (
             self._here.keys() != self.plan.keys()
@@ -132,7 +132,7 @@ class ElasticRounds:
 
 
 def _closed(connection: socket.socket) -> bool:
-    """Whether the worker that asked is gone, as a rule killed."""
+    """Whether the asking worker is gone, usually because it was killed."""
     poll = select.poll()
     try:
         poll.register(connection, select.POLLIN)
@@ -147,7 +147,7 @@ _REMOVED, _ADDED = 1, 2
 
 @dataclass(frozen=True)
 class Elastic:
-    """The limits within which a job may shrink and grow."""
+    """The limits between which a job may shrink and grow."""
 
     ranks: int
     least: int
@@ -168,7 +168,7 @@ def elastic_options(
     cooldown_s: tuple[int, int],
     **limits: Any,
 ) -> Elastic:
-    """Put the options of an elastic job together."""
+    """Collect the options of an elastic job."""
     least = least or ranks
     ranks = ranks or least
     if ranks is None or least is None:
@@ -213,7 +213,7 @@ def elastic_options(
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
     """Run an elastic job to its end and return the exit code."""
-    engines.of_launcher(None).check_installed()
+    engines.engine_of_job(None).check_installed()
     first = elastic.discover()
     with Running(job, first) as run:
         return Driver(run, elastic, first).drive()
@@ -270,7 +270,7 @@ class Driver:
                 self.rounds.end(key)
 
     def _step(self) -> int | None:
-        """Begin a round where one is due; the exit code at the end."""
+        """Begin a round if one is due; return the exit code at the end."""
         if self._deadline is None:
             if not self.rounds.over:
                 self._announce_hosts()
@@ -283,7 +283,7 @@ class Driver:
         return self._begin()
 
     def _judge(self) -> int | None:
-        """Avoid hosts where workers failed; the exit code if none can go on."""
+        """Avoid failed workers' hosts; return the exit code if none is left."""
         plan, ended = self.rounds.plan, self.rounds.ended
         workers = [self.workers.get(key) for key in ended]
         if len(ended) == len(plan) or any(w and w.code == 0 for w in workers):
@@ -307,7 +307,7 @@ class Driver:
         return None
 
     def verdict(self) -> int:
-        """End all workers; the exit code of the job, and why."""
+        """End all workers; return the exit code of the job, and the cause."""
         end_all(self._run.processes)
         plan = self.rounds.plan
         keys = dict.fromkeys((*self.rounds.ended, *plan))
@@ -408,7 +408,7 @@ class Driver:
             self._run.events.put(None)
 
     def _announce_hosts(self) -> None:
-        """Tell the workers of hosts that have come or gone."""
+        """Notify the workers that hosts were added or removed."""
         before, now = self._offered, self.hosts.available()
         plan = fill_slots(now, self._elastic.most)
         if now == before or plan == [*self.rounds.plan.values()]:
@@ -424,7 +424,7 @@ class Driver:
 
 
 def _own_gpus(index: int, count: int) -> dict[str, str]:
-    """The GPUs of one slot, where each passes for a host with one rank."""
+    """The GPUs of a slot, where each slot counts as a host with one rank."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         gpus = [gpu for gpu in visible.split(",") if gpu]

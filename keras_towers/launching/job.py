@@ -1,4 +1,4 @@
-"""A job with a fixed number of processes, which are started or there."""
+"""A job with a fixed number of processes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.rendezvous import environments, store
+from keras_towers.rendezvous import environments, store, tf_config
 from keras_towers.rendezvous.environment_variables import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment, tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.environments import ClusterEnvironment
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
 from keras_towers.rendezvous.store_server import StoreServer
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 
@@ -123,7 +123,7 @@ class Running:
         return self
 
     def _beat(self, over: threading.Event) -> None:
-        """Give agents on other hosts signs of life."""
+        """Send signs of life to the agents on other hosts."""
         while not over.wait(settings.BEAT_S):
             for rank in [*self.processes]:
                 if rank.host:
@@ -136,7 +136,7 @@ class Running:
 
 def run_job(job: Job) -> Outcome:
     """Run a job until it ends."""
-    engine = engines.of_launcher(job.servers)
+    engine = engines.engine_of_job(job.servers)
     engine.check_installed()
     plan = fill_slots(job.hosts, job.ranks)
     if len(plan) < job.ranks:
@@ -241,13 +241,13 @@ def _reserved() -> Iterator[int]:
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
-    """The rank that this process is to be itself, None if it starts ranks.
+    """The rank that this process becomes; None if it starts ranks.
 
     With another number of processes, each of a launcher starts a job of its
     own.
     """
     member = environments.detect()
-    if member is None or member.placed or member.alone:
+    if member is None or member.horovod_reads_variables or member.alone:
         return None
     return member if processes in (None, member.size) else None
 
@@ -263,7 +263,7 @@ def become(job: Job) -> NoReturn:
 
 
 def allocated(processes: int | None) -> dict[str, int] | None:
-    """The hosts of a cluster's allocation, None where there is none.
+    """The hosts of a cluster's allocation; None if there is none.
 
     A number of processes in an allocation of one host is for that host, however
     few tasks the manager was asked for.

@@ -108,14 +108,14 @@ def _send(
     except Exception as error:
         raise TowerError(
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks, "
-            f"because something that it uses cannot be pickled ({error}): make "
-            "that inside the function."
+            f"because it uses an object that cannot be pickled ({error}): "
+            "create that object inside the function."
         ) from error
     path.write_bytes(pickle.dumps(sys.path) + data)
 
 
 def _check(outcome: Outcome, folder: Path) -> None:
-    """Raise the error that has ended a job early, now that no rank is left."""
+    """Raise the error that ended a job early, once no rank is left."""
     cause = outcome.cause
     if isinstance(cause, OSError):
         raise cause
@@ -142,6 +142,6 @@ def _result(path: Path) -> Any:
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise TowerError(
-            "what the function returned on rank 0 cannot be unpickled here: "
+            "the result of the function on rank 0 cannot be unpickled here: "
             f"{error}"
         ) from error

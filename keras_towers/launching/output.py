@@ -56,7 +56,7 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
 
 
 def binary(stream: TextIO) -> BinaryIO:
-    """A binary stream under a stream, also under one that takes only text."""
+    """The binary stream under a stream, even if it takes only text."""
     # Those of notebooks do.
     taker: Any = getattr(stream, "buffer", None) or _Decoding(stream)
     return taker
@@ -109,7 +109,7 @@ class Sink:
 
 
 class Console:
-    """The launcher's own streams, shared by all ranks, maybe also in files."""
+    """The launcher's streams, shared by all ranks, with optional files."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Tagger:
         self._line = b""
 
     def _is_noise(self, line: bytes) -> bool:
-        """Whether a line belongs to a message of which there is no use."""
+        """Whether a line belongs to a useless message."""
         goes_on = self._in_noise and _GOES_ON.match(line)
         self._in_noise = bool(goes_on or _NOISE.match(line))
         return self._in_noise

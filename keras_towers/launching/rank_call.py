@@ -1,4 +1,4 @@
-"""Calls a function that another process has sent, as one rank of a job.
+"""Calls a function sent by another process, as one rank of a job.
 
 Function and result are in files of a folder that only this user can open: what
 is unpickled can run any code. Only Python's own modules are imported at first.
@@ -19,7 +19,7 @@ AGAIN = 75  # keras_towers.errors.EXIT_AGAIN
 
 
 def main(folder: Path) -> None:
-    """Make the call in a folder, and leave the result or the error there."""
+    """Make the call of a folder, and write the result or error there."""
     rank = int(os.environ["HOROVOD_RANK"])
     try:
         with (folder / CALL).open("rb") as file:
@@ -55,7 +55,7 @@ def _leave(result: object, path: Path) -> None:
         data = cloudpickle.dumps(result)
     except Exception as error:
         raise TowerError(
-            "the function returned what cannot be pickled, "
+            "the function returned a value that cannot be pickled, "
             f"{type(result).__name__}: return numbers, arrays, weights or a "
             "Keras model."
         ) from error

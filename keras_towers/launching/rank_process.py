@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from keras_towers import agent, settings, subprocesses
+from keras_towers import settings, subprocesses
 from keras_towers.errors import TowerError
+from keras_towers.launching import agent
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
 
@@ -59,8 +60,8 @@ class Rank:
         if self.host:
             if run.address == LOOPBACK:
                 raise TowerError(
-                    "the job meets on loopback, since it began on this machine "
-                    "alone; start it with --network-interface"
+                    "the job uses the loopback interface, because it started "
+                    "on this machine only: start it with --network-interface"
                 )
             environment = {**exported(os.environ), **environment}
             launch = ssh_command(self.host, _AGENT)
@@ -163,7 +164,7 @@ class Rank:
 
 @contextlib.contextmanager
 def _own_stdin(wanted: bool) -> Iterator[list[int]]:
-    """A copy of the launcher's stdin: the agent's own is a pipe of ours."""
+    """A copy of the launcher's stdin, since the agent's is our pipe."""
     # Several ranks cannot share it.
     if not wanted or sys.__stdin__ is None:  # It is closed.
         yield []

@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _refuse_to_train_alone(advice: str, served: bool) -> None:
-    """Let Keras train in a strategy only, if it trains at all."""
+    """Allow Keras to train only inside a strategy."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
     from keras_towers.rendezvous.alone import refuse_alone
@@ -79,7 +79,7 @@ def _refuse_to_train_alone(advice: str, served: bool) -> None:
 def _connected(
     name: str | None, towers: int | None, connects: bool
 ) -> Iterator[None]:
-    """Connect the process, and enter a strategy, if one is named."""
+    """Connect the process, and enter the strategy that is named, if any."""
     import keras
 
     import keras_towers as kt
@@ -118,7 +118,7 @@ def _connected(
 
 
 def _split_cpu(towers: int, strategy: str | None) -> None:
-    """Split the CPU where it is the only device.
+    """Split the CPU into towers if it is the only device.
 
     When the script runs, the strategy has started TensorFlow already.
     """
@@ -136,10 +136,9 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 
 
 def _saved_once() -> contextlib.AbstractContextManager[None]:
-    """Let rank 0 alone write the files that several ranks save."""
+    """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
-    from keras_towers.rendezvous import store
-    from keras_towers.rendezvous.environments import tf_config
+    from keras_towers.rendezvous import store, tf_config
 
     board, cluster = store.from_environment(), tf_config.from_environment()
     rank, size = 0, 1

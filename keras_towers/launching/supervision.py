@@ -1,4 +1,4 @@
-"""Watching the ranks of a job until it ends, and saying why it did."""
+"""Watches the ranks of a job until it ends, and tells why it ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PASSED_ON = {signal.SIGTERM, signal.SIGUSR1}
 
 @dataclass(frozen=True)
 class Connected:
-    """A rank has told the others where it is."""
+    """The event that a rank has connected to the others."""
 
     rank: int
 
@@ -122,7 +122,7 @@ def supervise(
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
         names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
         console.say(
-            f"ended by {names}; started again, the script goes on (exit code "
+            f"ended by {names}; start the script again to resume (exit code "
             f"{EXIT_AGAIN})"
         )
         return Outcome(EXIT_AGAIN, min(passed_on))
@@ -135,9 +135,9 @@ def supervise(
         return Outcome(code, culprit[0], text)
     if len(ranks) > 1 and not connected and not run.job.alone:
         console.say(
-            f"the {len(ranks)} processes never connected: each ran the script "
-            "by itself. To train one model in all of them, add --strategy "
-            f"{how_to_connect} in the script"
+            f"the {len(ranks)} processes never connected: each ran the "
+            "script on its own. To train one model in all of them, add "
+            f"--strategy {how_to_connect} in the script"
         )
     return Outcome()
 
@@ -188,7 +188,7 @@ def end_all(ranks: list[Rank]) -> None:
 
 
 def blame(ended: Sequence[Rank]) -> tuple[Rank, bool] | None:
-    """Return the rank that failed first, and whether it failed by itself.
+    """Return the rank that failed first, and whether on its own.
 
     That is not always the first to end: a rank that raises notifies the others
     through Horovod, and they may exit while it is still cleaning up.

@@ -1,4 +1,4 @@
-"""A worker's connection with the parameter servers, and with other workers."""
+"""A worker's connection to the parameter servers and the other workers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from keras_towers.parameter_servers.server_store import (
     task_name,
 )
 from keras_towers.parameter_servers.serving import serve
-from keras_towers.rendezvous import watch
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import tf_config, watch
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 from keras_towers.rendezvous.network import answers, is_reachable
 from keras_towers.rendezvous.store import Store, tell_connected, wait
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import plain
 
 # A server that was started again knows nothing of its clients. What was
@@ -76,7 +75,7 @@ class Dropped:
         return names
 
     def merge(self, dropped: Sequence[Sequence[str]]) -> list[str]:
-        """Return what all have dropped now, given what each rank has."""
+        """Return the names that all ranks have dropped by now."""
         for rank, names in enumerate(dropped):
             for name in names:
                 self._by.setdefault(name, set()).add(rank)
@@ -129,7 +128,7 @@ class Connection:
         self._watch.start()
 
     def leave(self, failure: str = "") -> None:
-        """Say goodbye to the parameter servers, which end when all have."""
+        """Sign off at the servers, which end after the last worker has."""
         if self._left:
             return
         self._left = True
@@ -148,10 +147,10 @@ class Connection:
         )
 
     def end(self) -> None:
-        """Say goodbye if the process ends as it should, or is the chief.
+        """Sign off if the process ends normally or is the chief.
 
-        One that ends with an error may be started again, and then needs the
-        servers; not so the chief, which cannot go on where it was.
+        A worker that ends with an error may be started again, and then needs
+        the servers. The chief cannot: it would not resume where it was.
         """
         # Python sets it for an error that nothing has caught.
         error = getattr(sys, "last_value", None)
@@ -163,7 +162,7 @@ class Connection:
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
-        """Turn an error that a lost server causes into what is to be done."""
+        """Turn an error caused by a lost server into one with instructions."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -172,7 +171,7 @@ class Connection:
             servers = enumerate(self.cluster.ps)
             lost = {n: a for n, a in servers if not is_reachable(a)}
             if lost:
-                reason = f"{_named(lost)} cannot be reached any more"
+                reason = f"{_named(lost)} can no longer be reached"
             if reason is None:
                 raise
             first, *_ = str(error.message).strip().splitlines() or [""]
@@ -193,7 +192,7 @@ def _wait_for_servers(cluster: Cluster, name: str) -> None:
 
 
 def take_role(strategy: str, cluster: Cluster | None = None) -> Connection:
-    """Serve if this process is a ps task, connect with them if it trains.
+    """Serve if this process is a ps task; connect to the servers if it trains.
 
     One script serves all machines: in a ps task this function does not return:
     the process ends, with exit code 0, when training has. A worker connects
@@ -287,13 +286,13 @@ class ServerPeers:
         return [plain.decode(text.encode()) for text in values]
 
     def _refuse_second_chief(self, key: str) -> None:
-        """End a chief that comes after one which had begun to gather."""
+        """Refuse a restarted chief once the first chief had begun to gather."""
         again = self.rank == 0 and self.connection.starts > 1
         if again and self.connection.store.get(key) is not None:
             raise TowerError(
-                "the chief of this job has been started again by itself after "
-                "it had begun to train, and what it knew of the training is "
-                "lost: start all tasks of the job again, from a backup."
+                "the chief of this job was restarted alone after training "
+                "had begun, and its knowledge of the training is lost: start "
+                "all tasks of the job again, from a backup."
             )
 
     def _await(self, store: Store, key: str) -> Any:
@@ -315,8 +314,9 @@ class ServerPeers:
                 announce(f"{me} waits for {who}")
         raise TowerError(
             f"{me} has waited {self.stall_shutdown_s:g} s for {who}. Every "
-            "task that TF_CONFIG names has to run the script, and to call the "
-            "same methods in the same order; stall_shutdown_s waits for longer."
+            "task that TF_CONFIG names has to run the script, and to call "
+            "the same methods in the same order; raise stall_shutdown_s to "
+            "wait longer."
         )
 
 

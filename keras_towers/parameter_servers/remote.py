@@ -1,4 +1,4 @@
-"""TensorFlow's runtime over several processes, each a client of its own."""
+"""TensorFlow's runtime over several processes, each with its own client."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     if compat.has_started():
         raise TowerError(
             "TensorFlow has started in this process before the process was "
-            f"made {job} {index} of its job, and what was made since (models, "
-            "variables, tensors) would not work any more. Create the strategy "
-            "first, before any model; or start each task with `keras-towers "
-            "run SCRIPT`, which connects before the script begins."
+            f"made {job} {index} of its job, and objects created since "
+            "(models, variables, tensors) would no longer work. Create the "
+            "strategy first, before any model; or start each task with "
+            "`keras-towers run SCRIPT`, which connects before the script "
+            "begins."
         )
     os.environ.setdefault(*_FAIL_FAST)
     root = logging.getLogger()
@@ -55,7 +56,7 @@ def device_of(index: int) -> str:
 def traced(
     body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
 ) -> Any:
-    """Make a concrete function of operations on one device; keep it.
+    """Trace operations on one device as a concrete function, and keep it.
 
     An operation that fails in a function raises an error. By itself, it would
     also break whatever runs on that device later.
@@ -126,7 +127,7 @@ class Running:
         return self._done.is_set() and bool(self._errors)
 
     def cancel(self) -> bool:
-        """Break the function off; return False if it had ended."""
+        """Cancel the function; return False if it had already ended."""
         if self._done.is_set():
             return False
         self._manager.start_cancel()

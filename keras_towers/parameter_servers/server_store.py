@@ -18,8 +18,8 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running, device_of, traced
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.tf_config import Cluster
 
 _NAME = "keras_towers/store"
 # Found by tasks of whatever job, so that those of two jobs notice each other.
@@ -47,11 +47,11 @@ class ServerStore:
         self._around = around
 
     def get(self, key: str) -> Any:
-        """Return a value, None if nobody has written it."""
+        """Return a value, or None if it was never written."""
         return self._find([key])[0]
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The values that ranks have written, each at ``key-rank``."""
+        """The values that ranks have written at ``key-rank``."""
         found = self._find([f"{key}-{rank}" for rank in ranks])
         both = zip(ranks, found, strict=True)
         return {rank: value for rank, value in both if value is not None}
@@ -78,7 +78,7 @@ class ServerStore:
 
 
 def value_of(read: Any) -> Any:
-    """The value in what ``ServerStore.read`` returned, None if none."""
+    """Decode the result of ``ServerStore.read``; None if there is no value."""
     text = read.numpy()
     return json.loads(text) if text else None
 
@@ -90,10 +90,10 @@ def ask(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
     except TimeoutError:
         spec = tf.DeviceSpec.from_string(device)
         raise TowerError(
-            f"{spec.job} {spec.task} can be reached, but has not answered for "
-            f"{settings.ANSWER_S:g} s: its process was stopped, or its machine "
-            "hangs. Let it go on, or start all tasks of the job again, from a "
-            "backup."
+            f"{spec.job} {spec.task} can be reached, but has not answered "
+            f"for {settings.ANSWER_S:g} s: its process was stopped, or its "
+            "machine hangs. Resume it, or start all tasks of the job again, "
+            "from a backup."
         ) from None
 
 
@@ -147,12 +147,12 @@ def task_name(cluster: Cluster, rank: int) -> str:
 
 
 def goodbyes(cluster: Cluster) -> str:
-    """The key where a worker that ends says why: empty if it has ended well."""
+    """The key at which an ending worker stores why; empty after success."""
     return f"{prefix(cluster)}goodbyes"
 
 
 def introduce(cluster: Cluster, server: int) -> None:
-    """Tell a parameter server what this process is, and compare."""
+    """Introduce this process to a parameter server, and compare versions."""
     me = f"{cluster.role} {cluster.index}"
     facts = versions.process_facts()
     introduction = {"name": me, "facts": facts, "jobs": cluster.identity()}
@@ -165,7 +165,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     versions.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:
         raise TowerError(
-            f'{me} was told another "cluster" by TF_CONFIG than {other}: '
+            f'{me} has a different "cluster" in TF_CONFIG than {other}: '
             f"{introduction['jobs']} instead of {first['jobs']}. Give all "
             "tasks of a job the same one, and each job parameter servers of "
             "its own"

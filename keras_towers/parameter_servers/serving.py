@@ -29,10 +29,10 @@ from keras_towers.parameter_servers.server_store import (
     store_on,
     task_name,
 )
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import answers, refuses
 from keras_towers.rendezvous.store import tell_connected
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.system import end_in_time, keep_freed
 
 # Silence takes time: these are asked at once.
@@ -69,7 +69,7 @@ class WorkerLiveness(Liveness):
         return self.signs[rank] is not None or has_come(self._store, rank)
 
     def missing(self) -> dict[int, State]:
-        """Return the workers that have come, but did not answer at last."""
+        """Return the workers that arrived, but no longer answer."""
         return {
             rank: self.state(rank)
             for rank in self.signs
@@ -78,7 +78,7 @@ class WorkerLiveness(Liveness):
 
 
 def publish(store: ServerStore, prefix: str, states: dict[int, State]) -> None:
-    """Publish for all workers which of them do not answer."""
+    """Publish to all workers which workers do not answer."""
     store.put(_key(prefix), states)
 
 
@@ -143,7 +143,7 @@ def _farewells(cluster: Cluster) -> list[int]:
         now = time.monotonic()
         if now - asked > settings.BEAT_S:
             asked = now
-            workers.look()
+            workers.refresh()
             if cluster.index == 0:
                 publish(store, prefix(cluster), workers.missing())
         if ended is None:
@@ -151,7 +151,7 @@ def _farewells(cluster: Cluster) -> list[int]:
             silent_s = workers.silent_s(0)
             if silent_s > settings.CHIEF_LOST_S and workers.has_come(0):
                 raise _ending(
-                    f"{cluster} ends: the chief cannot be reached any more at "
+                    f"{cluster} ends: the chief can no longer be reached at "
                     f"{cluster.workers[0]}. Start all tasks of the job again, "
                     "from a backup."
                 )
@@ -166,7 +166,7 @@ def _farewells(cluster: Cluster) -> list[int]:
 def _is_over(
     workers: Liveness, awaited: Iterable[int], ended: float, failed: bool
 ) -> bool:
-    """Whether workers that have said no goodbye no longer need the server."""
+    """Whether no worker that has not signed off still needs the server."""
     waited_s = time.monotonic() - ended
     silent_s = [workers.silent_s(rank) for rank in awaited]
     if failed:

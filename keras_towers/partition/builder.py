@@ -31,7 +31,8 @@ class Builder:
     """Collects the operations and exchanges of a program, or of a function.
 
     Args:
-        meets: whether towers may exchange values: not inside of functions.
+        meets: whether towers may exchange values; inside of functions, which
+            are loops and branches, they may not.
 
     Attributes:
         operations: the operations, in their order.
@@ -65,13 +66,13 @@ class Builder:
             **options: others of ``add``.
         """
         traced = source.node_def.attr.items()
-        found = {key: value for key, value in traced if key not in _OF_TRACE}
+        kept = {key: value for key, value in traced if key not in _OF_TRACE}
         sizes = shapes or [tensor.shape for tensor in source.outputs]
         dtypes = [tensor.dtype for tensor in source.outputs]
         return self.add(
             source.type,
             inputs,
-            found | dict(attributes or {}),
+            kept | dict(attributes or {}),
             list(zip(dtypes, sizes, strict=True)),
             source=source,
             **options,
@@ -150,7 +151,7 @@ class Builder:
     def exchange(
         self,
         kind: Literal["sum", "gather", "first", "before", "root"],
-        given: Tensor,
+        tensor: Tensor,
         axis: int = 0,
         size: Any = None,
     ) -> Tensor:
@@ -158,23 +159,23 @@ class Builder:
 
         Args:
             kind: what is exchanged, as in ``Exchange``.
-            given: what each tower gives.
+            tensor: what each tower gives.
             axis: the axis along which all are joined.
             size: the size of that axis then, in symbols.
         """
         if kind == "first" and not self.meets:
             # All have the same: what a tower has itself.
-            return given
+            return tensor
         if not self.meets:
             raise NeedsExchange
-        shape = given.shape
+        shape = tensor.shape
         if kind == "gather" and shape.rank is not None:
             sizes = list(shape)
             sizes[axis] = None
             shape = tf.TensorShape(sizes)
         on_towers = kind == "before"
-        result = Tensor(given.dtype, shape, on_towers, given.level + 1)
-        self.exchanges.append(Exchange(kind, given, result, axis, size))
+        result = Tensor(tensor.dtype, shape, on_towers, tensor.level + 1)
+        self.exchanges.append(Exchange(kind, tensor, result, axis, size))
         return result
 
     def add(
@@ -245,7 +246,7 @@ def attribute(value: Any) -> Any:
 
 def _inferred(definition: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
     """Return the attributes that follow from the inputs of an operation."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     left = list(inputs)
     for arg in definition.input_arg:
         # No operation that rules add has two lists among its inputs.
@@ -253,7 +254,7 @@ def _inferred(definition: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
         count = len(inputs) - rest if arg.number_attr else 1
         taken, left = left[:count], left[count:]
         if arg.number_attr:
-            found[arg.number_attr] = AttrValue(i=count)
+            attributes[arg.number_attr] = AttrValue(i=count)
         if arg.type_attr:
-            found[arg.type_attr] = attribute(taken[0].dtype)
-    return found
+            attributes[arg.type_attr] = attribute(taken[0].dtype)
+    return attributes

@@ -35,13 +35,31 @@ if TYPE_CHECKING:
     from keras_towers.partition.partitioner import Partitioner
 
 
+# Loops and branches of TensorFlow 1: an operation of theirs may have no result,
+# and loops are circles of the graph.
+_CONTROL_FLOW_V1 = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")
+)
+
+
 # ---- of the trace ------------------------------------------------------------
+
+
+def has_control_flow_v1(graph: Any) -> bool:
+    """Whether a graph has loops or branches of TensorFlow 1.
+
+    They can be done as a whole only, with the graph.
+    """
+    return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
 
 
 def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
     """Return the graph of a function that an operation calls.
 
-    It is None if it is not known, or takes something else.
+    It is None if it is not known, takes something else, or cannot be laid out:
+    then the call is computed once.
 
     Args:
         node: the operation.
@@ -51,7 +69,7 @@ def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
     graph = compat.graph_of_function(node.operation.graph, name)
     if graph is None or len(graph.inputs) != len(node.operation.inputs) - ahead:
         return None
-    return graph
+    return None if has_control_flow_v1(graph) else graph
 
 
 def source(tensor: Any) -> Any:
@@ -64,7 +82,7 @@ def source(tensor: Any) -> Any:
 # ---- values ------------------------------------------------------------------
 
 
-def inside(partition: Partitioner, value: Value) -> Value:
+def value_in_function(partition: Partitioner, value: Value) -> Value:
     """Return a value of the program as functions see it."""
     if not value.is_replicated:
         return dataclasses.replace(value, linear=None)
@@ -77,7 +95,9 @@ def inside(partition: Partitioner, value: Value) -> Value:
     )
 
 
-def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
+def tensor_with_layout(
+    partition: Partitioner, value: Value, layout: Layout
+) -> Tensor:
     """Return what each tower has of a value, in a layout.
 
     Args:
@@ -86,22 +106,22 @@ def laid_out(partition: Partitioner, value: Value, layout: Layout) -> Tensor:
         layout: how it is to be laid out.
 
     Raises:
-        NeedsExchange: if a tower cannot have it of itself.
+        NeedsExchange: if a tower cannot have it without an exchange.
     """
-    found: Tensor | None = None
+    tensor: Tensor | None = None
     if isinstance(layout, Sharded):
         if value.is_replicated or value.layout == layout:
-            found = partition.rows(value, layout)
+            tensor = partition.rows(value, layout)
     elif isinstance(layout, ListOf):
-        found = list_on_tower(partition, value, layout)
+        tensor = list_on_tower(partition, value, layout)
     elif value.is_replicated:
         split = isinstance(layout, Partial)
-        found = partition.partial(value) if split else partition.local(value)
+        tensor = partition.partial(value) if split else partition.local(value)
     elif value.is_partial and isinstance(layout, Partial):
-        found = partition.partial(value)
-    if found is None:
+        tensor = partition.partial(value)
+    if tensor is None:
         raise NeedsExchange
-    return found
+    return tensor
 
 
 def joined(a: Value, b: Value) -> Value:
@@ -163,11 +183,11 @@ class Draft:
 
 def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
     """Return functions, and what all of them are given besides their inputs."""
-    found = [_captured(draft) for draft in drafts]
-    captures = list(dict.fromkeys(t for _, others in found for t in others))
+    captured = [_captured(draft) for draft in drafts]
+    captures = list(dict.fromkeys(t for _, others in captured for t in others))
     functions = [
         Function([*draft.inputs, *captures], draft.outputs, operations)
-        for draft, (operations, _) in zip(drafts, found, strict=True)
+        for draft, (operations, _) in zip(drafts, captured, strict=True)
     ]
     return functions, captures
 
@@ -209,7 +229,7 @@ def _is_made_anew(operation: Operation) -> bool:
 def looped(
     partition: Partitioner,
     node: Node,
-    given: Sequence[Tensor],
+    carried: Sequence[Tensor],
     body: Draft,
     condition: Draft,
 ) -> list[Tensor]:
@@ -218,18 +238,18 @@ def looped(
     Args:
         partition: has the program.
         node: the operation of the trace.
-        given: N tensors that go round.
+        carried: N tensors that go round.
         body: takes them, and returns them anew.
         condition: takes them, and returns whether there is another round.
     """
     (round_, goes_on), captures = closed([body, condition])
     round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
-    every = [*given, *captures]
+    operands = [*carried, *captures]
     return called(
         partition,
         node,
-        every,
-        {"T": dtypes_of(every)},
+        operands,
+        {"T": dtypes_of(operands)},
         [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
         {"body": round_, "cond": goes_on},
     )
@@ -254,7 +274,7 @@ def called(
         functions: what it calls, by its attributes.
     """
     same = ("parallel_iterations", "_lower_using_switch_merge")
-    given = node.operation.node_def.attr
+    traced = node.operation.node_def.attr
     shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
@@ -264,7 +284,7 @@ def called(
         inputs,
         {
             **attributes,
-            **{key: given[key] for key in same if key in given},
+            **{key: traced[key] for key in same if key in traced},
             "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
         },
         outputs,
@@ -276,5 +296,5 @@ def called(
 
 def dtypes_of(tensors: Iterable[Any]) -> Any:
     """Return the dtypes of tensors, as an attribute."""
-    found = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
-    return AttrValue(list=AttrValue.ListValue(type=found))
+    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
+    return AttrValue(list=AttrValue.ListValue(type=dtypes))

@@ -17,7 +17,7 @@ from keras_towers.partition.builder import Builder, NeedsExchange
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
-    FoundUnit,
+    DataDependentUnit,
     Layout,
     ListOf,
     Partial,
@@ -44,7 +44,8 @@ class Converter:
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        sizes: symbols of sizes, and what they are: numbers that all have.
+        sizes: maps the symbol of a size to the tensor that holds its value, the
+            same on all towers.
         builder: takes the operations.
     """
 
@@ -62,14 +63,14 @@ class Converter:
         self._shares: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-        # By what they follow from, and by their symbols.
-        self._found: dict[Any, FoundUnit] = {}
-        self._units: dict[str, FoundUnit] = {}
+        # By what they follow from, and by the symbols of their sizes.
+        self._units_by_key: dict[Any, DataDependentUnit] = {}
+        self._units_by_symbol: dict[str, DataDependentUnit] = {}
 
     def on_towers(
         self,
         node: Node,
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
         *layouts: Layout,
         shapes: Sequence[Sequence[Any] | None] | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -78,7 +79,7 @@ class Converter:
 
         Args:
             node: the operation.
-            given: what each tower gives it.
+            operands: what each tower gives it.
             *layouts: those of the outputs.
             shapes: those of the outputs on one device, as far as they are
                 known.
@@ -92,10 +93,10 @@ class Converter:
             if size is not None:
                 traced = traced.merge_with(static(size))
             specs.append(local_shape(traced, layout))
-        found = self.builder.copy(node.operation, given, specs, attributes)
+        outputs = self.builder.copy(node.operation, operands, specs, attributes)
         return [
             Value(layout, local, shape=None if size is None else tuple(size))
-            for layout, local, size in zip(layouts, found, sizes, strict=True)
+            for layout, local, size in zip(layouts, outputs, sizes, strict=True)
         ]
 
     # ---- conversions ---------------------------------------------------------
@@ -108,10 +109,10 @@ class Converter:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            found = whole_list(self, value) if self.builder.meets else None
-            if found is None:
+            whole = whole_list(self, value) if self.builder.meets else None
+            if whole is None:
                 raise CannotGather if self.builder.meets else NeedsExchange
-            return found
+            return whole
         if value.linear is not None:
             # Less to exchange, as it follows from what is needed elsewhere.
             source, index, inputs = value.linear
@@ -157,7 +158,7 @@ class Converter:
         """Return a tensor of other sizes.
 
         Args:
-            tensor: it.
+            tensor: the tensor.
             sizes: tensors, or sizes in symbols; those that are not known are
                 those of the tensor.
             axis: the first axis that has another size.
@@ -225,24 +226,31 @@ class Converter:
 
     # ---- units ---------------------------------------------------------------
 
-    def found_unit(self, key: Any, count: Tensor) -> FoundUnit:
-        """Return the unit of what each tower has found.
+    def data_dependent_unit(self, key: Any, count: Tensor) -> DataDependentUnit:
+        """Return the unit of rows that a tower has because of its data.
 
         Args:
-            key: what it follows from: for the same all towers find as many.
-            count: how many a tower has found.
+            key: what the unit follows from: the same key, the same unit.
+            count: how many of them a tower has.
         """
-        if key not in self._found:
-            size = own_symbol(f"found{len(self._units)}")
-            unit = FoundUnit(size, count, self.builder)
-            self._found[key] = self._units[name_of(size)] = unit
-        return self._found[key]
+        if key not in self._units_by_key:
+            size = own_symbol(f"found{len(self._units_by_symbol)}")
+            unit = DataDependentUnit(size, count, self.builder)
+            self._units_by_key[key] = self._units_by_symbol[name_of(size)] = (
+                unit
+            )
+        return self._units_by_key[key]
 
-    def note_unit(self, key: Any, unit: FoundUnit) -> None:
-        """Note the unit of what each tower will find by a key."""
-        self._found.setdefault(key, unit)
+    def share_units_of(self, around: Converter) -> None:
+        """Have the same units as the program around a function."""
+        self._units_by_key = around._units_by_key
+        self._units_by_symbol = around._units_by_symbol
 
-    def share(self, unit: Unit | FoundUnit, dtype: Any) -> Tensor:
+    def note_unit(self, key: Any, unit: DataDependentUnit) -> None:
+        """Note which unit follows from a key, unless one does already."""
+        self._units_by_key.setdefault(key, unit)
+
+    def share(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
         """Return of each tower the part of all that it has of a unit."""
         key = unit, dtype
         if key not in self._shares:
@@ -256,7 +264,7 @@ class Converter:
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self._units.values()):
+        for unit in (self.unit, *self._units_by_symbol.values()):
             layout = Sharded(axis, unit)
             rows = layout.units_in(size)
             if rows:
@@ -303,7 +311,7 @@ class Converter:
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
-            unit = self._units.get(symbol)
+            unit = self._units_by_symbol.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
             if factor is None or power < 1:
                 return None
@@ -315,8 +323,8 @@ class Converter:
         build, shape = self.builder, (len(entries),)
         if not entries:
             return build.constant([], dtype)
-        found = build.op("Pack", entries, shape, is_repeated=True, axis=0)
-        return self.cast(found, dtype)
+        packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
+        return self.cast(packed, dtype)
 
     def along(self, axis: int, rank: int, size: Tensor, others: int) -> Tensor:
         """Return a vector of a size for an axis, and a number for the others.
@@ -342,7 +350,7 @@ class Converter:
         """Return some rows of a tensor.
 
         Args:
-            tensor: it.
+            tensor: the tensor.
             shape: its shape, as far as it is known.
             axis: the axis of the rows.
             first: the first of them.

@@ -38,11 +38,11 @@ def divided(
     if chosen is None:
         return _linear(partition, node, inputs, factors)
     label, layout = chosen
-    given: list[Tensor] = []
+    operands: list[Tensor] = []
     for index, value in enumerate(inputs):
         labels = labels_of_inputs[index]
         if label not in labels:
-            given.append(_same(partition, index, value, factors))
+            operands.append(_common_input(partition, index, value, factors))
             continue
         along = layout.along(labels.index(label))
         rows = partition.rows(value, along)
@@ -50,14 +50,14 @@ def divided(
             return None
         if factors.needs_rows:
             rows = _with_a_row(partition, rows, along)
-        given.append(rows)
+        operands.append(rows)
     layouts: list[Layout] = [
         layout.along(labels.index(label)) if label in labels else PARTIAL
         for labels in factors.outputs
     ]
     outputs = partition.on_towers(
         node,
-        given,
+        operands,
         *layouts,
         shapes=factors.shapes(inputs),
         attributes=factors.attributes,
@@ -68,7 +68,7 @@ def divided(
     return outputs
 
 
-def _same(
+def _common_input(
     partition: Converter, index: int, value: Value, factors: Factors
 ) -> Tensor:
     """What all towers are given for an input."""
@@ -84,15 +84,15 @@ def _chosen(
     factors: Factors,
 ) -> tuple[Any, Sharded] | None:
     """The axis by which an operation is divided, and how it is."""
-    given = list(zip(inputs, labels_of_inputs, strict=True))
-    for value, labels in given:
+    pairs = list(zip(inputs, labels_of_inputs, strict=True))
+    for value, labels in pairs:
         layout = value.sharded
         if layout is not None and factors.may_divide(labels[layout.axis]):
             return labels[layout.axis], layout
     if all(value.sharded is None for value in inputs):
         return None
     # Something has to be gathered; the rest may be divided nevertheless.
-    for value, labels in given:
+    for value, labels in pairs:
         sizes = zip(value.shape or (), labels, strict=True)
         for axis, (size, label) in enumerate(sizes):
             if not isinstance(size, Size) or not factors.may_divide(label):
@@ -112,15 +112,15 @@ def _linear(
     groups = [group for group in factors.linear if parts <= {*group}]
     if not parts or not groups or any(v.sharded is not None for v in inputs):
         return None
-    given = [
+    operands = [
         partition.partial(value)
         if k in groups[0]
-        else _same(partition, k, value, factors)
+        else _common_input(partition, k, value, factors)
         for k, value in enumerate(inputs)
     ]
     outputs = partition.on_towers(
         node,
-        given,
+        operands,
         *[PARTIAL] * node.num_outputs,
         shapes=factors.shapes(inputs),
     )

@@ -64,8 +64,8 @@ def effect_of(operation: Any) -> Effect:
         ]
         if None in graphs:
             return Effect.OUTSIDE
-        every = [o for graph in graphs for o in graph.get_operations()]
-        return max((effect_of(o) for o in every), default=Effect.NONE)
+        operations = [o for graph in graphs for o in graph.get_operations()]
+        return max((effect_of(o) for o in operations), default=Effect.NONE)
     if operation.type in _CHECKS:
         return Effect.ALIKE
     resources = [t for t in operation.inputs if t.dtype == tf.resource]
@@ -120,47 +120,50 @@ class ResourceOrder:
         self._ready: dict[Any, tuple[int, int]] = {}
         self._least = (0, 0)
 
-    def after(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
+    def after(self, node: Node, operands: Sequence[Tensor], reads: bool) -> int:
         """Return the level from which on an operation finds its resources.
 
         Args:
             node: the operation.
-            given: its inputs.
+            operands: its inputs.
             reads: whether it reads resources only.
         """
         ready = [
-            self._ready.get(key, self._least) for key in self._keys(node, given)
+            self._ready.get(key, self._least)
+            for key in self._keys(node, operands)
         ]
         time = max(
             (times[0] if reads else times[1] for times in ready), default=0
         )
-        return (time + 1 - _on_towers(given)) // 2
+        return (time + 1 - _on_towers(operands)) // 2
 
-    def use(self, node: Node, given: Sequence[Tensor], reads: bool) -> int:
+    def use(self, node: Node, operands: Sequence[Tensor], reads: bool) -> int:
         """Have what uses the same resources later come behind an operation.
 
         Return the level from which on the operation finds its resources.
 
         Args:
             node: the operation that uses them.
-            given: its inputs.
+            operands: its inputs.
             reads: whether it reads resources only.
         """
-        least = self.after(node, given, reads)
-        level = max([least, *(tensor.level for tensor in given)])
-        time = 2 * level + _on_towers(given)
-        for key in self._keys(node, given):
+        least = self.after(node, operands, reads)
+        level = max([least, *(tensor.level for tensor in operands)])
+        time = 2 * level + _on_towers(operands)
+        for key in self._keys(node, operands):
             to_read, to_write = self._ready.get(key, self._least)
             to_read = to_read if reads else max(to_read, time)
             self._ready[key] = to_read, max(to_write, time)
         return least
 
-    def update(self, handles: list[Any] | None, given: Sequence[Tensor]) -> int:
+    def update(
+        self, handles: list[Any] | None, operands: Sequence[Tensor]
+    ) -> int:
         """Note an update of variables; return the level at whose end it is.
 
         Args:
             handles: those of the variables; None: it may be any.
-            given: the tensors that it is given.
+            operands: the tensors that it is given.
         """
         keys = list(self._ready) if handles is None else handles
         # Behind what towers do in the level, and behind what may fail: a step
@@ -168,25 +171,27 @@ class ResourceOrder:
         before = [
             self._ready.get(key, self._least)[1] // 2 for key in (*keys, None)
         ]
-        level = max([*before, *(tensor.level for tensor in given)], default=0)
+        level = max(
+            [*before, *(tensor.level for tensor in operands)], default=0
+        )
         behind = 2 * (level + 1), 2 * (level + 1)
         self._ready.update(dict.fromkeys(keys, behind))
         if handles is None:
             self._least = behind
         return level
 
-    def _keys(self, node: Node, given: Sequence[Tensor]) -> list[Any]:
+    def _keys(self, node: Node, operands: Sequence[Tensor]) -> list[Any]:
         """The resources that an operation uses; None: what has no name."""
         keys: list[Any] = [
-            self.copies.get(t, t) for t in given if t.dtype == tf.resource
+            self.copies.get(t, t) for t in operands if t.dtype == tf.resource
         ]
         is_stateful = node.operation.op_def.is_stateful
         return keys or ([None] if is_stateful else [])
 
 
-def _on_towers(given: Sequence[Tensor]) -> int:
+def _on_towers(operands: Sequence[Tensor]) -> int:
     """The part of a level in which an operation is done."""
-    return int(any(tensor.on_towers for tensor in given))
+    return int(any(tensor.on_towers for tensor in operands))
 
 
 # ---- what is computed once ---------------------------------------------------
@@ -202,9 +207,9 @@ def computed_once(
     if effect:
         return _with_effect(partition, node, inputs, effect)
     if not _is_on_towers(node, inputs):
-        given = [partition.whole(value) for value in inputs]
-        found = _done(partition, node, given)
-        return [Value(REPLICATED, whole=tensor) for tensor in found]
+        operands = [partition.whole(value) for value in inputs]
+        outputs = _done(partition, node, operands)
+        return [Value(REPLICATED, whole=tensor) for tensor in outputs]
     order = partition.order
     locals_ = [partition.local(value) for value in inputs]
     wholes = [value.whole for value in inputs if value.whole is not None]
@@ -214,8 +219,8 @@ def computed_once(
     results = [Value(REPLICATED, t) for t in _done(partition, node, locals_)]
     if is_there:
         # What is computed once may need it, too.
-        found = _done(partition, node, wholes)
-        for value, whole in zip(results, found, strict=True):
+        outputs = _done(partition, node, wholes)
+        for value, whole in zip(results, outputs, strict=True):
             value.whole = whole
     return results
 
@@ -246,7 +251,7 @@ def _with_effect(
 def _done(
     partition: Partitioner,
     node: Node,
-    given: Sequence[Tensor],
+    operands: Sequence[Tensor],
     reads: bool = True,
     at_root: bool = False,
 ) -> list[Tensor]:
@@ -255,14 +260,14 @@ def _done(
     Args:
         partition: makes the operations.
         node: the operation.
-        given: its inputs.
+        operands: its inputs.
         reads: whether it reads resources only.
         at_root: whether of several processes only the first does it.
     """
     return partition.builder.copy(
         node.operation,
-        given,
-        least=partition.order.use(node, given, reads),
+        operands,
+        least=partition.order.use(node, operands, reads),
         has_effect=not reads,
         at_root=at_root,
     )
@@ -284,8 +289,10 @@ def _from_root(partition: Partitioner, whole: Tensor) -> Tensor:
         [(tf.string, tf.TensorShape(()))],
         at_root=True,
     )
-    given = build.exchange("root", text)
-    return build.op("ParseTensor", [given], whole.shape, out_type=tf.variant)
+    text_of_root = build.exchange("root", text)
+    return build.op(
+        "ParseTensor", [text_of_root], whole.shape, out_type=tf.variant
+    )
 
 
 def _copy_to_all(
@@ -317,13 +324,13 @@ def _copy_to_all(
     )
     if at_root:
         value = build.exchange("root", value)
-    given = [partition.local(variable), value]
+    operands = [partition.local(variable), value]
     build.add(
         "AssignVariableOp",
-        given,
+        operands,
         {"dtype": attribute(value.dtype), "validate_shape": attribute(False)},
         [],
-        least=order.use(node, given, False),
+        least=order.use(node, operands, False),
         has_effect=True,
     )
 
@@ -336,10 +343,10 @@ def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
     """
     if not all(value.is_replicated for value in inputs):
         return False
-    given = list(zip(inputs, node.operation.inputs, strict=True))
-    if any(t.dtype == tf.resource and not _has_local(v) for v, t in given):
+    pairs = list(zip(inputs, node.operation.inputs, strict=True))
+    if any(t.dtype == tf.resource and not _has_local(v) for v, t in pairs):
         return False
-    at_towers = [(v, t.shape) for v, t in given if _has_local(v)]
+    at_towers = [(v, t.shape) for v, t in pairs if _has_local(v)]
     small = all(is_small(shape) for shape in node.shapes)
     if small and any(value.whole is None for value, _ in at_towers):
         return True
@@ -347,7 +354,7 @@ def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
         value.whole is not None or not is_small(shape)
         for value, shape in at_towers
     ) and all(
-        _has_local(v) or is_small(t.shape) or _is_repeated(v) for v, t in given
+        _has_local(v) or is_small(t.shape) or _is_repeated(v) for v, t in pairs
     )
 
 

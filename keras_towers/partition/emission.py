@@ -30,7 +30,8 @@ def emit(
 
     Args:
         operations: the operations, in their order.
-        given: TensorFlow's tensors of what they use and do not make.
+        given: TensorFlow's tensors, by the tensors of the program that the
+            operations use but do not make.
         wanted: N tensors that they make, or that are given.
         graphs: the graphs whose functions they call.
         after: TensorFlow's tensors for which what has effects waits.
@@ -130,7 +131,7 @@ def graph_of(function: Function, graphs: Iterable[Any] = ()) -> Any:
     """Return the graph of a function.
 
     Args:
-        function: it.
+        function: the function.
         graphs: the graphs whose functions it calls.
     """
     graph = compat.FuncGraph("towers")

@@ -62,10 +62,10 @@ class Factors:
         An axis of size 1 is repeated where others are longer.
         """
         sizes = self._sizes(inputs)
-        found: list[Labels] = []
+        labels_of_inputs: list[Labels] = []
         for value, labels in zip(inputs, self.inputs, strict=True):
             shape = value.shape or ()
-            found.append(
+            labels_of_inputs.append(
                 [
                     None if size == 1 and sizes.get(label) != 1 else label
                     for size, label in zip(
@@ -73,7 +73,7 @@ class Factors:
                     )
                 ]
             )
-        return found
+        return labels_of_inputs
 
     def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...]]:
         """Return the shapes of the outputs, as far as they are known."""

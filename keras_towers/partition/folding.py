@@ -19,7 +19,7 @@ from keras_towers.partition.sizes import (
 )
 from keras_towers.partition.slice_spans import spans
 
-# Of more entries it is not worth it.
+# Larger constants are not folded.
 LARGEST = 512
 
 Fold: TypeAlias = Callable[..., Any]
@@ -28,7 +28,8 @@ Fold: TypeAlias = Callable[..., Any]
 def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     """Return the entries of an operation's outputs, of known ones; or None.
 
-    Computed are integers and truths, and what is made of integers.
+    Computed are integers and truths, and what is made of integers. Where an
+    integer would wrap around, the operation is left to TensorFlow.
 
     Args:
         node: the operation.
@@ -49,7 +50,27 @@ def folded(node: Node, inputs: Sequence[Any]) -> list[Any] | None:
     results = result if isinstance(result, list) else [result]
     if any(np.size(entries) > LARGEST for entries in results):
         return None
+    for k, entries in enumerate(results):
+        if not _fits(entries, node.output_dtype(k)):
+            return None
     return [np.asarray(entries, dtype=object) for entries in results]
+
+
+def _fits(entries: Any, dtype: tf.DType) -> bool:
+    """Whether a dtype has room for entries.
+
+    A multiple of a symbol is the size of an array, or of a part of it, so that
+    it has room for it if it has for the multiple: TensorFlow itself counts with
+    the dtype.
+    """
+    if not dtype.is_integer:
+        return True
+    numbers = [
+        entry.number if isinstance(entry, Size) else entry
+        for entry in np.ravel(np.asarray(entries, dtype=object))
+        if entry is not UNKNOWN
+    ]
+    return all(dtype.min <= number <= dtype.max for number in numbers)
 
 
 def constant(operation: Any) -> Any:
@@ -78,7 +99,26 @@ def _each(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _comparing(compare: Callable[[Any, Any], bool]) -> Fold:
-    return _elementwise(lambda a, b: compared(compare, a, b))
+    def fold(node: Node, *arrays: Any) -> Any:
+        is_wide = node.dtype(0).size == 8
+
+        def compare_entries(a: Any, b: Any) -> Any:
+            # What a step compares may choose a branch, whatever it multiplied.
+            is_exact = is_wide or a == b or not _are_multiples(a, b)
+            return compared(compare, a, b) if is_exact else UNKNOWN
+
+        return _each(compare_entries, *arrays)
+
+    return fold
+
+
+def _are_multiples(*entries: Any) -> bool:
+    """Whether some are more than a symbol, and may wrap around in int32."""
+    return any(
+        entry.number != 1 or [power for _, power in entry.powers] != [1]
+        for entry in entries
+        if isinstance(entry, Size)
+    )
 
 
 def _extreme(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
@@ -115,18 +155,8 @@ def _remainder(a: Any, b: Any) -> Any:
     return UNKNOWN if not isinstance(b, Size) and not b else a % b
 
 
-def _same(node: Node, array: Any) -> Any:
-    dtype = node.output_dtype()
-    if node.type == "Cast" and dtype.is_integer:
-        fits = [
-            isinstance(entry, Size)
-            or entry is UNKNOWN
-            or dtype.min <= entry <= dtype.max
-            for entry in array.flat
-        ]
-        if not all(fits):
-            raise ValueError("wraps around")
-    if node.type == "Cast" and dtype.is_bool:
+def _cast_or_copy(node: Node, array: Any) -> Any:
+    if node.type == "Cast" and node.output_dtype().is_bool:
         return _each(lambda a: compared(operator.ne, a, 0), array)
     return array
 
@@ -189,7 +219,7 @@ def _scattered(node: Node, places: Any, entries: Any, shape: Any) -> Any:
     return result
 
 
-def _without(node: Node, array: Any, left_out: Any) -> Any:
+def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
     kept = [k for k, entry in enumerate(array) if entry not in list(left_out)]
     return [array[kept], np.array(kept, object)]
 
@@ -199,8 +229,8 @@ def _stitched(node: Node, *arrays: Any) -> Any:
     places = [np.ravel(a) for a in arrays[:half]]
     entries = [np.ravel(a) for a in arrays[half:]]
     result = np.zeros(1 + max(int(p) for ps in places for p in ps), object)
-    for indices, given in zip(places, entries, strict=True):
-        for index, entry in zip(indices, given, strict=True):
+    for indices, values in zip(places, entries, strict=True):
+        for index, entry in zip(indices, values, strict=True):
             result[int(index)] = entry
     return result
 
@@ -224,10 +254,10 @@ def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     for axis, (d, e) in enumerate(zip(*wide, strict=True)):
         if d != e and 1 not in (d, e):
             raise ValueError("one of the sizes may be 1")
-        for mine, this, that, shape in ((0, d, e, a), (1, e, d, b)):
+        for which, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)
             if missing or (this == 1 and that != 1) or (d == 1 and e == 1):
-                over[mine].append(axis)
+                over[which].append(axis)
     if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]
@@ -239,7 +269,9 @@ def _ints(array: Any) -> list[int]:
 
 
 _FOLDS: dict[str, Fold] = {
-    **dict.fromkeys(("Cast", "Identity", "Snapshot", "StopGradient"), _same),
+    **dict.fromkeys(
+        ("Cast", "Identity", "Snapshot", "StopGradient"), _cast_or_copy
+    ),
     **dict.fromkeys(("Add", "AddV2"), _elementwise(operator.add)),
     "Sub": _elementwise(operator.sub),
     "Mul": _elementwise(operator.mul),
@@ -290,7 +322,7 @@ _FOLDS: dict[str, Fold] = {
     "Tile": lambda node, array, times: np.tile(array, _ints(times)),
     "ScatterNd": _scattered,
     "InvertPermutation": lambda node, order: np.argsort(_ints(order)),
-    "ListDiff": _without,
+    "ListDiff": _list_diff,
     "DynamicStitch": _stitched,
     "ConcatOffset": _offsets,
     "BroadcastArgs": lambda node, a, b: np.array(broadcast(a, b), object),

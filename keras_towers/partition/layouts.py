@@ -28,13 +28,14 @@ Values: TypeAlias = "list[Value]"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """What is divided over towers: examples, or what follows from them.
+    """What is divided over towers: the examples of a batch.
 
     Attributes:
-        size: how many one device has: a symbol, or a number if it is known.
-        count: how many a tower has; a number of the towers.
-        start: how many the towers before it have.
-        total: how many all have.
+        size: the number of units on one device: a symbol, or an int if the
+            trace knows it.
+        count: the number of units of a tower; each tower has its own.
+        start: the number of units of all towers before it.
+        total: the number of units of all towers.
     """
 
     size: Any
@@ -44,14 +45,14 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FoundUnit:
-    """A unit of which each tower finds its own, such as what a mask leaves.
+class DataDependentUnit:
+    """A unit whose number follows from the data, such as what a mask leaves.
 
-    Towers exchange how many they have only where somebody needs it.
+    Towers exchange how many they have only where an operation needs it.
 
     Attributes:
-        size: the symbol of how many one device has.
-        count: how many a tower has; a number of the towers.
+        size: the symbol of the number of units on one device.
+        count: the number of units of a tower; each tower has its own.
         builder: takes the exchanges.
     """
 
@@ -61,12 +62,12 @@ class FoundUnit:
 
     @functools.cached_property
     def start(self) -> Tensor:
-        """How many the towers before it have."""
+        """The number of units of all towers before it."""
         return self.builder.exchange("before", self.count)
 
     @functools.cached_property
     def total(self) -> Tensor:
-        """How many all have."""
+        """The number of units of all towers."""
         return self.builder.exchange("sum", self.count)
 
 
@@ -196,7 +197,7 @@ class Places:
 
     local: Tensor
     layout: Sharded
-    unit: Unit | FoundUnit
+    unit: Unit | DataDependentUnit
     rows: int = 1
     grain: int = 1
     is_first_column: bool = False
@@ -225,7 +226,7 @@ class Splits:
     """
 
     local: Tensor
-    unit: FoundUnit
+    unit: DataDependentUnit
     part: str = "both"
 
 
@@ -235,12 +236,13 @@ class Value:
 
     Attributes:
         layout: how it is laid out.
-        local: what each tower has: its rows or its part; of what is replicated
-            the whole, if it was computed on each tower.
-        whole: the value of one device, once it is there.
+        local: the tensor that each tower has: its rows, or its part of a sum;
+            for a replicated value the whole, if each tower computed it.
+        whole: the tensor that one device has; None: no operation has needed it
+            so far.
         shape: its shape on one device, in symbols; None: its rank is unknown.
-        known: its entries, as far as they are known before the step runs: an
-            array of objects.
+        known: its entries on one device that are known before the step runs: an
+            array of ints, bools, ``Size`` and ``UNKNOWN``; None: no entry is.
         linear: of a part of a sum: the operation that it follows from linearly,
             which of its outputs it is, and the operation's inputs.
         element: of a list: what is known of all its elements.

@@ -114,9 +114,9 @@ def _joined_entries(a: Any, b: Any) -> Any:
     if a is None or b is None or np.shape(a) != np.shape(b):
         return None
     either = np.frompyfunc(lambda x, y: x if x == y else UNKNOWN, 2, 1)
-    found = np.empty(np.shape(a), object)
-    found[...] = either(a, b)
-    return found
+    entries = np.empty(np.shape(a), object)
+    entries[...] = either(a, b)
+    return entries
 
 
 def alike(a: Value, b: Value) -> bool:

@@ -114,10 +114,10 @@ def of_own_rows(program: Program) -> OfOwnRows:
     ]
     ends = [*program.results, *(t for u in updates for t in u.given)]
     left, needed_exchanges = needed(operations, exchanges, ends)
-    mine = dataclasses.replace(
+    of_process = dataclasses.replace(
         program, operations=left, exchanges=needed_exchanges, updates=updates
     )
-    return OfOwnRows(mine, start, total, is_first, has_rows, parts)
+    return OfOwnRows(of_process, start, total, is_first, has_rows, parts)
 
 
 def _with_inputs(operation: Operation, inputs: list[Tensor]) -> Operation:

@@ -24,7 +24,7 @@ from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Updating:
+class UpdateInfo:
     """What an operation that stands for an optimizer's update means.
 
     Attributes:
@@ -43,7 +43,8 @@ class Partitioner(Converter):
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        sizes: symbols of sizes, and what they are: numbers that all have.
+        sizes: maps the symbol of a size to the tensor that holds its value, the
+            same on all towers.
         builder: takes the operations.
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
@@ -52,12 +53,13 @@ class Partitioner(Converter):
     Attributes:
         once: the operations that take rows, but are computed once.
         graphs: the graphs that were laid out.
-        updating: the operations that stand for updates, by name.
+        update_infos: the operations that stand for updates, by name.
         updates: the updates of the program.
-        values: what is known of the graph that is laid out, by tensors' names.
-        order: that of the operations that use the same resources.
-        variances: what was found with the means that they follow from, by the
-            names of their operations.
+        values: the values of the graph that is being laid out, by the names of
+            their tensors.
+        order: the order of operations that use the same resources.
+        variances: variances that were computed together with their means, by
+            the names of their operations.
     """
 
     def __init__(
@@ -76,14 +78,14 @@ class Partitioner(Converter):
         self.xla = xla
         self.once: list[Any] = []
         self.graphs: list[Any] = []
-        self.updating: Mapping[str, Updating] = {}
+        self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
         self.variances: dict[str, Value] = {}
         self.order = ResourceOrder()
 
-    def inside(self, builder: Builder) -> Partitioner:
-        """Return one for a function that towers call."""
+    def for_function(self, builder: Builder) -> Partitioner:
+        """Return a partitioner for a function that towers call."""
         result = Partitioner(
             self.unit,
             self.is_first,
@@ -93,21 +95,21 @@ class Partitioner(Converter):
             xla=self.xla,
         )
         result.graphs, result.once = self.graphs, self.once
-        result._found, result._units = self._found, self._units
+        result.share_units_of(self)
         return result
 
-    def run(self, graph: Any, given: Sequence[Value]) -> dict[str, Value]:
+    def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors, by their names.
 
         Args:
-            graph: it.
-            given: the values of its N inputs.
+            graph: the graph of the step, or of a function.
+            inputs: the values of its N inputs.
         """
         # The body of a loop is laid out several times.
         if graph not in self.graphs:
             self.graphs.append(graph)
         values: dict[str, Value] = {}
-        for tensor, value in zip(graph.inputs, given, strict=True):
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
             if value.shape is None and tensor.shape.rank is not None:
                 value.shape = tuple(tensor.shape)
             values[tensor.name] = value
@@ -115,23 +117,23 @@ class Partitioner(Converter):
         for operation in topologically_sorted(graph.get_operations(), values):
             if operation.outputs and operation.outputs[0].name in values:
                 continue
-            inputs = [values[tensor.name] for tensor in operation.inputs]
+            operands = [values[tensor.name] for tensor in operation.inputs]
             self.builder.name = operation.name
-            outputs = self._outputs(Node(operation), inputs)
+            outputs = self._outputs(Node(operation), operands)
             for tensor, value in zip(operation.outputs, outputs, strict=True):
                 values[tensor.name] = value
         self.values = before
         return values
 
-    def call(self, graph: Any, given: Sequence[Value]) -> list[Value]:
+    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Lay out a graph; return the values of its outputs."""
-        values = self.run(graph, given)
+        values = self.run(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
     def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
         if node.type == "Const":
             return [self._constant(node)]
-        if node.operation.name in self.updating:
+        if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
         outputs = self.by_rule(node, inputs)
@@ -144,30 +146,30 @@ class Partitioner(Converter):
 
     def _update(self, node: Node, inputs: list[Value]) -> None:
         """Update weights; what comes behind uses them afterwards."""
-        updating = self.updating[node.operation.name]
-        given = [
+        info = self.update_infos[node.operation.name]
+        local_parts = [
             self.partial(value) if value.is_partial else None
             for value in inputs
         ]
         rows: list[Tensor] = []
-        for pair in updating.sparse:
+        for pair in info.sparse:
             entries, places = (inputs[k] for k in pair)
             if entries.sharded and entries.layout == places.layout:
                 for k in pair:
-                    given[k] = inputs[k].local
-                    rows.append(cast("Tensor", given[k]))
+                    local_parts[k] = inputs[k].local
+                    rows.append(cast("Tensor", local_parts[k]))
             else:
                 for k in pair:
-                    given[k] = self.whole(inputs[k])
-        every = [
+                    local_parts[k] = self.whole(inputs[k])
+        tensors = [
             self.whole(value) if part is None else part
-            for value, part in zip(inputs, given, strict=True)
+            for value, part in zip(inputs, local_parts, strict=True)
         ]
         keys: list[Any] | None = None
-        if updating.uses is not None:
-            keys = [self.values[t.name].whole for t in updating.uses]
-        level = self.order.update(keys, every)
-        self.updates.append(Update(node.operation.name, every, level, rows))
+        if info.uses is not None:
+            keys = [self.values[t.name].whole for t in info.uses]
+        level = self.order.update(keys, tensors)
+        self.updates.append(Update(node.operation.name, tensors, level, rows))
 
     def _constant(self, node: Node) -> Value:
         (whole,) = self.builder.copy(node.operation, (), is_repeated=True)

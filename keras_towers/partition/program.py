@@ -26,7 +26,8 @@ class Tensor:
         shape: what is known of its shape, on a tower that of its rows.
         on_towers: whether each tower has its own.
         level: the number of exchanges that come before it.
-        operation: what makes it; None: it is given, or exchanged.
+        operation: the operation whose output it is; None: it is an input of the
+            program, or the result of an exchange.
         index: which of the operation's outputs it is.
         handle: of what variable it is a handle, as TensorFlow says it.
     """
@@ -47,7 +48,7 @@ class Operation:
     Attributes:
         type: its type.
         inputs: its N inputs.
-        attributes: what else it is told, as in a graph.
+        attributes: its attributes, as in a graph.
         outputs: its outputs.
         level: the number of exchanges that come before it.
         on_towers: whether each tower does it.

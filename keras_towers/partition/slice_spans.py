@@ -53,25 +53,25 @@ def spans(
     # Each entry is the ellipsis, a new axis, or what is taken of an axis.
     others = masks["ellipsis"] | masks["new_axis"]
     named = sum(not others >> k & 1 for k in range(len(strides)))
-    found: list[Span] = []
+    taken: list[Span] = []
     axis = 0
     for k, stride in enumerate(strides):
         if masks["ellipsis"] >> k & 1:
             behind = axis + len(shape) - named
-            found += [Span(a) for a in range(axis, behind)]
+            taken += [Span(a) for a in range(axis, behind)]
             axis = behind
             continue
         if masks["new_axis"] >> k & 1:
-            found.append(Span(None))
+            taken.append(Span(None))
             continue
         if masks["shrink_axis"] >> k & 1:
-            found.append(Span(axis, begin[k], 1, dropped=True))
+            taken.append(Span(axis, begin[k], 1, dropped=True))
         else:
             first = None if masks["begin"] >> k & 1 else begin[k]
             last = None if masks["end"] >> k & 1 else end[k]
-            found.append(_span(axis, shape[axis], first, last, stride))
+            taken.append(_span(axis, shape[axis], first, last, stride))
         axis += 1
-    return found + [Span(a) for a in range(axis, len(shape))]
+    return taken + [Span(a) for a in range(axis, len(shape))]
 
 
 def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:

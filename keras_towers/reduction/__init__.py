@@ -43,7 +43,7 @@ from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
     Reduction,
-    divided,
+    divide,
     scaled,
 )
 from keras_towers.reduction.packing import GradientPacker, packed
@@ -69,7 +69,7 @@ __all__ = [
     "across_ranks",
     "bf16_shards",
     "chain",
-    "divided",
+    "divide",
     "error_feedback",
     "all_reduce",
     "fp16",

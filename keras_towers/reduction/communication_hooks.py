@@ -15,7 +15,8 @@ from keras_towers.reduction.gradients import (
     in_order,
     sparse_of,
 )
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 CommunicationHook: TypeAlias = Callable[
     [Transport, Sequence[tf.Tensor], str], list[tf.Tensor]
@@ -66,7 +67,7 @@ def chain(*parts: Link | CommunicationHook) -> CommunicationHook:
 def all_reduce(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
-    """Sum tensors without loss, by the transport's all-reduce."""
+    """Sum tensors losslessly, by the transport's all-reduce."""
     return transport.all_reduce(tensors, key)
 
 
@@ -119,7 +120,7 @@ def sum_separately(
     is_separate: Callable[[tf.Tensor], bool],
     sum_chosen: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Sum some tensors in a way of their own, the others by an all-reduce."""
+    """Sum some tensors with a given function, the others by an all-reduce."""
     sums = list(tensors)
     # An engine may reject empty messages.
     full = [i for i, t in enumerate(tensors) if t.shape.num_elements() != 0]

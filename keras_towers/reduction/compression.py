@@ -44,7 +44,7 @@ _BUCKET_BYTES = 16 * 2**20
 
 
 def rounded(dtype: tf.DType) -> Link:
-    """Sum in a dtype of 16 bits."""
+    """Sum gradients in a 16-bit dtype."""
 
     def link(
         tensors: Sequence[tf.Tensor], key: str
@@ -65,7 +65,7 @@ def rounded(dtype: tf.DType) -> Link:
 
 
 def _shards(dtype: tf.DType) -> CommunicationHook:
-    """Send a dtype of 16 bits; each rank sums its shard in float32."""
+    """Send a 16-bit dtype; each rank sums its shard in float32."""
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -131,14 +131,14 @@ def _sum_two(
     tensors: Sequence[tf.Tensor],
     key: str,
 ) -> list[tf.Tensor]:
-    """Sum the tensors of two ranks, which send each other all values.
+    """Sum the tensors of two ranks, which exchange all values.
 
     Not as an all-to-all or a gather: where two ranks are both neighbours of
     each other, Gloo sends in one direction of the link after the other. A sum
     of integers, which may wrap around, less a rank's own is the other's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
-    encoded = [_words(t) for t in sent]
+    encoded = [_as_int32(t) for t in sent]
     both = transport.all_reduce(encoded, f"{key}.both")
     totals = []
     for values, words, total, tensor in zip(
@@ -152,8 +152,8 @@ def _sum_two(
     return totals
 
 
-def _words(tensor: tf.Tensor) -> tf.Tensor:
-    """Return values of 16 bits as a vector of integers of 32."""
+def _as_int32(tensor: tf.Tensor) -> tf.Tensor:
+    """Bitcast 16-bit values to a vector of int32, padded with zeros."""
     flat = tf.reshape(tensor, [-1])
     padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
     return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
@@ -206,10 +206,10 @@ def resolve(
     return make()
 
 
-def described(
+def describe_effect(
     compression: CompressionName | CommunicationHook | None,
 ) -> str:
-    """Say how gradients are exchanged, if that may change results."""
+    """Describe how gradients are exchanged, if that may change results."""
     if callable(compression):
         kind = type(compression).__qualname__
         name = getattr(compression, "__qualname__", kind).split(".<locals>")[0]

@@ -1,4 +1,4 @@
-"""Error feedback: what is lost of a gradient is added to the next one.
+"""Error feedback: what one gradient loses is added to the next one.
 
 Rounding loses bits; PowerSGD sends two thin factors of each matrix instead of
 its elements (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression
@@ -30,7 +30,7 @@ def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
 
 
 class Memory:
-    """Variables in which a link or a hook keeps values between steps."""
+    """Variables that keep values of a link or a hook between steps."""
 
     def __init__(self) -> None:
         self._variables: dict[tuple[Any, ...], tf.Variable] = {}
@@ -103,7 +103,7 @@ def error_feedback(dtype: tf.DType) -> Link:
 
 
 def power_sgd(rank: int = 4) -> CommunicationHook:
-    """Send the factors P and Q of a sum that has at most a given rank.
+    """Send the factors P and Q of a low-rank approximation of the sum.
 
     A gradient of shape [..., columns] is taken as a matrix M of N rows. With
     the Q of the step before, P is the orthonormal basis of the sum of M Q over
@@ -149,7 +149,7 @@ def power_sgd(rank: int = 4) -> CommunicationHook:
 
 
 def _is_worth(tensor: tf.Tensor, rank: int) -> bool:
-    """Whether the factors have at most half as many elements."""
+    """Whether factorizing a gradient at least halves its elements."""
     if not tensor.shape.is_fully_defined() or len(tensor.shape) < 2:
         return False
     elements, columns = tensor.shape.num_elements(), tensor.shape[-1]

@@ -30,12 +30,12 @@ def is_sparse(gradient: Gradient) -> bool:
 
 
 def dense_of(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
-    """Return the dense ones of a tower's gradients."""
+    """Return a tower's dense gradients."""
     return [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
 
 
 def sparse_of(gradients: Sequence[Gradient]) -> list[tf.IndexedSlices]:
-    """Return the sparse ones of a tower's gradients."""
+    """Return a tower's sparse gradients."""
     return [g for g in gradients if isinstance(g, tf.IndexedSlices)]
 
 
@@ -44,7 +44,7 @@ def in_order(
     dense: Sequence[tf.Tensor],
     sparse: Sequence[Gradient],
 ) -> list[Any]:
-    """Merge dense and sparse gradients in the order of others."""
+    """Merge dense and sparse gradients into the original order."""
     kinds = iter(dense), iter(sparse)
     return [next(kinds[is_sparse(gradient)]) for gradient in like]
 
@@ -67,13 +67,13 @@ def scaled(gradient: Gradient, factor: Any) -> Gradient:
     return on_values(gradient, lambda v: v * tf.cast(factor, v.dtype))
 
 
-def divided(gradient: Gradient, number: Any) -> Gradient:
+def divide(gradient: Gradient, number: Any) -> Gradient:
     """Divide a gradient by a number; see ``scaled``."""
     return on_values(gradient, lambda v: v / tf.cast(number, v.dtype))
 
 
 def check_floats(tensors: Sequence[tf.Tensor]) -> None:
-    """Refuse gradients that are integers."""
+    """Refuse integer gradients."""
     for index, tensor in enumerate(tensors):
         if not tensor.dtype.is_floating:
             raise TowerError(
@@ -84,7 +84,7 @@ def check_floats(tensors: Sequence[tf.Tensor]) -> None:
 
 
 def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
-    """Refuse gradients that sum to a wrong shape, or hang a collective."""
+    """Refuse gradients that would add up wrongly or hang a collective."""
     if not grads or len(grads) != len(devices):
         raise TowerError(
             f"There are gradients of {len(grads)} towers for {len(devices)} "
@@ -108,15 +108,15 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
             first = grads[0][index]
             if not _are_alike(gradient, first):
                 raise TowerError(
-                    f"Gradient {index} is {_described(gradient)} on tower "
-                    f"{tower}, but {_described(first)} on tower 0. Every tower "
+                    f"Gradient {index} is {_describe(gradient)} on tower "
+                    f"{tower}, but {_describe(first)} on tower 0. Every tower "
                     "must compute the same gradients: check whether the model "
                     "treats the data of some towers differently."
                 )
 
 
 def _are_alike(gradient: Gradient, first: Gradient) -> bool:
-    """Whether gradients of two towers can be added up."""
+    """Whether the gradients of two towers can be added."""
     return (
         is_sparse(gradient) == is_sparse(first)
         and gradient.dtype == first.dtype
@@ -131,6 +131,6 @@ def _shape(gradient: Gradient) -> tf.TensorShape:
     return gradient.shape
 
 
-def _described(gradient: Gradient) -> str:
+def _describe(gradient: Gradient) -> str:
     kind = "tf.IndexedSlices" if is_sparse(gradient) else "tf.Tensor"
     return f"a {kind} of {gradient.dtype.name} {_shape(gradient)}"

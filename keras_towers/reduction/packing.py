@@ -74,7 +74,7 @@ class GradientPacker:
         self._plans: dict[tuple, PackingPlan | None] = {}
 
     def plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
-        """Plan for these dtypes and shapes; None if nothing is to be packed."""
+        """Return a plan for these dtypes and shapes; None: nothing to pack."""
         key = tuple((grad.dtype, _static(grad.shape)) for grad in grads)
         if key not in self._plans:
             self._plans[key] = self._make_plan(grads)
@@ -127,7 +127,7 @@ class GradientPacker:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Some of the elements of a gradient, which is flat."""
+    """A range of elements of a flattened gradient."""
 
     gradient: int
     start: int
@@ -163,16 +163,16 @@ class PackingPlan:
     alone: list[int]
 
     def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return one-dimensional buffers, then what is not packed."""
+        """Return flat buffers, followed by the gradients not packed."""
         flat = {i: tf.reshape(grads[i], [-1]) for i in self.shapes}
         packed = [
-            _joined([flat[p.gradient][p.start : p.stop] for p in pieces])
+            _concat([flat[p.gradient][p.start : p.stop] for p in pieces])
             for pieces in self.buffers
         ]
         return packed + [grads[index] for index in self.alone]
 
     def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return N gradients from what ``pack`` returned, or sums of that."""
+        """Return N gradients from the buffers of ``pack``, or their sums."""
         parts: dict[int, list[tf.Tensor]] = {i: [] for i in self.shapes}
         count = len(self.buffers)
         for buffer, pieces in zip(buffers[:count], self.buffers, strict=True):
@@ -183,11 +183,11 @@ class PackingPlan:
                 parts[piece.gradient].append(part)
         grads = dict(zip(self.alone, buffers[count:], strict=True))
         for index, shape in self.shapes.items():
-            grads[index] = tf.reshape(_joined(parts[index]), shape)
+            grads[index] = tf.reshape(_concat(parts[index]), shape)
         return [grads[index] for index in range(len(grads))]
 
 
-def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+def _concat(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
 
 

@@ -121,7 +121,7 @@ class SharedMemoryAllReduce:
 
 
 def available(transport: Transport) -> bool:
-    """Whether the ranks appear to be on one machine; alike on all ranks."""
+    """Whether the ranks seem to share a machine; the same on all ranks."""
     return 1 < transport.size == transport.local_size
 
 
@@ -170,7 +170,7 @@ class SharedBucket:
         self._unlink = weakref.finalize(self, _unlink, _path(self._name))
 
     def post(self, *arrays: np.ndarray) -> np.int64:
-        """Write what others sum; return the memory's number, 0 if no room."""
+        """Publish the arrays; return the memory's number, 0 if it is full."""
         if self._failed:
             return np.int64(0)
         try:
@@ -186,7 +186,7 @@ class SharedBucket:
         return np.int64(self._name)
 
     def reduce(self, names: np.ndarray, *arrays: np.ndarray) -> np.int32:
-        """Sum this rank's share; return 1, or 0 if memory cannot be read."""
+        """Sum this rank's share; return 1, or 0 if memory is unreadable."""
         try:
             self._open(names)
         except (OSError, ValueError) as error:

@@ -122,7 +122,7 @@ def sum_on_towers(
 def sum_at_variables(
     grads: Gradients, devices: Sequence[str], places: Sequence[str]
 ) -> list[Gradient]:
-    """Sum gradient i of all towers on place i, only there; return N sums.
+    """Sum gradient i of all towers on device i only; return N sums.
 
     Ports tensorpack's ``SyncMultiGPUParameterServerBuilder``.
     """
@@ -181,7 +181,7 @@ def reduce_in_graph(
     dtypes: Collection[tf.DType],
     operation: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]],
 ) -> list[list[Gradient]]:
-    """Sum by operations that wait for one another, one on each tower.
+    """Sum by collective operations, one on each tower.
 
     Others are summed on the towers in turn: slices, tensors of other dtypes,
     and those whose shapes are empty or unknown at tracing time. In eager code
@@ -218,7 +218,7 @@ _group_keys = itertools.count(1_000_000)
 # TensorFlow also identifies each reduction by a key, and remembers its dtype,
 # so a key belongs to one gradient in one graph. Each gradient cycles through
 # this many keys.
-_SLOTS = 16
+_KEYS_PER_GRADIENT = 16
 
 
 class CollectiveAllReduce:
@@ -258,7 +258,7 @@ class CollectiveAllReduce:
         self.hint: str = "nccl" if nccl_available(devices)[0] else "ring"
         self._host = host_of(devices[0])
         self._group_key = next(_group_keys)
-        self._keys = itertools.count(0, _SLOTS)
+        self._keys = itertools.count(0, _KEYS_PER_GRADIENT)
         self._steps = compat.hidden_variable(self._host, 0, tf.int64)
         # TensorFlow serializes the stateful ops of a graph, which would
         # deadlock collective peers, unless they use different resources: one
@@ -312,7 +312,7 @@ class CollectiveAllReduce:
         return sums
 
     def _next_slot(self) -> tf.Tensor:
-        """Count the steps in the graph atomically, modulo ``_SLOTS``.
+        """Count the steps in the graph atomically, and return the next key.
 
         With a single key, two threads that run the same graph would mix up
         their buffers. With a new key for every step, TensorFlow would leak
@@ -322,7 +322,7 @@ class CollectiveAllReduce:
             step = tf.raw_ops.ResourceCountUpTo(
                 resource=self._steps.handle, limit=2**62, T=tf.int64
             )
-            return tf.cast(step % _SLOTS, tf.int32)
+            return tf.cast(step % _KEYS_PER_GRADIENT, tf.int32)
 
 
 # The dtypes that TensorFlow's kernel supports.

@@ -1,1 +1,1 @@
-"""The ranks of a job find, watch and compare one another here."""
+"""How the ranks of a job find, watch and check one another."""

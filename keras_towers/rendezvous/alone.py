@@ -1,4 +1,4 @@
-"""Processes of one job that would each train a model of its own."""
+"""Guards against processes of a job that each train a separate model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _advice: str | None = None
 
 
 def refuse_alone(advice: str) -> None:
-    """Refuse training in this process until it has met others."""
+    """Refuse training in this process until it is connected."""
     global _advice
     _advice = advice
 
 
 def permit_alone() -> None:
-    """Permit it: the script has a strategy that connects its processes."""
+    """Permit training: the script has a strategy that connects processes."""
     global _advice
     _advice = None
 
 
 def check_not_alone(kind: str, model: str) -> None:
-    """Raise where a method would train a model without any strategy."""
+    """Raise an error if a method would train without any strategy."""
     if _advice is None or _engine_runs():
         return
     raise TowerError(
@@ -36,7 +36,7 @@ def check_not_alone(kind: str, model: str) -> None:
 
 
 def _engine_runs() -> bool:
-    """Whether the script has connected this process by an engine itself."""
+    """Whether the script itself has connected this process by an engine."""
     # They stand above this package.
     from keras_towers import engines
 

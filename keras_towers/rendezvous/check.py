@@ -1,4 +1,9 @@
-"""Whether connected ranks are about to do the same thing."""
+"""Whether connected ranks are about to do the same thing.
+
+The exchange and comparison of plain values, of which ``fit`` uses it for the
+arguments of a call (``fit/calls/rank_agreement.py``) and for variables
+(``fit/weights/rank_state.py``).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from keras_towers.errors import TowerError
 
 
 class Peers(Protocol):
-    """Connected ranks that tell one another values."""
+    """Connected ranks that exchange values."""
 
     @property
     def rank(self) -> int: ...
@@ -25,15 +30,15 @@ class Peers(Protocol):
     def local_size(self) -> int: ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Gather values from all ranks on all ranks, eagerly; no pickles."""
+        """Gather values from all ranks on all ranks. Eager; no pickles."""
         ...
 
 
 def gather(peers: Peers, value: Any, where: str) -> list[Any]:
-    """Gather values from all ranks, which have to be in one place.
+    """Gather values from all ranks, which must be at the same point.
 
-    Ranks that do different things may wait for one another nevertheless, each
-    for something else, and would take the other's values for what they wanted.
+    Ranks that do different things may still wait for one another, and would
+    then mistake the values of other ranks for the ones they expected.
     """
     gathered = peers.gather_objects((where, value))
     if any(place != where for place, _ in gathered):
@@ -48,14 +53,14 @@ def gather(peers: Peers, value: Any, where: str) -> list[Any]:
 
 
 def describe_ranks(values: Sequence[Any], separator: str = ", ") -> str:
-    """The values of all ranks in words."""
+    """Describe the values of all ranks."""
     return separator.join(f"rank {r}: {v}" for r, v in enumerate(values))
 
 
 def differing_settings(
     ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, list[Any]]:
-    """The settings in which ranks differ, each with its value on every rank."""
+    """The settings that differ between ranks, with all their values."""
     found = {
         name: [settings.get(name, "not given") for settings in ranks]
         for name in sorted(set().union(*ranks))
@@ -66,7 +71,7 @@ def differing_settings(
 def describe_gradients(
     ranks: Sequence[Collection[tuple[Hashable, str]]],
 ) -> str:
-    """Say which gradients not all ranks have."""
+    """Describe the gradients that some ranks lack."""
     common = set.intersection(*({kind for kind, _ in r} for r in ranks))
     others = [
         sorted({name for kind, name in r if kind not in common}) for r in ranks
@@ -81,7 +86,7 @@ def describe_gradients(
 
 
 def without_numbers(path: str) -> str:
-    """A path without the numbers that make Keras names unique.
+    """Strip the numbers that make Keras names unique from a path.
 
     They count what a process has built, and rank 0 may have built more models
     than the others.

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 
 from keras_towers import settings
-from keras_towers.agent import interface_towards, share_cores
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import INTERFACE
+from keras_towers.rendezvous.network import INTERFACE, interface_towards
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -17,12 +16,13 @@ from keras_towers.rendezvous.store import (
     token,
 )
 from keras_towers.settings import SECRET, SEED
+from keras_towers.system import usable_cores
 
 
 def process_environment(
     stall_warning_s: int, stall_shutdown_s: int, seed: int | None = None
 ) -> dict[str, str]:
-    """Variables for every process of a job, of the options that ``Job`` has."""
+    """Variables for every process of a job, from the options of ``Job``."""
     environment = {
         # Show output immediately, and unchanged under an ASCII-only locale.
         "PYTHONUNBUFFERED": "1",
@@ -91,7 +91,7 @@ def rank_environment(
     common: Mapping[str, str],
     sharing: int | None = None,
 ) -> dict[str, str]:
-    """The environment of a rank that no agent has started, computed there."""
+    """The environment of a rank not started by an agent, computed there."""
     environment = {
         **os.environ,
         **job_environment(
@@ -101,12 +101,16 @@ def rank_environment(
         ),
         **slot.environment,
     }
-    share_cores(environment, sharing or slot.local_size)
+    processes = sharing or slot.local_size
+    if processes > 1:  # As agents do.
+        share = str(max(1, usable_cores() // processes))
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
+        environment.setdefault("OMP_NUM_THREADS", share)
     return environment
 
 
 def seconds(name: str, default: int) -> int:
-    """A variable with a number of seconds."""
+    """The number of seconds in a variable."""
     text = os.environ.get(name, "")
     try:
         return round(float(text)) if text else default

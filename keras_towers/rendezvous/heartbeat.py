@@ -1,4 +1,4 @@
-"""A process beside each rank that met the others by itself.
+"""A helper process beside each rank that joined a job without our launcher.
 
 It sends the rank's heartbeat, since a rank's own threads stand still while one
 of them holds Python's lock. Beside rank 0 it serves the job's store, too.
@@ -33,7 +33,7 @@ _KEY = "heartbeat"
 
 
 class HeartbeatProcess:
-    """The process beside this one, as this one sees it."""
+    """The heartbeat process, as seen by its rank."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -52,15 +52,15 @@ class HeartbeatProcess:
         return dataclasses.replace(endpoint, port=port, secret=secret)
 
     def by_rank(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The values that ranks have left, each at ``key-rank``."""
+        """The values that ranks have stored at ``key-rank``."""
         return dict(self._ask("by_rank", key, [*ranks]))
 
     def publish(self, key: str, values: Sequence[Any]) -> None:
-        """Leave a value for each rank, at ``key-rank``."""
+        """Store a value for each rank, at ``key-rank``."""
         self._ask("publish", key, values)
 
     def begin(self, hosts: Sequence[str], names: Sequence[str]) -> None:
-        """Begin the job of ranks of these names, one on each of these hosts."""
+        """Begin a job, given the names and hosts of its ranks."""
         self._ask("begin", hosts, names, settings.BEAT_S, settings.LOST_S)
 
     def beat(self, endpoint: Endpoint, rank: int) -> None:
@@ -68,7 +68,7 @@ class HeartbeatProcess:
         self._send("beat", dataclasses.astuple(endpoint), rank, settings.BEAT_S)
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -88,7 +88,7 @@ class HeartbeatProcess:
 
 
 class _HeartbeatServer:
-    """The process itself; its public methods are what a rank can order."""
+    """The heartbeat process; its public methods are the commands of a rank."""
 
     def __init__(self):
         self._server: StoreServer | None = None
@@ -129,7 +129,7 @@ class _HeartbeatServer:
         self._beating = self._start(self._beat, client, key, beat_s)
 
     def end(self) -> None:
-        """Say that the rank has ended."""
+        """Report that the rank has ended."""
         self._over.set()
         if self._beating is not None:
             self._beating.join()
@@ -159,7 +159,7 @@ class _HeartbeatServer:
         heartbeats = functools.partial(server.by_rank, _KEY)
         liveness = Liveness(range(len(names)), heartbeats, lost_s)
         while not self._over.wait(beat_s):
-            liveness.look()
+            liveness.refresh()
             gone = liveness.gone().items()
             # All ranks read it, however many are gone.
             some = itertools.islice(gone, settings.NAMED)
@@ -167,7 +167,7 @@ class _HeartbeatServer:
 
 
 def main() -> None:
-    """Do what the lines of stdin say, until it is closed."""
+    """Execute the commands read from stdin, until it is closed."""
     server = _HeartbeatServer()
     for line in sys.stdin:
         order, *arguments = json.loads(line)

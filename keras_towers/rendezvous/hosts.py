@@ -56,7 +56,7 @@ def read_entries(entries: Iterable[str], form: str) -> dict[str, int]:
 def allocation(
     variables: _Variables = os.environ,
 ) -> tuple[str, dict[str, int]] | None:
-    """The manager of this job's hosts, and the number of processes on each."""
+    """The cluster manager, and its number of processes on each host."""
     for manager, hosts_of in _MANAGERS.items():
         hosts = hosts_of(variables)
         if hosts:
@@ -116,7 +116,7 @@ _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
 
 
 def _read_hosts_file(file: str | None) -> dict[str, int]:
-    """Hosts of a file with a line for each process."""
+    """Read the hosts from a file with one line per process."""
     if not file:
         return {}
     try:
@@ -170,7 +170,7 @@ class RankPlacement:
         return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
 
     def encode(self) -> str:
-        """Encode all but the host, as Horovod's elastic workers read it."""
+        """Encode everything but the host, in Horovod's elastic format."""
         return ",".join(map(str, dataclasses.astuple(self)[1:]))
 
     @classmethod
@@ -184,7 +184,7 @@ NO_PLACEMENT: str = RankPlacement("", *[-1] * 6).encode()
 
 
 def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
-    """The place of each rank."""
+    """Assign a host and a slot to each rank."""
     on_host: dict[str, list[int]] = collections.defaultdict(list)
     for rank, host in enumerate(hosts):
         on_host[host].append(rank)
@@ -212,6 +212,6 @@ def place_ranks(hosts: Sequence[str]) -> list[RankPlacement]:
 def fill_slots(
     hosts: Mapping[str, int], most: int | None
 ) -> list[RankPlacement]:
-    """The places of at most so many ranks: one host after another is filled."""
+    """Place at most this many ranks, filling one host after another."""
     everywhere = [host for host, count in hosts.items() for _ in range(count)]
     return place_ranks(everywhere[:most])

@@ -1,4 +1,4 @@
-"""Servers of TensorFlow that take connections to their own address only.
+"""TensorFlow servers that accept connections to a single address only.
 
 TensorFlow's server listens on every interface, and authenticates nobody. It
 has no option for an address, and a socket that listens cannot be bound again.
@@ -43,7 +43,7 @@ _ALL_BYTES = 0xFFFFFFFF
 
 @contextlib.contextmanager
 def only_at(address: str) -> Iterator[None]:
-    """Let the server that starts inside be reached at one address only.
+    """Make a server started inside this block reachable at one address only.
 
     If this machine has no such address, as behind a load balancer, or knows its
     own name as one of its loopback, the server can be reached at all of them;
@@ -89,7 +89,7 @@ def check(address: str) -> None:
 
 
 def _own_addresses(host: str) -> list[_Address]:
-    """The addresses of a host; none if others may know it by another one."""
+    """The addresses of a host; empty if others may reach it by another one."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -132,7 +132,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _attach(listener: socket.socket, program: bytes) -> None:
-    """Let a socket, and all that it accepts, drop what a filter drops."""
+    """Attach a packet filter to a socket and the connections it accepts."""
     memory = ctypes.create_string_buffer(program, len(program))
     count = len(program) // len(_code(_RETURN))
     description = struct.pack("HP", count, ctypes.addressof(memory))
@@ -140,7 +140,7 @@ def _attach(listener: socket.socket, program: bytes) -> None:
 
 
 def _accept(address: _Address) -> bytes:
-    """Instructions that accept packets to an address, and go on with others."""
+    """Filter instructions that accept packets to an address."""
     words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
     tests = [(_LOAD_BYTE, 0, address.version)]
     first = _DESTINATION[address.version]

@@ -1,4 +1,4 @@
-"""Which processes of a job are alive: one decision for all who watch others."""
+"""Decides which processes of a job are alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTICE_GROWTH = 4
 
 
 class State(enum.StrEnum):
-    """The state of a process, in the words of messages."""
+    """The state of a process, as messages describe it."""
 
     ALIVE = "is alive"
     SUSPECTED = "does not answer"
@@ -32,7 +32,7 @@ class State(enum.StrEnum):
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody need wait for the process."""
+        """Whether waiting for the process is pointless."""
         return self in (State.ENDED, State.LOST)
 
 
@@ -77,7 +77,7 @@ class Liveness:
         self._heard = dict.fromkeys(self.signs, clock())
         self._looked = dict(self._heard)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for new signs of all processes."""
         found = self._source(tuple(self.signs))
         now = self._clock()
@@ -92,7 +92,7 @@ class Liveness:
                 self.signs[rank] = sign
 
     def silent_s(self, rank: int) -> float:
-        """Return the seconds from the last sign to the last look."""
+        """Return the seconds between the last sign and the last look."""
         return self._looked[rank] - self._heard[rank]
 
     def state(self, rank: int) -> State:
@@ -111,7 +111,7 @@ class Liveness:
 
 
 class AnswerWatch(threading.Thread):
-    """Asks processes at every beat; reports once those that are lost.
+    """Polls processes at every beat, and reports each lost process once.
 
     Args:
         ranks: the processes to ask.
@@ -137,7 +137,7 @@ class AnswerWatch(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End the thread, which may take until the last answer."""
+        """End the thread, at the latest after the pending answer."""
         self._ended.set()
         if threading.current_thread() is not self:
             self.join()
@@ -146,7 +146,7 @@ class AnswerWatch(threading.Thread):
         """Ask all others at every beat."""
         others = self.liveness
         while not self._ended.wait(min(others.limit_s / 4, settings.BEAT_S)):
-            others.look()
+            others.refresh()
             lost = list(others.gone())
             if lost and not self._ended.is_set():
                 self._on_lost(lost)

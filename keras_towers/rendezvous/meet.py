@@ -69,14 +69,18 @@ _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 @functools.cache
 def _heartbeat() -> HeartbeatProcess:
-    """The process beside this rank, which ends with it."""
+    """The heartbeat process of this rank, which ends with it."""
     return HeartbeatProcess()
 
 
 def join() -> None:
-    """Meet the others of this job, if a launcher other than ours started it."""
+    """Meet the other ranks, if a launcher other than ours started the job."""
     environment = environments.detect()
-    if environment is None or environment.placed or environment.alone:
+    if (
+        environment is None
+        or environment.horovod_reads_variables
+        or environment.alone
+    ):
         return
     if environment.size is None:
         raise TowerError(
@@ -100,7 +104,7 @@ def join() -> None:
 
 
 def take_place() -> None:
-    """Wait until all workers of an elastic job are there, and take a rank.
+    """Wait for all workers of an elastic job, and take a rank.
 
     To be called before Horovod connects for the first time in a process, whose
     rank may be out of date: others that died meanwhile are not waited for.
@@ -117,12 +121,12 @@ def take_place() -> None:
     encoded = answer.decode() if answer else NO_PLACEMENT
     slot = RankPlacement.decode(host, encoded)
     if slot.rank < 0:
-        raise TowerError("the job has gone on without this worker.")
+        raise TowerError("the job has continued without this worker.")
     os.environ.update(slot.environment)
 
 
 def given_endpoint() -> Endpoint | None:
-    """The address and secret that the user gives, None if there are none."""
+    """The address and secret set by the user, or None."""
     point = os.environ.get(RENDEZVOUS)
     if not point:
         return None
@@ -165,13 +169,13 @@ class RendezvousFile:
         self._written: Any = None
 
     def write(self, endpoint: Endpoint) -> None:
-        """Write it, instead of what an earlier job has left."""
+        """Write the file, replacing one of an earlier job."""
         self._written = dataclasses.asdict(endpoint)
         with self._usable():
             self._store.put(self._key, self._written)
 
     def read(self) -> Endpoint | None:
-        """Read it, None as long as there is none."""
+        """Read the file; None as long as it does not exist."""
         with self._usable():
             found = self._store.get(self._key)
         try:
@@ -180,7 +184,7 @@ class RendezvousFile:
             return None
 
     def remove(self) -> None:
-        """Remove it, unless another job has written its own."""
+        """Remove the file, unless another job has replaced it."""
         self._store.remove(self._key, self._written)
 
     @contextlib.contextmanager
@@ -189,9 +193,9 @@ class RendezvousFile:
             yield
         except OSError as error:
             raise TowerError(
-                f"ranks meet by the file {self.path}, which cannot be used "
-                f"({error.strerror}): set {RENDEZVOUS_FOLDER} to a folder that "
-                "all machines of the job share."
+                f"ranks meet through the file {self.path}, which cannot be "
+                f"used ({error.strerror}): set {RENDEZVOUS_FOLDER} to a "
+                "folder that all machines of the job share."
             ) from None
 
 
@@ -201,7 +205,7 @@ def _meet_as_rank_0(
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Wait as rank 0 for all others, and tell them who has come."""
+    """As rank 0, wait for all other ranks, and send them the plan."""
     ranks = range(environment.size or 0)
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
@@ -260,7 +264,7 @@ def _meet_rank_0(
     file: RendezvousFile | None,
     wait_s: float,
 ) -> dict[str, str]:
-    """Introduce this rank to rank 0, and wait until all have come."""
+    """Introduce this rank to rank 0, and wait for all others."""
     last = "there is no such file"
     nonce = secrets.token_hex(8)
     found = endpoint
@@ -296,16 +300,15 @@ def _meet_rank_0(
                 "%s has waited %.0f s: %s.", environment, late_s, last
             )
     how = (
-        f"by the file {file.path}. If the machines do not share its folder, "
-        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} and "
-        f"{SECRET}"
+        f"in the file {file.path}. If the machines do not share its folder, "
+        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} "
+        f"and {SECRET}"
         if file
-        else f"by {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
+        else f"at {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
     )
     raise TowerError(
-        f"{environment} has waited {wait_s:.0f} s for rank 0, which it was to "
-        f"find {how}. The last try: {last}. {RENDEZVOUS_TIMEOUT} sets the "
-        "seconds."
+        f"{environment} waited {wait_s:.0f} s for rank 0, expected {how}. "
+        f"The last attempt: {last}. {RENDEZVOUS_TIMEOUT} sets the seconds."
     )
 
 
@@ -324,7 +327,7 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
 
 
 def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each rank is told: what concerns it, however many there are."""
+    """The plan for each rank, whose size does not grow with the job."""
     # A launcher may have given each rank cores of its own.
     cores = [(guest["host"], *guest["cores"]) for guest in everyone]
     sharing = collections.Counter(cores)
@@ -343,7 +346,7 @@ def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _variables(
     endpoint: Endpoint, plan: Mapping[str, Any], towards: str
 ) -> dict[str, str]:
-    """The environment of a rank, from what it was told."""
+    """The environment of a rank, from its plan."""
     slot = RankPlacement(**plan["slot"])
     watch.rank0_name = plan["rank0_name"]
     _heartbeat().beat(endpoint, slot.rank)

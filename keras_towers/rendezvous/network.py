@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import psutil
 
 from keras_towers import settings
-from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.environments import ClusterEnvironment
 
@@ -35,7 +34,7 @@ def is_local(host: str) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address is one of this machine."""
+    """Whether an IPv4 or IPv6 address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Only addresses of this machine can be bound.
     try:
@@ -52,7 +51,7 @@ def is_reachable(address: str) -> bool:
 
 
 def refuses(address: str) -> bool:
-    """Whether the host of a ``host:port`` is there, and nobody listens."""
+    """Whether the host of a ``host:port`` is up but refuses connections."""
     return isinstance(_why_not(address), ConnectionRefusedError)
 
 
@@ -86,17 +85,31 @@ def answers(address: str) -> bool:
 
 
 def own_address_towards(address: str) -> str:
-    """The address of this machine on the way to another one."""
+    """The address of this machine on the route to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Sends nothing, only looks up a route.
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
 
 
+def interface_towards(address: str) -> str:
+    """The name of the network interface with a route to ``address``."""
+    # Agents look it up without psutil, see launching/agent.py.
+    names = {
+        entry.address: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+    }
+    source = own_address_towards(address)
+    if source not in names:
+        raise OSError(f"no network interface has a route to {address}")
+    return names[source]
+
+
 def meeting_point(
     interface: str | None, remote: Iterable[str]
 ) -> tuple[str, str | None]:
-    """The rendezvous address, and the interface of each rank if known."""
+    """The rendezvous address, and the interface of each rank, if known."""
     if interface:
         known = {
             name: entry.address
@@ -140,7 +153,7 @@ def own_address(environment: ClusterEnvironment) -> str:
         return own_address_towards(_ELSEWHERE)
     except OSError as error:
         raise TowerError(
-            "it is not known on which network the ranks reach one another "
+            "cannot tell which network connects the ranks "
             f"({error.strerror}): set {INTERFACE} to the name of its "
             "interface."
         ) from None

@@ -1,4 +1,4 @@
-"""The job's key-value store, by which its processes meet and leave values.
+"""The job's key-value store, in which its processes meet.
 
 One process serves it. The job's secret signs the requests and answers of this
 package; Horovod's clients, which cannot sign, have a token in their paths.
@@ -46,14 +46,14 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Store(Protocol):
-    """Values of JSON by key, which all processes of a job read and write."""
+    """JSON values by key, shared by all processes of a job."""
 
     def get(self, key: str) -> Any:
-        """Read a value, None if there is none; OSError if the store is gone."""
+        """Read a value, or None; raise OSError if the store is gone."""
         ...
 
     def put(self, key: str, value: Any) -> None:
-        """Write a value; OSError if the store is gone."""
+        """Write a value; raise OSError if the store is gone."""
         ...
 
 
@@ -73,7 +73,7 @@ class Endpoint:
 
 
 class StoreClient:
-    """The store of another process; no secret under Horovod's launcher."""
+    """A store served by another process; unsigned under Horovod's launcher."""
 
     def __init__(self, url: str, secret: str | None = None):
         self._url = url
@@ -85,7 +85,7 @@ class StoreClient:
         return self._secret is not None
 
     def get(self, key: str, hold_s: float = 0) -> Any:
-        """Read a value; the server waits for so long for what is not there."""
+        """Read a value; the server waits for a missing one."""
         text = self.read(SCOPE, key, settings.STORE_ANSWER_S + hold_s, hold_s)
         return None if text is None else json.loads(text)
 
@@ -94,14 +94,14 @@ class StoreClient:
         self._ask("PUT", SCOPE, key, body, settings.STORE_ANSWER_S)
 
     def first(self, key: str, value: Any) -> Any:
-        """Write a value if there is none; return the one that is there."""
+        """Write a value if there is none; return the current one."""
         body = json.dumps(value).encode()
         return json.loads(
             self._ask("POST", SCOPE, key, body, settings.STORE_ANSWER_S)
         )
 
     def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that ranks have written, each at ``key-rank``."""
+        """The values that ranks have written at ``key-rank``."""
         if not self.signed:
             found = {rank: self.get(f"{key}-{rank}") for rank in ranks}
             return {r: v for r, v in found.items() if v is not None}
@@ -116,7 +116,7 @@ class StoreClient:
         timeout_s: float | None = None,
         hold_s: float = 0,
     ) -> bytes | None:
-        """Read the bytes of a key, None if there are none."""
+        """Read the bytes of a key, or None."""
         body = str(hold_s).encode() if hold_s else b""
         try:
             return self._ask("GET", scope, key, body, timeout_s)
@@ -152,7 +152,7 @@ class StoreClient:
 
 
 class FileStore:
-    """A store in a folder that only its user may enter."""
+    """A store in a private folder."""
 
     def __init__(self, folder: Path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,14 +182,14 @@ class FileStore:
         draft.replace(self._folder / key)
 
     def remove(self, key: str, value: Any) -> None:
-        """Remove a key, unless it has another value by now."""
+        """Remove a key, unless its value has changed."""
         with contextlib.suppress(OSError, TowerError):
             if self.get(key) == value:
                 (self._folder / key).unlink()
 
 
 def from_environment() -> StoreClient | None:
-    """The store that the launcher has named, None without one, as under MPI."""
+    """The store named by the launcher; None without one, as under MPI."""
     address = os.environ.get(HOROVODS_ADDRESS)
     port = os.environ.get(HOROVODS_PORT)
     secret = os.environ.get(SECRET)
@@ -204,7 +204,7 @@ def from_environment() -> StoreClient | None:
 
 
 def tell_connected(rank: int) -> None:
-    """Tell the launcher, if there is one, that a rank has met the others."""
+    """Tell the launcher, if any, that a rank has met the others."""
     store = from_environment()
     if store is not None:
         with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ def tell_connected(rank: int) -> None:
 
 
 def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
-    """Wait until a key has a value, and read it, or raise TimeoutError."""
+    """Wait for the value of a key, or raise TimeoutError."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pause_s = settings.FIRST_PAUSE_S
     while (value := store.get(key)) is None:
@@ -225,7 +225,7 @@ def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
 
 
 def token(secret: str) -> str:
-    """The beginning of every path; tells nothing of the secret.
+    """The prefix of every path, which reveals nothing about the secret.
 
     Horovod's C++ code cannot sign its requests. But it puts "http://", the
     host's name, the port and the path together as text: a token behind the
@@ -240,7 +240,7 @@ def sign(secret: str, method: str, path: str, body: bytes) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Compare in a time that does not tell how much is right."""
+    """Compare in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 

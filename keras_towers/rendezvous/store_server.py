@@ -36,7 +36,7 @@ RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod first leaves its address."""
 _PLACES_SCOPE = "rank_and_size"
 # Of all scopes in which ranks of Horovod meet: of all, of a host, of its rank.
-_RENDEZVOUSS = (RENDEZVOUS_SCOPE, "local_", "cross_")
+_RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
 _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 # Of a refused request: a client that is still sending would see no answer.
 _READ_AT_MOST = 64 << 10
@@ -77,7 +77,7 @@ class StoreServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def begin(self, plan: Sequence[RankPlacement]) -> None:
-        """Forget the round before, and let the ranks of a plan meet."""
+        """Discard the previous round, and let the ranks of a plan meet."""
         with self.lock:
             facts = self.values[SCOPE].get(FACTS)
             self.values.clear()
@@ -98,14 +98,14 @@ class StoreServer(ThreadingHTTPServer):
         self.write(SCOPE, key, json.dumps(value).encode())
 
     def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that ranks have written, each at ``key-rank``."""
+        """The values that ranks have written at ``key-rank``."""
         with self.lock:
             values = self.values[SCOPE]
             found = {rank: values.get(f"{key}-{rank}") for rank in ranks}
         return {r: json.loads(v) for r, v in found.items() if v is not None}
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        """Read a value, waiting for so long if there is none."""
+        """Read a value, waiting for a missing one."""
         with self.lock:
             found = self.values[scope].get(key)
             if found is not None or not hold_s:
@@ -119,7 +119,7 @@ class StoreServer(ThreadingHTTPServer):
     def write(
         self, scope: str, key: str, value: bytes, *, first: bool = False
     ) -> bytes:
-        """Write a value, with ``first`` only where there is none; return it."""
+        """Write a value, with ``first`` only if there is none; return it."""
         with self.lock:
             values = self.values[scope]
             values[key] = values.get(key, value) if first else value
@@ -129,12 +129,12 @@ class StoreServer(ThreadingHTTPServer):
             return values[key]
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self.shutdown()
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note an error in an answer."""
+        """Log an error in a request."""
         # As a rule who asked is gone, which is said where it is noticed.
         logger.debug("request from %s", client_address, exc_info=True)
 
@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = settings.REQUEST_S
 
     def parse_request(self) -> bool:
-        """Read a request, and refuse it if it is not the job's."""
+        """Parse a request, and refuse one from outside of the job."""
         if not super().parse_request():
             return False
         try:
@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        """Answer with a value, and sign it."""
+        """Answer with a signed value."""
         server = self.server
         if self._scope == _PLACES_SCOPE and server.place:
             slot = server.place(self._key, self.connection)
@@ -192,13 +192,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer_signed(value)
 
     def do_POST(self) -> None:
-        """Take a value if there is none, and answer with the one there is."""
+        """Store a value if there is none; answer with the current one."""
         self._answer_signed(
             self.server.write(self._scope, self._key, self._body, first=True)
         )
 
     def do_PUT(self) -> None:
-        """Take a value."""
+        """Store a value."""
         self.server.write(self._scope, self._key, self._body)
         ours = self._scope == SCOPE and self._key.startswith(CONNECTED)
         if ours or self._scope == RENDEZVOUS_SCOPE:
@@ -208,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(_OK)
 
     def do_DELETE(self) -> None:
-        """Forget a value; of a scope given up together, when all have."""
+        """Delete a value; a shared scope, once all ranks have asked for it."""
         server, scope = self.server, self._scope
         with server.lock:
             if scope not in server.scope_size:
@@ -221,11 +221,11 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(_OK)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nothing to tell of."""
+        """Do not log requests."""
 
     def _hold_s(self) -> float:
-        """How long to wait for a value that is not there."""
-        if self._scope.startswith(_RENDEZVOUSS):
+        """How long to wait for a missing value."""
+        if self._scope.startswith(_RENDEZVOUS_SCOPES):
             # Each rank of Horovod will come; who waits would ask all the time.
             return settings.HOLD_S
         return min(float(self._body or 0), settings.HOLD_S)

@@ -1,4 +1,4 @@
-"""Whether ranks run the same versions, and the same script."""
+"""Checks that ranks run the same versions and the same script."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from keras_towers.rendezvous import store
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# How many parts of a version have to be the same; None: all of them. With other
-# differences ranks may train alike, and do so with a warning.
-_SAME: dict[str, int | None] = {
+# How many leading parts of a version must match; None: all of them. Any other
+# difference only causes a warning.
+_PARTS_THAT_MUST_MATCH: dict[str, int | None] = {
     **{"TensorFlow": 2, "Keras": 2},
     **{"keras_towers": None, "Horovod": None, "BytePS": None},
 }
@@ -27,7 +27,7 @@ _SAME: dict[str, int | None] = {
 
 @functools.cache
 def process_facts(engine: str = "") -> dict[str, str]:
-    """What this process runs, which should be the same on all ranks."""
+    """The versions and script of this process, to compare between ranks."""
     import keras_towers
 
     found = {
@@ -47,7 +47,7 @@ def process_facts(engine: str = "") -> dict[str, str]:
 
 
 def _version(module: str) -> str:
-    """The version of a module that may not have been imported."""
+    """The version of a module, imported or not."""
     version = getattr(sys.modules.get(module), "__version__", None)
     return version or ", ".join(packages(module).values())
 
@@ -60,13 +60,13 @@ def compare_facts(
     *,
     warns: bool = True,
 ) -> None:
-    """Compare the facts of two ranks, and refuse what may not train alike."""
+    """Compare the facts of two ranks, and refuse versions that must match."""
     refused, warned = [], []
     for name in dict.fromkeys((*my_facts, *their_facts)):
-        parts = _SAME.get(name)
+        parts = _PARTS_THAT_MUST_MATCH.get(name)
         ours = my_facts.get(name, "").split(".")
         theirs = their_facts.get(name, "").split(".")
-        if name in _SAME and ours[:parts] != theirs[:parts]:
+        if name in _PARTS_THAT_MUST_MATCH and ours[:parts] != theirs[:parts]:
             refused.append(name)
         elif ours != theirs:
             warned.append(name)
@@ -82,7 +82,7 @@ def compare_facts(
 
     if refused:
         raise TowerError(
-            f"{differs(refused)}, and they may not train alike: install the "
+            f"{differs(refused)}, which cannot train together: install the "
             "same versions everywhere."
         )
     if warned and warns:
@@ -90,7 +90,7 @@ def compare_facts(
 
 
 def compare_with_first_rank(engine: str) -> None:
-    """Compare this rank with the one of its job that has come first.
+    """Compare this rank with the first rank of its job to arrive.
 
     Before the engine connects, which other versions of it may not survive.
     Nobody waits: so does a worker that joins an elastic job, and the others

@@ -1,4 +1,4 @@
-"""Which ranks this one waits for, and which of them are gone.
+"""Watches which ranks this rank waits for, and which of them are gone.
 
 Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
 over Gloo. Here every rank writes its progress into the store, and one that has
@@ -35,8 +35,8 @@ from keras_towers.rendezvous.store import StoreClient
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# A rank begins to look at others so many beats before it warns. Silent for so
-# many beats, a rank has stopped, though one beat may be late.
+# A rank starts checking the others this many beats before it warns. A rank that
+# is silent for ``_SILENT_BEATS`` has stopped; a single beat may be late.
 _LOOKING_BEATS = 3
 _SILENT_BEATS = 2.5
 _PROGRESS = "progress"
@@ -46,14 +46,14 @@ GONE = "gone"
 """The key of the ranks that are gone, each with its name and its state."""
 
 rank0_name: str = ""
-"""The name of rank 0, where ranks met by themselves; else empty.
+"""The name of rank 0 in a job that our launcher did not start; else empty.
 
-A process beside each rank sends its heartbeat then, and the one beside rank 0
-says in the store who is gone.
+In such a job the heartbeat process of each rank sends its signs of life, and
+the one beside rank 0 publishes in the store which ranks are gone.
 """
 
 counters: list[Callable[[], tuple[int, int]]] = []
-"""Return how many updates of the weights were begun, and how many ended.
+"""Functions that return how many weight updates have begun and have ended.
 
 They count the steps of a compiled loop, which Python does not see. They stay: a
 number that sinks would make a rank look as if it were behind.
@@ -74,7 +74,7 @@ def waited_for(
     others: Mapping[int, Progress | None],
     silent: Collection[int],
 ) -> dict[int, str]:
-    """Return the ranks that a rank waits for, and why each is late."""
+    """Return the ranks that a rank waits for, and why each one is late."""
     found = {}
     for rank, other in others.items():
         if other is None:
@@ -92,7 +92,7 @@ def waited_for(
 
 
 class StallWatch(threading.Thread):
-    """Warns when this rank waits for others, and ends it at last; 0: never."""
+    """Warns when this rank waits too long, and finally ends it; 0: never."""
 
     def __init__(
         self,
@@ -126,19 +126,19 @@ class StallWatch(threading.Thread):
         self._ended = threading.Event()
 
     def mark(self, what: str) -> None:
-        """Note what this rank is about to do, or to wait in."""
+        """Record what this rank is about to do, or to wait for."""
         self._marks += 1
         self._progress.what = what
         self._waits = bool(what)
         self._since = time.monotonic()
 
     def passed(self) -> None:
-        """Note that it has been done."""
+        """Record that the action marked last is done."""
         self._waits = False
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Note that it takes time before this rank waits in what it marked."""
+        """Record that preparations precede the wait that was marked."""
         what, waits = self._progress.what, self._waits
         if what:
             self._progress.what = f"the preparation of {what}"
@@ -154,7 +154,7 @@ class StallWatch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Report progress at every beat; look at the others when waiting."""
+        """Report progress at every beat; check the others while waiting."""
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned = 0.0
         gone: dict[str, State] = {}
@@ -188,10 +188,10 @@ class StallWatch(threading.Thread):
                 logger.warning("%s", self._text(found, still_s))
 
     def _gone_ranks(self) -> dict[str, State]:
-        """Return the names of other ranks that are gone, and their states."""
+        """Return the other ranks that are gone, with their states."""
         if not rank0_name:
             return {}  # Their launcher watches them.
-        self._rank0.look()
+        self._rank0.refresh()
         state = self._rank0.state(0)
         if state.is_gone:
             return {rank0_name: state}
@@ -218,7 +218,7 @@ class StallWatch(threading.Thread):
         return {0: ANSWERED}
 
     def _count(self) -> None:
-        """Find out how far this rank has come."""
+        """Update the counts of this rank's progress."""
         updates = begun, ended = _count_updates()
         done = begun - self._first_updates[0]
         self._progress.position = self._marks + done
@@ -238,13 +238,13 @@ class StallWatch(threading.Thread):
             self.store.put(f"{_PROGRESS}-{self._rank}", progress)
 
     def _late_ranks(self, beat_s: float) -> dict[str, str]:
-        """Return the ranks that this one waits for, and why."""
+        """Return the ranks that this rank waits for, and why."""
         if self._liveness is None:
             progress = functools.partial(self.store.by_rank, _PROGRESS)
             limit_s = _SILENT_BEATS * beat_s
             self._liveness = Liveness(self._others, progress, limit_s)
         try:
-            self._liveness.look()
+            self._liveness.refresh()
         except OSError:  # The store is gone; so will this process be.
             return {}
         others = {
@@ -270,7 +270,7 @@ class StallWatch(threading.Thread):
 
 
 def end(text: str) -> None:
-    """End this process, whose main thread waits where no exception arrives."""
+    """End this process, whose main thread cannot receive an exception."""
     print(f"keras_towers: {text}", file=sys.stderr, flush=True)
     os._exit(EXIT_AGAIN)
 
@@ -281,7 +281,7 @@ def _count_updates() -> tuple[int, int]:
 
 
 def from_environment(rank: int, size: int) -> StallWatch | None:
-    """Start the watch of this process, None if nobody is to be watched."""
+    """Start the watch of this process; None if watching is off."""
     # Without a store, as under MPI, Horovod's own inspector works.
     store = store_lib.from_environment()
     if size == 1 or store is None:
@@ -304,7 +304,7 @@ _watch: StallWatch | None = None
 
 
 def watch_over(rank: int, size: int) -> None:
-    """Watch this process as a rank, instead of as what it was before."""
+    """Watch this process under a new rank."""
     global _watch
     if _watch is not None and _watch.place == (rank, size):
         return
@@ -313,7 +313,7 @@ def watch_over(rank: int, size: int) -> None:
 
 
 def unwatch() -> None:
-    """Watch this process no longer."""
+    """Stop watching this process."""
     global _watch
     if _watch is not None:
         _watch.stop()
@@ -321,13 +321,13 @@ def unwatch() -> None:
 
 
 def mark(what: str) -> None:
-    """Note what this rank is about to do, or to wait in, if it is watched."""
+    """Record what this rank is about to do or wait for, if it is watched."""
     if _watch is not None:
         _watch.mark(what)
 
 
 def failed_before(call: int, why: str) -> str:
-    """Say that a call fails here; return which rank failed before, and why."""
+    """Report a failed call; return which rank failed before, and why."""
     # Of an elastic job the others go on.
     if _watch is None or os.environ.get("HOROVOD_ELASTIC"):
         return ""
@@ -342,11 +342,11 @@ def failed_before(call: int, why: str) -> str:
 
 
 def passed() -> None:
-    """Note that it has been done."""
+    """Record that the action marked last is done."""
     if _watch is not None:
         _watch.passed()
 
 
 def preparing() -> contextlib.AbstractContextManager[None]:
-    """Note that a step is traced, which the other ranks have to wait for."""
+    """Record that this rank traces a step, which makes other ranks wait."""
     return contextlib.nullcontext() if _watch is None else _watch.preparing()

@@ -24,7 +24,7 @@ _PER_ROW = _SLICES * GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
-    """A gradient of a variable, and where its average is taken."""
+    """The gradient of a variable, and the device that averages it."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Accumulator:
     def push(
         self, grad: Any, step: tf.Tensor, number: tf.Tensor | None = None
     ) -> tf.Operation:
-        """Add a gradient of a step; a sparse one has a number of its own."""
+        """Add a gradient of a step; only sparse gradients need a ``number``."""
         grad = tf.convert_to_tensor(grad)
         with tf.device(self._spec.device):
             # There, so that it crosses the network as it is.
@@ -71,7 +71,7 @@ class Accumulator:
             )
 
     def take(self, count: tf.Tensor) -> Gradient:
-        """Wait for at least so many gradients, and take their average."""
+        """Wait for at least ``count`` gradients, and take their average."""
         with tf.device(self._spec.device):
             average = tf.raw_ops.ResourceAccumulatorTakeGradient(
                 handle=self._handle,
@@ -82,7 +82,7 @@ class Accumulator:
             return tf.cast(average, self._spec.dtype)
 
     def _left(self) -> tf.Tensor:
-        """Return the number of gradients that nobody has taken."""
+        """Return the number of gradients not yet taken."""
         return tf.raw_ops.ResourceAccumulatorNumAccumulated(handle=self._handle)
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:
@@ -91,7 +91,7 @@ class Accumulator:
         )
 
     def go_to(self, step: tf.Tensor, drops: bool) -> tf.Operation:
-        """Drop gradients of steps before this one from now on."""
+        """From now on, drop gradients of steps before this one."""
 
         def drop() -> tf.Tensor:
             taken = tf.nest.flatten(self.take(left), expand_composites=True)
@@ -121,7 +121,7 @@ class _Sparse(Accumulator):
         self._spec = spec
         self._name = name
 
-    def _found(self) -> Any:
+    def _by_name(self) -> Any:
         # There is none that could be kept outside of a graph: each graph has
         # an operation of its own that finds the accumulator by name. It has no
         # handle to free it by; what is left in it is small.
@@ -156,11 +156,11 @@ class _Sparse(Accumulator):
             tf.concat([tf.gather(numbers, order), last], 0),
         )
         with tf.device(self._spec.device):
-            return self._found().apply_indexed_slices_grad(counted, step)
+            return self._by_name().apply_indexed_slices_grad(counted, step)
 
     def take(self, count: tf.Tensor) -> tf.IndexedSlices:
         with tf.device(self._spec.device):
-            total = self._found().take_indexed_slices_grad(
+            total = self._by_name().take_indexed_slices_grad(
                 tf.cast(count, tf.int32)
             )
             values = total.values[:-1] / total.values[-1]
@@ -171,10 +171,10 @@ class _Sparse(Accumulator):
             )
 
     def _left(self) -> tf.Tensor:
-        return self._found().num_accumulated()
+        return self._by_name().num_accumulated()
 
     def _set_step(self, step: tf.Tensor) -> tf.Operation:
-        return self._found().set_global_step(step)
+        return self._by_name().set_global_step(step)
 
 
 def accumulator(name: str, spec: GradientSpec) -> Accumulator:

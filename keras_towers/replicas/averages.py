@@ -41,7 +41,7 @@ class Part:
     accumulators: list[Accumulator]
 
     def take(self, count: tf.Tensor) -> UpdateCall:
-        """Wait for so many gradients; return the update by their averages."""
+        """Wait for gradients; return the update with their averages."""
         averages = iter([a.take(count) for a in self.accumulators])
         grads = [
             None if grad is None else next(averages) for grad in self.call.grads
@@ -60,7 +60,7 @@ class Averages:
         update: Callable[[UpdateCall], None],
         updated: Callable[[], None] = lambda: None,
     ):
-        """Create the accumulators; ``updated`` is traced behind all updates."""
+        """Create the accumulators; ``updated`` is traced after all updates."""
         self._name = name
         self._group = group
         self._place = place
@@ -73,7 +73,7 @@ class Averages:
         self._function: Any = None
 
     def push(self, replica: int, call: UpdateCall) -> None:
-        """Push the gradients that a step of one replica applies."""
+        """Push the gradients of one replica's step."""
         specs = [
             GradientSpec(
                 name=name,
@@ -115,7 +115,7 @@ class Averages:
 
     @contextlib.contextmanager
     def step_of(self, replica: int) -> Iterator[None]:
-        """Trace the step of a replica in a block, its arrival included."""
+        """Trace the step of a replica, including its arrival, in this block."""
         # So a replica cannot die between the two.
         self._traced.clear()
         self._pushes.clear()
@@ -189,7 +189,7 @@ class Averages:
         )
 
     def join(self) -> None:
-        """Begin at the global step of the group, which may have come far."""
+        """Begin at the global step of a group that may have been training."""
         self._group.calls(
             ("join", self._name),
             lambda: self._go_to(self._group.step.read_value(), drops=False),

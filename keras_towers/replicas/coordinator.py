@@ -1,4 +1,4 @@
-"""The threads that have averages applied and hand out tokens."""
+"""The threads that apply averages and hand out tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_towers.errors import TowerError
-from keras_towers.replicas import ReplicaCounts
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import ReplicaCounts
 
 if TYPE_CHECKING:
     from keras_towers.parameter_servers.remote import Running
@@ -21,7 +21,7 @@ NAME = "keras_towers-coordinator"
 
 @dataclasses.dataclass
 class _Replica:
-    """What the coordinator knows of a replica.
+    """What the coordinator knows about a replica.
 
     Attributes:
         quota: how many gradients of an update it computes.
@@ -106,10 +106,10 @@ class Coordinator(threading.Thread):
         return self._until_left is not None and left >= self._until_left
 
     def check(self) -> None:
-        """Raise the error of an update that runs by itself, if any."""
+        """Raise the error of an update running in the background, if any."""
 
     def settle(self, event: Event) -> None:
-        """Wait until FLUSH, or ASKED, and all before it have been handled."""
+        """Wait until FLUSH, or ASKED, and all earlier events are handled."""
         if self._ended.is_set():
             return
         done = threading.Event()
@@ -253,7 +253,7 @@ class Coordinator(threading.Thread):
 
 
 class EarlyCoordinator(Coordinator):
-    """Begins each update before its gradients, one of every replica, come.
+    """Begins each update before the gradients, one per replica, have arrived.
 
     Each weight is then updated as soon as all of its gradients are there, while
     others are still on their way. Every update needs a gradient of each replica
@@ -302,7 +302,7 @@ class EarlyCoordinator(Coordinator):
             self._waited_for.popleft().set()
 
     def _renew(self) -> None:
-        """Begin the next update, with the replicas that have come back."""
+        """Begin the next update, with the replicas that have returned."""
         back, self._back = self._back, set()
         for number in back:
             self._replicas[number].has_left = False

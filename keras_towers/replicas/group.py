@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.replicas import Quorum
 from keras_towers.replicas.accumulators import Accumulator, GradientSpec
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import (
     Functions,
     Queue,
@@ -50,7 +50,7 @@ class Group:
 
     A token is the right to push one gradient; its number is the global step for
     which it was handed out. ``start`` to ``advance`` are operations, part of a
-    tf.function; the other methods run by themselves.
+    tf.function; the other methods run immediately.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Group:
         return other
 
     def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
-        """Begin to compute a gradient with the weights there are now."""
+        """Begin to compute a gradient with the current weights."""
         local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             # Its own token may have been handed out long ago.
@@ -141,13 +141,13 @@ class Group:
             return token
 
     def due(self, replica: int) -> tf.Tensor:
-        """The step behind that to which a replica's gradients belong."""
+        """The step after the one that a replica's gradients belong to."""
         local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             return local.read_value() + 1
 
     def next_step(self) -> tf.Tensor:
-        """The global step behind this one."""
+        """The next global step."""
         with tf.device(self._device):
             return self.step.read_value() + 1
 
@@ -177,7 +177,7 @@ class Group:
                 return self._put(Event.ARRIVED, replica, step)
 
     def begin(self) -> tf.Tensor:
-        """Begin anew, without tokens, events and arrivals of before."""
+        """Start over, without any earlier tokens, events or arrivals."""
         # Nobody else may use the group meanwhile.
         for queue in [*self._tokens, self._events]:
             queue.clear()
@@ -192,13 +192,13 @@ class Group:
                 return tf.identity(step)
 
     def take(self, count: tf.Tensor) -> tf.Tensor:
-        """Wait for so many arrivals, and take all: of shape [T], by replica."""
+        """Wait for arrivals, and take all: shape [T], by replica."""
         with tf.device(self._device):
             arrivals: Any = self._arrivals.take(count)
             return tf.cast(arrivals, tf.int64)
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
-        """Increment the global step; hand out so many tokens to each queue."""
+        """Increment the global step, and hand out tokens to each queue."""
         with tf.device(self._device):
             step = self.step.assign_add(tf.ones((), tf.int64))
             # Before the tokens: whoever gets one may leave at once.
@@ -236,7 +236,7 @@ class Group:
         return Event(event), replica, step
 
     def hand_out(self, tokens: Sequence[int]) -> None:
-        """Hand out so many tokens to each queue, for the global step."""
+        """Hand out tokens to each queue, for the global step."""
         numbers = tuple(tokens)
         self.calls(
             ("tokens", numbers),
@@ -244,16 +244,16 @@ class Group:
         )
 
     def end(self, replica: int) -> None:
-        """Let a replica that waits for a token go on without one."""
+        """Let a replica that waits for a token continue without one."""
         self.calls(("end", replica), lambda: self._queue(replica).put(_END))
 
     def end_all(self) -> None:
-        """Let all replicas go on without tokens."""
+        """Let all replicas continue without tokens."""
         for replica in range(self.quorum.replicas):
             self.end(replica)
 
     def initialise(self) -> None:
-        """Begin at global step 0; one process does it, before all others."""
+        """Set the global step to 0; one process does so, before all others."""
 
         def body() -> None:
             with tf.device(self._device):
@@ -267,7 +267,7 @@ class Group:
         return int(step)
 
     def enter(self, replica: int) -> None:
-        """Ask for tokens; those of a replica that died are lost."""
+        """Ask for tokens; a replica that died has lost its own."""
         if not self.quorum.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)
@@ -276,7 +276,7 @@ class Group:
         self.send(Event.ENTERED, replica)
 
     def _resume(self, replica: int) -> None:
-        """Wait for the token of the gradient that comes next."""
+        """Wait for the token of the next gradient."""
         local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             before = self._next[replica].read_value() - 1

@@ -1,4 +1,4 @@
-"""Parts that a ``fit`` of replicas has in one process and over servers."""
+"""Shared by replica training in one process and on parameter servers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class DroppedGradients:
@@ -28,9 +28,11 @@ class DroppedGradients:
         self._before = self._epoch = (0,) * quorum.replicas
 
     @contextlib.contextmanager
-    def reported(self, name: str, arguments: dict[str, Any]) -> Iterator[None]:
-        """Write the dropped gradients of a ``fit``, and announce them."""
-        with_writer(arguments, self._write)
+    def reporting_dropped_gradients(
+        self, name: str, arguments: dict[str, Any]
+    ) -> Iterator[None]:
+        """Log and announce the gradients that a ``fit`` has dropped."""
+        add_summary_writer(arguments, self._write)
         yield
         counts = self._counts()
         if any(counts.dropped):
@@ -59,11 +61,13 @@ class ReplicaCall(TowerCall):
     refusal: str
     dropped: DroppedGradients | None = None
 
-    def reported(self) -> contextlib.AbstractContextManager[None]:
-        """Write and announce what was observed of a ``fit`` in a block."""
+    def reporting_dropped_gradients(
+        self,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Log and announce the gradients that are dropped in this block."""
         if self.dropped is None:
             return contextlib.nullcontext()
-        return self.dropped.reported(
+        return self.dropped.reporting_dropped_gradients(
             self.config.name, self.keras_call.arguments
         )
 
@@ -92,7 +96,7 @@ class TrainFunction:
 
 
 def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
-    """Refuse a model whose steps are not to be compiled."""
+    """Refuse a model compiled with ``run_eagerly=True``."""
     if model.run_eagerly:
         raise TowerError(
             f"{config.name} needs compiled steps, but model {model.name!r} is "
@@ -101,14 +105,14 @@ def refuse_eager(config: TowerConfig, model: keras.Model) -> None:
         )
 
 
-def with_writer(
+def add_summary_writer(
     arguments: dict[str, Any], write: Callable[[int], None]
 ) -> None:
-    """Write summaries of each epoch, if ``fit`` is given a ``TensorBoard``."""
+    """Add a callback that writes summaries, if there is a ``TensorBoard``."""
     callbacks = arguments.get("callbacks")
     boards = [
         callback
-        for callback in callbacks_lib.listed(callbacks)
+        for callback in callback_roles.listed(callbacks)
         if isinstance(callback, keras.callbacks.TensorBoard)
     ]
     if not boards:
@@ -120,4 +124,4 @@ def with_writer(
                 write(epoch)
 
     writer = keras.callbacks.LambdaCallback(on_epoch_end=write_to_all)
-    arguments["callbacks"] = callbacks_lib.with_added(callbacks, writer)
+    arguments["callbacks"] = callback_roles.with_added(callbacks, writer)

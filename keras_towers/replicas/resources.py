@@ -18,7 +18,7 @@ _known: dict[str, tuple[tf.Tensor, str]] = {}
 
 
 def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Make the handle of a resource, which ``free`` then finds by its name."""
+    """Make the handle of a named resource, which ``free`` finds by its name."""
     with compat.outside(device):
         handle = make()
     _known[name] = handle, device
@@ -26,9 +26,9 @@ def named(name: str, device: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def free(name: str) -> None:
-    """Free all resources of a name, and all beneath it (``name/...``).
+    """Free the resource of this name, and all below it (``name/...``).
 
-    Nobody may use them any more. Those that this process has no handle of stay.
+    They must no longer be in use. Resources without a handle here stay.
     """
     for handle, device in forget(name):
         with compat.outside(device):
@@ -81,7 +81,7 @@ class Queue:
         ]
 
     def get(self) -> list[tf.Tensor]:
-        """Remove the first element; wait for one."""
+        """Remove and return the first element; wait if there is none."""
         with tf.device(self._device):
             parts = tf.raw_ops.QueueDequeueV2(
                 handle=self._handle, component_types=self._dtypes
@@ -89,7 +89,7 @@ class Queue:
         return [tf.ensure_shape(part, ()) for part in parts]
 
     def clear(self) -> None:
-        """Remove all elements, while nobody else does."""
+        """Remove all elements; no other process may do so at the same time."""
         with tf.device(self._device):
             size = tf.raw_ops.QueueSizeV2(handle=self._handle)
             tf.raw_ops.QueueDequeueManyV2(
@@ -100,7 +100,7 @@ class Queue:
 def variable(
     name: str, device: str, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-    """Return the variable of a name, without giving it a value."""
+    """Return the variable of this name, uninitialized."""
     made = []
 
     def make() -> tf.Tensor:
@@ -112,12 +112,12 @@ def variable(
 
 
 def flat(function: Any) -> list[Any]:
-    """Call a concrete function; return its outputs in a list."""
+    """Call a concrete function; return its outputs as a list."""
     return tf.nest.flatten(function(), expand_composites=True)
 
 
 class Functions:
-    """Operations without arguments, each traced once for a key, and run.
+    """Operations without arguments, each traced once per key.
 
     By itself, an operation that fails on another process's device would break
     whatever this process runs there later.
@@ -159,7 +159,7 @@ def done(function: Callable[..., Any], *args: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def after_writes(begun: int = 0) -> Iterator[None]:
-    """Run operations that are traced in a block after the writes so far."""
+    """Run the operations of this block after all earlier writes."""
     made = compat.get_default_graph().get_operations()[begun:]
     writes = [op for op in made if op.op_def.is_stateful]
     with tf.control_dependencies(writes):

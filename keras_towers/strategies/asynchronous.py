@@ -79,10 +79,10 @@ class AsyncTowerStrategy(BaseStrategy):
 
     @property
     def staleness(self) -> Staleness:
-        """How many updates of other towers the last epoch's steps missed."""
+        """How many updates by other towers the last epoch's steps missed."""
         return self._calls.staleness
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         scaled = "not scaled"
         if self.scale_gradient:
             scaled = f"scaled by 1/{self.num_towers}"

@@ -1,4 +1,4 @@
-"""The base of all strategies: three components in a TensorFlow strategy."""
+"""The base of all strategies: a TensorFlow strategy of three components."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls.synchronous import TowerCalls
-from keras_towers.fit.context import blocks, traced
+from keras_towers.fit.context import active_step, blocks
 from keras_towers.fit.contract import (
     Batches,
     Components,
     KerasStrategy,
     StepOptions,
     TowerConfig,
-    another,
+    words_for_another,
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
 from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
@@ -57,8 +57,8 @@ _collective_key_bases = itertools.count(1_000_000, 100_000)
 class BaseStrategy(MirroredStrategy, KerasStrategy):
     """A ``tf.distribute.Strategy`` made of the components ``fit/`` needs.
 
-    A constructor calls that of this class, which makes ``_config``, and then
-    ``_compose`` with an update and calls of its own, if it has any.
+    A subclass calls this constructor, which creates ``_config``, and then
+    ``_compose``, with its own update and calls, if any.
     """
 
     # The mode, where it is not how gradients are summed.
@@ -115,7 +115,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         update: WeightUpdate | None = None,
         calls: TowerCalls | None = None,
     ) -> None:
-        """Put the components together; by default gradients are all-reduced."""
+        """Assemble the components; by default gradients are all-reduced."""
         if update is None:
             update = modes.update_of(self._config, self._options, self._mode)
         calls = calls or TowerCalls(update)
@@ -168,7 +168,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 
     @property
     def average(self) -> bool:
-        """Whether gradients are those of one device, not of each replica."""
+        """Whether gradients are averaged over replicas, as on one device."""
         return self._config.average
 
     @property
@@ -195,7 +195,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         functions that ``run`` runs. ``tf.distribute.get_replica_context()``
         always has the number of towers of all processes.
         """
-        inside = traced.current() is not None
+        inside = active_step.current() is not None
         return 1 if inside else self.num_replicas
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -226,21 +226,21 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             TowerStrategy: 4 towers (/device:CPU:0 to /device:CPU:3)
               mode "cpu": all towers are on the host, ...
         """
-        lines = (f"  {line}" for line in self._described())
+        lines = (f"  {line}" for line in self._description_lines())
         return "\n".join([repr(self), *lines])
 
     def __repr__(self) -> str:
-        names = [traced.short_name(d) for d in self._config.devices]
+        names = [active_step.short_name(d) for d in self._config.devices]
         span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         towers = f"{self.num_towers} tower{'s' if self.num_towers > 1 else ''}"
         size = self._config.transport.size
         each = f" in each of {size} processes" if size > 1 else ""
         return f"{type(self).__name__}: {towers} ({span}){each}"
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         """The lines of ``describe`` after the first."""
         config, update = self._config, self._components.update
-        sums, *state = modes.described(config, update, self._mode)
+        sums, *state = modes.describe_mode(config, update, self._mode)
         gradients = "those of one device"
         if not self.average:
             gradients += f" times {self.num_replicas}, the number of replicas"
@@ -271,7 +271,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 f"rank {self.rank} of {self.size} over "
                 f"{config.transport.name}; {self.num_replicas} towers in total"
             )
-        return lines + step_costs.described(config)
+        return lines + step_costs.describe_steps(config)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Self]:
@@ -285,7 +285,8 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         if tf.distribute.has_strategy() and current is not self:
             raise TowerError(
                 f"{type(self).__name__} cannot be entered inside the scope of "
-                f"another {another(current, self)}: leave that one first."
+                f"another {words_for_another(current, self)}: leave that one "
+                "first."
             )
         if isinstance(self._config.peers, SingleProcess):
             _warn_of_others(type(self).__name__)
@@ -308,7 +309,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         return self
 
     def _announce(self) -> None:
-        """Say in one line what trains now."""
+        """Announce the strategy in one line."""
         alone = isinstance(self._config.peers, SingleProcess)
         one = self._config.num_replicas == len(devices_lib.resolve(None)) == 1
         if one and alone and self._components.calls.alone:
@@ -367,7 +368,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 def _factor_of(
     options: Options, towers: int, peers: Peers, others: Peers | None
 ) -> float:
-    """The factor of gradients: of one device's, or of a worker's own."""
+    """The factor by which gradients are multiplied."""
     factor = 1.0 if options.average else float(towers * peers.size)
     if others is not None and options.scale_gradient:
         factor /= others.size
@@ -376,7 +377,7 @@ def _factor_of(
 
 @functools.cache
 def _warn_of_others(name: str) -> None:
-    """Say that each process trains for itself, if there are several."""
+    """Warn if several processes each train a model of their own."""
     from keras_towers.rendezvous.environments import (
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
@@ -397,8 +398,8 @@ def _warn_of_others(name: str) -> None:
     if not in_job:
         return
     logger.warning(
-        "%s trains within one process, and this is %s: each of them trains a "
-        "model of its own. %s trains one in all of them. %s",
+        "%s trains within one process, but this is %s: each of them trains a "
+        "separate model. %s trains one model in all of them. %s",
         name,
         member,
         others,

@@ -1,4 +1,4 @@
-"""Workers that update weights on parameter servers by themselves."""
+"""Workers that each update the weights on parameter servers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import traced
+from keras_towers.devices import share_machine
+from keras_towers.fit.context import active_step
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import (
     Connection,
     ServerPeers,
     take_role,
 )
-from keras_towers.placement import LeastLoadedPlacement
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas.servers.direct_updates import DirectUpdates
-from keras_towers.replicas.servers.served_calls import (
+from keras_towers.parameter_servers.direct_updates import DirectUpdates
+from keras_towers.parameter_servers.served_calls import (
     CachedOnce,
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.rendezvous import tf_config
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Servers:
-    """Connects a strategy with the parameter servers of its job, or serves."""
+    """Connects a strategy to its parameter servers, or is one of them."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Servers:
             self.connection, name, options.stall_shutdown_s
         )
 
-    def described(self) -> list[str]:
-        """Lines for ``describe()``."""
+    def describe_lines(self) -> list[str]:
+        """Describe the servers, line by line."""
         me = self.connection
         servers = len(me.devices)
         return [
@@ -95,7 +95,7 @@ class _WorkerStrategy(BaseStrategy):
         calls = ServedCalls(update, self._servers.peers, make_updates)
         self._compose(update, calls)
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         how = {
             True: "all workers finish a step before any begins the next",
             False: "no worker waits for another one",
@@ -106,7 +106,7 @@ class _WorkerStrategy(BaseStrategy):
         return [
             f"{self._components.update.description}; {how}",
             f"every worker applies its own gradients, which are {scaled}",
-            *self._servers.described(),
+            *self._servers.describe_lines(),
         ]
 
 
@@ -183,7 +183,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
 
     def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
         """Place the copies: large ones are balanced."""
-        homes = [traced.short_name(device) for device in devices]
+        homes = [active_step.short_name(device) for device in devices]
         if self.caching_device == "cpu":
             homes = [devices_lib.host_of(homes[0])]
         place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)

@@ -17,19 +17,20 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import (
     Gradient,
     Reduction,
-    divided,
+    divide,
     sum_over_ranks,
 )
-from keras_towers.transport import SingleProcess, Transport, next_key
+from keras_towers.transport import SingleProcess, Transport
+from keras_towers.transport.keys import next_key
 
 
 @contextlib.contextmanager
-def _not_repeated() -> Iterator[None]:
-    """Drop what TensorFlow logs in a notebook: devices, and errors twice."""
+def _without_tf_info_logs() -> Iterator[None]:
+    """Drop logs of TensorFlow in a notebook: devices, and repeated errors."""
 
     def is_shown(record: logging.LogRecord) -> bool:
-        known = record.module in ("coordinator", "mirrored_strategy")
-        return record.levelno > logging.INFO or not known
+        from_tf_strategy = record.module in ("coordinator", "mirrored_strategy")
+        return record.levelno > logging.INFO or not from_tf_strategy
 
     logger = tf.get_logger()
     logger.addFilter(is_shown)
@@ -50,13 +51,13 @@ class TowerExtended(compat.MirroredExtended):
         transport: Transport,
     ):
         ops = ReductionCrossDeviceOps(reduction, transport)
-        with _not_repeated():
+        with _without_tf_info_logs():
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
 
     def _call_for_each_replica(self, fn, args, kwargs):
         in_call = tf.executing_eagerly() and call_lib.current() is not None
-        with _not_repeated():
+        with _without_tf_info_logs():
             if in_call and not isinstance(fn, compat.TracedFunction):
                 # Who calls fit() with run_eagerly=True need not be told by
                 # TensorFlow, for every step, to use a tf.function.
@@ -134,7 +135,7 @@ class TowerExtended(compat.MirroredExtended):
 
 
 class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """Makes a reduction over all processes a ``tf.distribute.CrossDeviceOps``.
+    """Wraps a reduction over all processes in ``tf.distribute.CrossDeviceOps``.
 
     All values of one call that are on the same devices are reduced together, so
     that the reduction can pack them. Everything but an all-reduce over the
@@ -211,7 +212,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         (total,) = sum_over_ranks(self._transport, [result])
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             with tf.device(total.device):
-                total = divided(total, size)
+                total = divide(total, size)
         return self._one_device.broadcast(total, target)
 
     def _all_reduce(
@@ -220,7 +221,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         values: Sequence[Any],
         devices: tuple[str, ...],
     ) -> list[tuple[Gradient, ...]]:
-        """From N values on K devices to N tuples of K sums or means."""
+        """Map N values on K devices to N tuples of K sums or means."""
         towers = range(len(devices))
         sums = self.reduction(
             [[value.values[k] for value in values] for k in towers], devices
@@ -230,7 +231,7 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
             means = []
             for device, row in zip(devices, sums, strict=True):
                 with tf.device(device):
-                    means.append([divided(total, count) for total in row])
+                    means.append([divide(total, count) for total in row])
             sums = means
         return [
             tuple(sums[k][index] for k in towers)
@@ -283,7 +284,7 @@ def _is_all_reduce(reduce_op: Any, value: Any, target: Any) -> bool:
 
 
 def _devices(value: Any) -> tuple[str, ...]:
-    """The devices of a value, of a variable, or of a destination's name."""
+    """The devices of a value or variable, or named by a destination."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, tf.distribute.DistributedValues):

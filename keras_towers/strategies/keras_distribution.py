@@ -45,7 +45,7 @@ def _initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Join the job that a launcher started; the numbers have to be its own."""
+    """Join the job that a launcher started; numbers given must match it."""
     global _job
     if environments.detect() is None:
         if num_processes not in (None, 1):
@@ -59,7 +59,7 @@ def _initialize(
             f"no launcher started it: `{_LAUNCH}` starts two."
         )
         return
-    from keras_towers.strategies.machine_share import share_machine
+    from keras_towers.devices import share_machine
 
     horovod = engines.find("horovod")
     transport = horovod.load(horovod.transport)()
@@ -113,8 +113,9 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
     devices = _devices_of_rank(names, _job.rank, _job.size)
     if batches == "each" and len(devices) > 1:
         raise TowerError(
-            f"auto_shard_dataset=False needs one device for each process, but "
-            f"{', '.join(devices)} are this one's: start a process for each."
+            "auto_shard_dataset=False needs one device for each process, but "
+            f"this process has {', '.join(devices)}: start a process for "
+            "each device."
         )
     # By number Horovod's own rule holds, which assigns GPUs by local rank.
     kind = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
@@ -127,7 +128,7 @@ def _strategy_for(distribution: Any, batches: Batches) -> BaseStrategy:
 
 
 def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
-    """A rank's part of a job's devices, by their names in its process."""
+    """A rank's share of a job's devices, named as in its own process."""
     of_ranks = collections.defaultdict(list)
     for name in names:
         try:
@@ -152,14 +153,14 @@ def _devices_of_rank(names: list[str], rank: int, size: int) -> list[str]:
 
 
 def _per_rank(kind: str) -> int:
-    """The number of devices of a process; of GPUs, a launcher gives one."""
+    """The number of devices per process; launchers assign one GPU each."""
     if kind == "gpu":
         return 1
     return max(1, len(tf.config.list_logical_devices(kind.upper())))
 
 
 def _refuse_unjoined() -> None:
-    """Keep each process of a job from training a model of its own."""
+    """Prevent each process of a job from training a separate model."""
     member = environments.detect()
     # One of an unknown number may be meant to train by itself.
     joined = not isinstance(_job, SingleProcess)
@@ -179,7 +180,7 @@ _strategies: weakref.WeakKeyDictionary[Any, BaseStrategy] = (
 
 
 class _ThreadState(threading.local):
-    """The state of a thread, for which Keras keeps a distribution, too."""
+    """The state of a thread; Keras keeps its distribution per thread, too."""
 
     strategy: BaseStrategy | None = None
     patched: contextlib.ExitStack | None = None
@@ -207,7 +208,7 @@ def disconnect() -> None:
 
 @contextlib.contextmanager
 def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
-    """Run a call of a model's method as this thread's distribution says."""
+    """Run a call of a model's method under this thread's distribution."""
     distribution = keras.distribution.distribution()
     placed = tf.distribute.has_strategy() or home_of(model) is not None
     if kind in TRAINING and not placed and not distribution:
@@ -238,7 +239,7 @@ def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
 
 
 def _set_distribution(store: Callable[[], None], distribution: Any) -> None:
-    """Store a distribution; the models of the last one leave its towers."""
+    """Store a distribution; models of the previous one leave its towers."""
     if distribution is not None:
         _check_kind(distribution)
     if (
@@ -300,7 +301,7 @@ def _refuse_in_scope(distribution: Any) -> None:
 
 
 def _strategy_of(distribution: Any) -> BaseStrategy:
-    """Return the strategy of a distribution: always the same one."""
+    """Return the strategy of a distribution, created only once."""
     sharded = distribution.auto_shard_dataset or _job.size == 1
     batches: Batches = "split" if sharded else "each"
     strategy = _strategies.get(distribution)

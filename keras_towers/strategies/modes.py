@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from keras_towers import devices as devices_lib
 from keras_towers import reduction
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, CompressionName
@@ -39,7 +39,7 @@ MODES: dict[ModeName, Callable[[Sequence[str]], reduction.Reduction]] = {
 
 
 def _obstacle(mode: ModeName, devices: Sequence[str]) -> str | None:
-    """Why a mode cannot run on devices, None if it can."""
+    """Why a mode cannot run on devices; None if it can."""
     if mode == "nccl":
         available, reason = reduction.nccl_available(devices)
         return None if available else reason
@@ -106,7 +106,7 @@ def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
 def update_of(
     config: TowerConfig, options: Options, mode: Mode
 ) -> WeightUpdate:
-    """Create the update of towers that all-reduce their gradients."""
+    """Create the update for towers that all-reduce their gradients."""
     reduce = mode.reduce
     over_ranks: Callable[[Any], Any] = list
     transport, updates = config.transport, options.updates
@@ -161,7 +161,7 @@ def _hook_of(
     return compression_lib.resolve(compression)
 
 
-def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
+def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     """Describe where gradients are summed, and where an update's state is."""
     line = f'mode "{mode.name}": {mode.reason}'
     if update.name != "sharded":
@@ -169,7 +169,7 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
     if update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
     held = [
-        f"{bytes_:,} bytes on {traced.short_name(device)}"
+        f"{bytes_:,} bytes on {active_step.short_name(device)}"
         for device, bytes_ in zip(
             config.devices, update.slot_bytes, strict=False
         )
@@ -180,8 +180,8 @@ def described(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
 
 
 def describe_rank_options(options: Options) -> list[str]:
-    """Describe what the exchange between ranks changes."""
-    line = compression_lib.described(options.compression)
+    """Describe options of the exchange between ranks that change results."""
+    line = compression_lib.describe_effect(options.compression)
     lines = [line] if line else []
     if options.sync_every is not None:
         end = "averages the ranks' weights"

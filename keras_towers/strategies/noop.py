@@ -65,5 +65,5 @@ class NoOpStrategy(BaseStrategy):
             "NoOpStrategy: epochs, steps and callbacks run; nothing is computed"
         )
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         return []

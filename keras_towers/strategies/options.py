@@ -31,36 +31,36 @@ from keras_towers.strategies.modes import ModeName
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(StepOptions):
-    """The options that several strategies have in common.
+    """The options shared by several strategies.
 
-    Each strategy takes some of them, as keyword arguments.
+    Each strategy accepts some of them as keyword arguments.
 
     Attributes:
-        average: True: gradients are those of one device. False: they are
-            that times the number of replicas, as if each had a batch of its
-            own and their gradients were added up, as in tensorpack.
-        batches: ``"split"``: the global batch is split over the towers; where
-            there are several processes, all get the same data, and each takes
-            its share of every batch. ``"each"``: every tower of a process
-            draws a whole batch, or every process reads its own data, and
-            these batches together are the global batch; their number may
-            differ between processes.
+        average: True: gradients are those of one device. False: gradients are
+            multiplied by the number of replicas, as if each had its own batch
+            and the gradients were summed, as in tensorpack.
+        batches: ``"split"``: the global batch is split over the towers; of
+            several processes, all get the same data, and each takes its share
+            of every batch. ``"each"``: every tower of a process draws a
+            whole batch, or every process reads its own data, and these batches
+            together form the global batch; the number of batches may differ
+            between processes.
         sync_every_epoch: at the end of each epoch, synchronize all towers of
             all processes, including variables that towers change individually
             (moving statistics).
         batch_norm: ``"global"``: BatchNormalization normalizes with the
             statistics of the global batch, as one device does. ``"tower"``:
-            with those of each tower's rows, which takes no exchange and
-            changes results.
-        micro_batches: a number k: each tower takes its rows of a batch in k
+            with the statistics of each tower's rows, which needs no exchange
+            and changes results.
+        micro_batches: a number k: each tower processes its rows of a batch in k
             parts, one after another, so that it holds the activations of one
-            part at a time. The step is that of the whole batch. What has to
-            know all rows, as BatchNormalization does, needs that of all parts
-            up to there. With ``batch_norm="tower"`` the statistics are those
-            of each part. ``"auto"``: one part; where memory is not enough in
-            the first steps of a call, twice as many, as often as needed, and
-            the step is done again from the same weights. Not for several
-            processes.
+            part at a time. The result is that of the whole batch. An operation
+            that needs all rows, such as BatchNormalization, waits for all
+            parts, whose earlier activations stay in memory. With
+            ``batch_norm="tower"`` the statistics are those of each part.
+            ``"auto"``: start with one part, and double the number whenever
+            one of the first steps of a call runs out of memory; that step is
+            retried from the same weights. Not for several processes.
         mode: how the gradients of a process's towers are summed: ``"nccl"``,
             ``"collective"`` (TensorFlow's collective ops: ring on CPUs, NCCL on
             GPUs), ``"hierarchical"`` (two groups; needs an even number of
@@ -76,32 +76,32 @@ class Options(StepOptions):
             before they are summed; True for one with default settings, False
             for none. None: pack on accelerators but not on CPUs.
         compression: how gradients are exchanged between processes. None:
-            without loss, in the way that the strategy prefers. ``"none"``:
-            without loss, always by its engine. ``"fp16"``, ``"fp16-shards"``,
+            losslessly, in the way that the strategy prefers. ``"none"``:
+            losslessly, always by its engine. ``"fp16"``, ``"fp16-shards"``,
             ``"bf16"``, ``"fp16-feedback"``, ``"bf16-feedback"``,
             ``"power-sgd"`` (``keras_towers.reduction.power_sgd(rank)`` for
-            another rank than 4), or a function of a transport, tensors and a
+            a rank other than 4), or a function of a transport, tensors and a
             key: see ``keras_towers.reduction.communication_hooks``. These
             change results. Sparse gradients, metrics and statistics are never
             compressed.
         sync_every: None: ranks exchange gradients in every step. A number k:
-            each rank updates weights of its own, from its part of each batch,
-            and after k updates, at the end of an epoch and before ``evaluate``
+            each rank updates its own weights from its part of each batch, and
+            after k updates, at the end of an epoch and before ``evaluate``
             and ``predict``, the ranks average their weights. Changes results.
-            The optimizer's own variables stay each rank's until
-            ``sync_every_epoch``; what is saved within a round is rank 0's.
+            The optimizer's variables differ between ranks until
+            ``sync_every_epoch``; anything saved within a round is rank 0's.
         outer_momentum: with ``sync_every``: the mean change of a round is taken
             as a gradient, with this Nesterov momentum, as in DiLoCo.
         outer_learning_rate: the learning rate of that step; 1 without a
             momentum gives the mean of the ranks' weights.
-        scale_gradient: divide the gradients that are applied by themselves by
-            the number of towers, or workers, that apply them. With SGD, one
-            batch of each then moves the weights as far as one synchronous
-            step; optimizers that are invariant to the scale of gradients, such
-            as Adam, are not affected.
-        stall_shutdown_s: seconds that a worker waits for others that are slow,
-            or may be started again, before it fails; in one process, seconds in
-            which no replica ends a step.
+        scale_gradient: divide gradients that towers, or workers, apply
+            independently by the number of these. With SGD, one batch of each
+            then moves the weights as far as one synchronous step; optimizers
+            that are invariant to the scale of gradients, such as Adam, are not
+            affected.
+        stall_shutdown_s: seconds that a worker waits for slow or restarting
+            workers before it fails; in one process, seconds without any
+            replica finishing a step.
 
     Raises:
         TowerError: a value is not allowed, or contradicts another.
@@ -131,15 +131,14 @@ class Options(StepOptions):
         self._check_rounds()
 
     def _check_rounds(self) -> None:
-        """Refuse options of rounds between ranks that contradict others."""
+        """Refuse options of local SGD that contradict each other."""
         steps = self.sync_every
         momentum, rate = self.outer_momentum, self.outer_learning_rate
         if steps is None:
             if (momentum, rate) != (0, 1):
                 raise TowerError(
-                    "outer_momentum and outer_learning_rate are those of the "
-                    "step that ends a round: give its length, such as "
-                    "sync_every=16."
+                    "outer_momentum and outer_learning_rate only apply with "
+                    "sync_every: set it, such as sync_every=16."
                 )
             return
         if steps < 1:
@@ -234,7 +233,7 @@ def options_of(
 
 
 def check_seconds(name: str, seconds: Any) -> None:
-    """Refuse what is no positive, finite number."""
+    """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
         raise TowerError(
@@ -255,7 +254,7 @@ def _hints() -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that an annotation does not allow."""
+    """Refuse a value that does not match its annotation."""
     unions = (typing.Union, types.UnionType)
     is_union = typing.get_origin(hint) in unions
     allowed: list[str] = []

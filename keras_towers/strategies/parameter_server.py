@@ -7,9 +7,9 @@ from typing import Literal, Self, Unpack
 import keras
 
 from keras_towers import devices as devices_lib
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.update.reduce import UpdateAtVariable
-from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     StepKeywords,
@@ -85,12 +85,12 @@ class ParameterServerTowerStrategy(BaseStrategy):
         if ps_device == "cpu":
             homes = [devices_lib.host_of(devices[0])]
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
-            [traced.short_name(device) for device in homes]
+            [active_step.short_name(device) for device in homes]
         )
         super().__init__(devices, checked)
-        self._compose(UpdateAtVariable(self._config, self._place))
+        self._compose(UpdateAtVariable(self._config, self._device_for))
 
-    def _place(self, variable: keras.Variable) -> str:
+    def _device_for(self, variable: keras.Variable) -> str:
         """Choose the device that will hold a weight."""
         return self.placement(variable.path, variable.shape, variable.dtype)
 
@@ -99,7 +99,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.placement.clear()
         return self
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         where = {
             "cpu": "on the host",
             "gpu": "spread over the towers",
@@ -108,4 +108,4 @@ class ParameterServerTowerStrategy(BaseStrategy):
         if self.placement.placed:
             table = self.placement.describe().replace("\n", "\n      ")
             held += f":\n      {table}"
-        return [held, *super()._described()[1:]]
+        return [held, *super()._description_lines()[1:]]

@@ -13,15 +13,15 @@ from keras_towers import compat
 from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.replicas import Quorum, ReplicaCounts
-from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
-from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
-from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.served_calls import (
+from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
+from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
 )
+from keras_towers.rendezvous import tf_config
+from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
+from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import Servers
 from keras_towers.strategies.options import Options, check
@@ -206,7 +206,7 @@ class SyncReplicasStrategy(BaseStrategy):
 
     @property
     def counts(self) -> ReplicaCounts:
-        """Each replica's gradients that the last ``fit`` used and dropped."""
+        """How many gradients the last ``fit`` used and dropped, by replica."""
         return self._calls.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
@@ -250,7 +250,7 @@ class SyncReplicasStrategy(BaseStrategy):
         says = f"; every update averages {self.replicas_to_aggregate} gradients"
         return f"{super().__repr__()}{says if several else ''}"
 
-    def _described(self) -> list[str]:
+    def _description_lines(self) -> list[str]:
         wanted, total = self.replicas_to_aggregate, self.total_num_replicas
         spare = total - wanted
         extra = "each computes one"
@@ -260,7 +260,7 @@ class SyncReplicasStrategy(BaseStrategy):
             extra = f"{total} compute {wanted}"
         data = ["every replica takes the next whole batch"]
         if self._servers is not None:
-            data = self._servers.described()
+            data = self._servers.describe_lines()
         return [
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",

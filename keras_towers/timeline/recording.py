@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers.fit.context import marks, traced
+from keras_towers.fit.context import active_step, marks
 from keras_towers.timeline.phases import latest
 
 # Columns of a call in ``LoopClock``.
@@ -151,7 +151,7 @@ class RankRecording:
         return cls(
             rank,
             platform.node(),
-            [traced.short_name(device) for device in devices],
+            [active_step.short_name(device) for device in devices],
             recorder.count - len(stamps),
             clock.count - calls.shape[1],
             stamps,

@@ -1,18 +1,15 @@
-"""The protocol of engines that connect processes, and keys of collectives.
+"""The protocol of engines that connect processes.
 
 The modules beside it are what transports have in common.
 """
 
 from __future__ import annotations
 
-import collections
-import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from keras_towers import compat
 from keras_towers.rendezvous.check import Peers
 
 
@@ -44,7 +41,7 @@ class Transport(Peers, Protocol):
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum each of N dense tensors over the ranks, each when it is ready."""
+        """Sum each of N dense tensors over the ranks as soon as it is ready."""
         ...
 
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
@@ -65,7 +62,7 @@ class Transport(Peers, Protocol):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
-        """Give all ranks the tensors of rank ``root``."""
+        """Send the tensors of rank ``root`` to all ranks."""
         ...
 
 
@@ -100,27 +97,3 @@ class SingleProcess:
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
-
-
-_used: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[str]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def next_key(purpose: str) -> str:
-    """Return a key for the next collective of the function being traced.
-
-    Numbering restarts in every traced function, so that a rank that retraces
-    one, for another batch shape, keeps using the same keys as the others. Eager
-    collectives block until they are done, so they need no number.
-    """
-    if tf.executing_eagerly():
-        return f"kt.{purpose}.eager"
-    # Functions inside the outermost graph may run concurrently.
-    graph: Any = compat.get_default_graph()
-    outer = getattr(graph, "outer_graph", None)
-    while getattr(outer, "building_function", False):
-        graph, outer = outer, getattr(outer, "outer_graph", None)
-    counter = _used.setdefault(graph, collections.Counter())
-    counter[purpose] += 1
-    return f"kt.{purpose}.{counter[purpose]}"

@@ -39,7 +39,7 @@ MESSAGE_BYTES: int = 4 * 2**20
 def carried(
     tensor: tf.Tensor, native: Collection[tf.DType] | None = CARRIED
 ) -> tf.Tensor:
-    """Return the tensor as a dtype that an engine sends; None: any."""
+    """Convert a tensor to a dtype that an engine can send; None: any."""
     if native is None or tensor.dtype in native:
         return tensor
     if tensor.dtype in _WIDENED:
@@ -53,7 +53,7 @@ def carried(
 
 
 def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return what was ``carried`` as the dtype that it had."""
+    """Undo ``carried``: convert a tensor back to its dtype."""
     if dtype in _WIDENED:
         return tf.cast(tensor, dtype)
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
@@ -83,14 +83,14 @@ def gathered(
 
 
 def summable(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor as a dtype in which engines sum."""
+    """Convert a tensor to a dtype that engines can sum."""
     if tensor.dtype.is_complex:
         return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
     return tf.cast(tensor, _SUMMED_AS.get(tensor.dtype, tensor.dtype))
 
 
 def summed(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the sum of what was ``summable`` as the dtype that it had."""
+    """Undo ``summable``: convert a sum back to the dtype of the tensor."""
     if dtype.is_complex:
         return tf.complex(*tf.unstack(tensor, axis=-1))
     return tf.cast(tensor, dtype)
@@ -101,7 +101,7 @@ def packed(
     send: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
     limit: int = MESSAGE_BYTES,
 ) -> list[tf.Tensor]:
-    """Send N tensors, small ones of a dtype together; empty ones are not.
+    """Send N tensors; small ones of a dtype together, empty ones not at all.
 
     Args:
         send: sends M tensors, and returns M of their shapes.
@@ -132,7 +132,7 @@ def packed(
 def packs(
     tensors: Sequence[tf.Tensor], limit: int = MESSAGE_BYTES
 ) -> list[list[int]]:
-    """Group the tensors that are not empty: those of one message each.
+    """Group the non-empty tensors by message.
 
     The backward pass computes the last gradient first, so the groups go from
     last to first: one is sent while the next is computed.

@@ -1,4 +1,4 @@
-"""Values as text that holds data only.
+"""Values as text that contains nothing but data.
 
 What other processes send is read with this: unlike a pickle, it cannot run
 anything in the process that reads it.
@@ -18,7 +18,7 @@ from keras_towers.errors import TowerError
 
 
 def encode(value: Any) -> bytes:
-    """Write a value down.
+    """Encode a value as text.
 
     Args:
         value: None, a truth value, number, string, bytes or NumPy array; or a
@@ -28,7 +28,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Read what ``encode`` has written."""
+    """Decode the text that ``encode`` returned."""
     try:
         return _read(json.loads(data))
     except (KeyError, TypeError, LookupError) as error:

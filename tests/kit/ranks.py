@@ -25,7 +25,7 @@ import sys
 import tempfile
 import traceback
 
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from tests.launching.jobs import Launched
 
 CHECKS = {}

@@ -9,8 +9,8 @@ from keras_towers import settings
 from keras_towers.parameter_servers import server_store, serving
 from keras_towers.parameter_servers.connection import Dropped
 from keras_towers.parameter_servers.server_store import ServerStore
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.network import is_reachable
+from keras_towers.rendezvous.tf_config import Cluster
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -100,7 +100,7 @@ class Job:
         there = ServerStore(DEVICE)
         workers = serving.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
-            workers.look()
+            workers.refresh()
             serving.publish(there, f"{self._name}/", workers.missing())
 
 

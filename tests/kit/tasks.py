@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from tests.kit.warm import environment
 from tests.launching.jobs import wait_until
 

@@ -82,7 +82,7 @@ def test_ctrl_c_ends_the_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("unpicklable", "returned what cannot be pickled, lock: return"),
+        ("unpicklable", "returned a value that cannot be pickled, lock"),
         ("killed", "was killed by SIGKILL"),
         ("early", "rank 0 ended before the function returned"),
         ("exit", "SystemExit: enough"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.agent import share_cores
+from keras_towers.launching.agent import share_cores
 from keras_towers.launching.elastic_job import elastic_options
 from keras_towers.launching.rank_process import exported
 from keras_towers.rendezvous.environment_variables import (

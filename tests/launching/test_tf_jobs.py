@@ -74,7 +74,10 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
         assert run_here(2, SERVED) == 75
-    assert "the script goes on (exit code 75)" in capsys.readouterr().err
+    assert (
+        "start the script again to resume (exit code 75)"
+        in capsys.readouterr().err
+    )
 
 
 def test_server_is_ended_where_workers_say_no_goodbye(run_here, capsys):

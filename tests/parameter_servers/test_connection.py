@@ -13,7 +13,7 @@ from keras_towers.parameter_servers.connection import (
     Dropped,
     take_role,
 )
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.tf_config import Cluster
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_without_a_cluster(monkeypatch):
 @pytest.mark.parametrize(
     ("servers", "kind", "said"),
     [
-        ("dead taken", "UnavailableError", "{} cannot be reached any more"),
-        ("dead taken", "CancelledError", "{} cannot be reached any more"),
+        ("dead taken", "UnavailableError", "{} can no longer be reached"),
+        ("dead taken", "CancelledError", "{} can no longer be reached"),
         ("taken", "UnavailableError", "the connection with a parameter server"),
         ("taken", "AbortedError", "a parameter server was started again"),
         ("taken", "InvalidArgumentError", ""),

@@ -61,5 +61,5 @@ def test_a_second_chief_may_begin_where_the_first_had_told_nothing(job):
     peers(job, 1, timeout_s=0.2)
     with pytest.raises(TowerError, match="has waited"):
         peers(job, 0, starts=2, timeout_s=0.2).gather_objects("a")
-    with pytest.raises(TowerError, match="started again by itself after"):
+    with pytest.raises(TowerError, match="was restarted alone after"):
         peers(job, 0, starts=3).gather_objects("a")

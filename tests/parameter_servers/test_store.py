@@ -14,8 +14,8 @@ from keras_towers.parameter_servers import server_store as lib
 from keras_towers.parameter_servers.remote import Running, traced
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.environments.tf_config import Cluster
 from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.resources import Queue
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -107,7 +107,7 @@ def test_tasks_of_one_job_accept_one_another_and_no_others(here):
     for cluster in (SERVER, worker(0), worker(1), worker(0)):
         lib.introduce(cluster, 0)
     other = {**JOBS, "worker": ("x:9", "y:8")}
-    with pytest.raises(TowerError, match="worker 1 was told another .*x:9"):
+    with pytest.raises(TowerError, match="worker 1 has a different .*x:9"):
         lib.introduce(worker(1, other), 0)
 
 

@@ -95,7 +95,7 @@ def test_interrupted_server(tasks):
     waits.wait_for("the model is there", LIMIT_S)
     interrupt(serves)
     assert waits.end(LIMIT_S) == 1, waits.output
-    said = f"TowerError: worker 0 has to end: {ps} cannot be reached"
+    said = f"TowerError: worker 0 has to end: {ps} can no longer be reached"
     assert said in waits.output
 
 

@@ -144,12 +144,8 @@ ONCE = {
         "AddN, MatMul, SigmoidGrad, 4 StatelessRandomGammaV3, 3 "
         "StridedSlice, 2 TopKV2"
     ),
-    "Embedding": "ConcatV2, MatMul, SelectV2, SparseCross, Sub",
-    "RandomZoom": (
-        "3 AddN, ConcatV2, ImageProjectiveTransformV3, 2 LookupTableFindV2, "
-        "3 MatMul, 3 Mul, ResizeBilinearGrad, 7 SelectV2, SigmoidGrad, 2 "
-        "SqrtGrad, StringSplitV2, Sub"
-    ),
+    "Embedding": "ConcatV2, SparseCross, Sub",
+    "RandomZoom": "ConcatV2, 2 LookupTableFindV2, StringSplitV2, Sub",
     "SparseCategoricalCrossentropy None": (
         "11 AddV2, 10 LogicalAnd, 10 MatrixSetDiagV3, 40 Mul"
     ),

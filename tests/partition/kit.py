@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition import laid_out
+from keras_towers.partition import lay_out
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -291,7 +291,7 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
     graph = traced(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program, values = laid_out(graph, layouts, fetched)
+    program, values = lay_out(graph, layouts, fetched)
     generator = np.random.default_rng(seed)
     for counts in towers:
         wholes = [g.made(sum(counts), generator) for g in given]

@@ -29,14 +29,14 @@ def on_towers(
         towers: their number.
         **options: of ``TowerStrategy``.
     """
-    ours = global_batch.partitioned
+    ours = global_batch.partition_graph
 
     def noted(*given: Any, **more: Any) -> Any:
         programs.append(ours(*given, **more))
         return programs[-1]
 
     with (
-        unittest.mock.patch.object(global_batch, "partitioned", noted),
+        unittest.mock.patch.object(global_batch, "partition_graph", noted),
         kt.TowerStrategy(towers, **options),
     ):
         yield

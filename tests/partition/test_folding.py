@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import folding
+from keras_towers.partition import folding, lay_out
+from keras_towers.partition.sizes import UNKNOWN
 from tests.partition.kit import check, rows, traced
 
 _N = rows(-1, 3)
@@ -144,6 +145,34 @@ _SHAPES = {
     ),
 }
 _CASES = {**_ELEMENTWISE, **_SHAPES}
+
+
+_LARGE = 2**31 - 1
+_WRAPPED = {
+    "sum": lambda n: tf.constant(_LARGE) + 1 > 0,
+    "product": lambda n: tf.constant(65536) * 65536 > 0,
+    "square": lambda n: tf.square(tf.constant(46341)) > 0,
+    "negative": lambda n: -tf.constant(-_LARGE - 1) > 0,
+    "absolute": lambda n: abs(tf.constant(-_LARGE - 1)) > 0,
+    "unsigned": lambda n: tf.constant(1, tf.uint8) - 2 > 100,
+    "reduced": lambda n: tf.reduce_prod(tf.constant([65536, 65536])) > 0,
+}
+
+
+@pytest.mark.parametrize("name", _WRAPPED)
+def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
+    def function(x):
+        is_positive = _WRAPPED[name](_size(x))
+        return tf.cond(is_positive, lambda: x + 1, lambda: x - 1)
+
+    check(function, _N, towers=((1, 1), (2, 0)))
+
+
+@pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
+def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
+    graph = traced(lambda x: multiple(_size(x)) > 0, _N)
+    _, values = lay_out(graph, [_N.layout], graph.outputs)
+    assert values[graph.outputs[0].name].known == UNKNOWN
 
 
 def test_every_fold_has_a_case():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import kinds, on_towers
 
@@ -52,7 +52,7 @@ def check(function, steps=2, ranks=False, is_random=False):
     outer = [tensor for tensor, _ in graph.captures]
     layouts = [Sharded(0), Sharded(0)] + [REPLICATED] * len(outer)
     mirrored = [False, False, *(id(tensor) in names for tensor in outer)]
-    program = partitioned(
+    program = partition_graph(
         graph, layouts, graph.outputs, ranks=ranks, mirrored=mirrored
     )
     copies = {

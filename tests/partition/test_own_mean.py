@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.rules.means import own_mean
 from tests.partition.kit import kinds, on_towers, once, rows, same, traced
@@ -34,7 +34,7 @@ def run(function, *given):
     ]
     if not any(isinstance(layout, Sharded) for layout in layouts):
         layouts[0] = Sharded(0)
-    program = partitioned(graph, layouts, graph.outputs)
+    program = partition_graph(graph, layouts, graph.outputs)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         parts = [np.split(X, np.cumsum(COUNTS)[:-1]), [W]][: len(given)]
         return program, session.run(on_towers(program, parts, COUNTS))

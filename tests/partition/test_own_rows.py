@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import Updating, partitioned
+from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.own_rows import of_own_rows
 from keras_towers.partition.program import Exchange
@@ -65,8 +65,8 @@ def _on_processes(loss, variable=None):
         *(inside for _, inside in graph.captures),
     ]
     layouts = [Sharded(0), *[REPLICATED] * (1 + len(captured))]
-    program = partitioned(
-        graph, layouts, graph.outputs, {"update": Updating([], [])}
+    program = partition_graph(
+        graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
     )
     mine = of_own_rows(program)
     program = mine.program

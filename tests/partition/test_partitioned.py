@@ -5,7 +5,8 @@ import collections
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition import partitioned
+from keras_towers.errors import TowerError
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.partition.kit import (
     check,
@@ -113,6 +114,43 @@ def test_what_has_no_rule_is_computed_once():
     assert once(program) == {"Unique": 1, "TopKV2": 1}
 
 
+def _imported_loop(x):
+    """Double x as long as the sum is below 100, by a loop of TensorFlow 1."""
+    is_v2 = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph:
+            start = tf.compat.v1.placeholder(x.dtype, x.shape, "start")
+            tf.while_loop(
+                lambda y: tf.reduce_sum(y) < 100,
+                lambda y: (2 * y,),
+                [start],
+            )
+    finally:
+        if is_v2:
+            tf.compat.v1.enable_control_flow_v2()
+    (end,) = (o for o in graph.get_operations() if o.type == "Exit")
+    (result,) = tf.graph_util.import_graph_def(
+        graph.as_graph_def(), {"start:0": x}, [end.outputs[0].name]
+    )
+    return result
+
+
+_POSITIVE = rows(-1, 3, low=0.5)
+
+
+def test_a_function_with_a_loop_of_tensorflow_1_is_computed_once():
+    spec = tf.TensorSpec([None, 3])
+    imported = tf.compat.v1.wrap_function(_imported_loop, [spec])
+    program = check(lambda x: imported(x) * 2, _POSITIVE)
+    assert set(once(program)) == {"PartitionedCall"}
+
+
+def test_a_loop_of_tensorflow_1_outside_of_functions_is_an_error():
+    with pytest.raises(TowerError, match="wrap_function"):
+        check(_imported_loop, _POSITIVE)
+
+
 def test_a_batch_of_which_the_size_is_known():
     def function(x):
         y = tf.reshape(x, [5, 2, 2])
@@ -120,7 +158,7 @@ def test_a_batch_of_which_the_size_is_known():
         return tf.reduce_sum(y), tf.tile(y, [1, 2, 1]), tf.ones([5, 2])
 
     graph = traced_(function, same(5, 4))
-    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.reshape(tf.range(20.0), [5, 4])
         found = on_towers(program, [[x[:2], x[2:2], x[2:]]], (2, 0, 3))
@@ -151,7 +189,7 @@ def test_channels_may_be_a_multiple_of_examples():
         return tf.reduce_sum(tf.tile(mean, [5, 1]) * y)
 
     graph = traced_(function, same(5, 10))
-    program = partitioned(graph, [Sharded(0)], graph.outputs)
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
     sizes = [e.given.shape.num_elements() for e in program.exchanges]
     assert max(sizes) == 10
 
@@ -176,7 +214,7 @@ def _stateful(function, *given):
     graph.inputs = [*inputs, *(inside for _, inside in graph.captures)]
     layouts = [g.layout for g in given]
     layouts += [REPLICATED] * len(graph.captures)
-    program = partitioned(graph, layouts, graph.outputs)
+    program = partition_graph(graph, layouts, graph.outputs)
 
     @tf.function(autograph=False)
     def run(*parts):

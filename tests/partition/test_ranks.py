@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from tests.partition.kit import kinds, on_towers, rows, traced
 
@@ -13,7 +13,7 @@ BATCH = tf.constant([1.0, 2.0, 3.0])
 PARTS = [BATCH[:2], BATCH[2:2], BATCH[2:]]
 
 
-def laid_out(function, given, ranks=2):
+def run_on_ranks(function, given, ranks=2):
     """Lay out a function for several processes.
 
     Args:
@@ -30,7 +30,7 @@ def laid_out(function, given, ranks=2):
         {},
     )
     layouts = [given.layout] + [REPLICATED] * len(graph.captures)
-    program = partitioned(graph, layouts, graph.outputs, ranks=True)
+    program = partition_graph(graph, layouts, graph.outputs, ranks=True)
 
     @tf.function(autograph=False)
     def run(*parts):
@@ -60,7 +60,7 @@ def test_a_python_function_is_called_by_the_first_and_all_have_its_result():
     def function(x, _):
         return [tf.reduce_sum(tf.numpy_function(note, [x], tf.float32))]
 
-    program, run, _ = laid_out(function, rows(-1))
+    program, run, _ = run_on_ranks(function, rows(-1))
     (total,) = run(*PARTS)
     assert total.numpy() == 6
     assert seen == [[1.0, 2.0, 3.0]]
@@ -75,7 +75,7 @@ def test_what_is_drawn_and_printed(capfd):
         variable.assign(tf.reduce_sum(noise))
         return [tf.reduce_sum(x * noise)]
 
-    program, run, variables = laid_out(function, rows(-1))
+    program, run, variables = run_on_ranks(function, rows(-1))
     run(*PARTS)
     assert sorted(at_root(program)) == ["PrintV2", "RandomStandardNormal"]
     assert capfd.readouterr().err.count("here 3") == 1
@@ -91,7 +91,7 @@ def test_variables_and_generators_are_those_of_each_process():
         variable.assign_add(tf.reduce_sum(x))
         return [generator.uniform([]) + variable]
 
-    program, run, variables = laid_out(function, rows(-1))
+    program, run, variables = run_on_ranks(function, rows(-1))
     run(*PARTS)
     assert not at_root(program)
     assert not kinds(program)["root"]
@@ -106,7 +106,7 @@ def test_a_table_is_that_of_the_first():
         table.insert(keys, x * 2)
         return table.lookup(keys), table.size()
 
-    program, run, _ = laid_out(function, rows(-1))
+    program, run, _ = run_on_ranks(function, rows(-1))
     found, size = run(*PARTS)
     np.testing.assert_array_equal(found, BATCH * 2)
     assert size.numpy() == 3
@@ -138,7 +138,7 @@ def test_a_branch_or_loop_that_writes_a_variable(draws, loops):
             )
         return found - variable, variable.read_value()
 
-    program, run, variables = laid_out(function, rows(-1))
+    program, run, variables = run_on_ranks(function, rows(-1))
     off, value = run(*PARTS)
     first, second = (variable.numpy() for variable in variables)
     assert off.numpy() == 0
@@ -152,7 +152,7 @@ def test_a_branch_that_only_reads_has_no_effect():
         tf.cond(positive, lambda: variable * 2, lambda: variable * 3)
         return [tf.reduce_sum(x)]
 
-    program, run, _ = laid_out(function, rows(-1))
+    program, run, _ = run_on_ranks(function, rows(-1))
     assert run(*PARTS)[0].numpy() == 6
     assert "If" not in {operation.type for operation in program.operations}
 
@@ -162,7 +162,7 @@ def test_a_list_of_what_was_drawn():
         drawn = tf.map_fn(lambda _: tf.random.uniform([]), tf.zeros([4]))
         return tf.reduce_sum(x), drawn
 
-    program, run, _ = laid_out(function, rows(-1))
+    program, run, _ = run_on_ranks(function, rows(-1))
     _, drawn = run(*PARTS)
     assert at_root(program) == ["While", "SerializeTensor"]
     assert len(set(drawn.numpy())) == 4
@@ -170,5 +170,5 @@ def test_a_list_of_what_was_drawn():
 
 def test_one_process_has_no_root():
     graph = traced(lambda x: x + tf.random.normal(tf.shape(x)), rows(-1))
-    program = partitioned(graph, [rows(-1).layout], graph.outputs)
+    program = partition_graph(graph, [rows(-1).layout], graph.outputs)
     assert not at_root(program)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.calls.callbacks import EVENTS
+from keras_towers.fit.calls.callback_roles import EVENTS
 from tests.kit.ranks import check
 from tests.kit.traces import written
 from tests.processes import small as s
@@ -155,7 +155,7 @@ def ranks_that_write_other_values_are_told():
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, callbacks=[own])
     s.assert_equal_on_ranks(float(mine.optimizer.learning_rate))
-    words = "on some ranks into sgd/learning_rate (rank 0: LearningRateSched"
+    words = "different values into sgd/learning_rate (rank 0: LearningRateSched"
     assert messages.have(words) == (s.RANK == 0), messages.texts
 
 
@@ -274,23 +274,23 @@ def what_differs_between_ranks_is_named():
         ),
         (
             with_option("epochs", 1, 2),
-            *("another epochs", "rank 0: 1", "rank 1: 2"),
+            *("on some ranks: epochs", "rank 0: 1", "rank 1: 2"),
         ),
         (
             compiled_with(("sgd", "mse"), ("sgd", "mae")),
-            *("another loss", "rank 0: 'mse'", "rank 1: 'mae'"),
+            *("on some ranks: loss", "rank 0: 'mse'", "rank 1: 'mae'"),
         ),
         (
             compiled_with(schedule(10), schedule(20)),
-            "another schedule of learning rates",
+            "on some ranks: schedule of learning rates",
         ),
         (
             compiled_with(momentum(0.5), momentum(0.25)),
-            *("another momentum of the optimizer", "rank 1: 0.25"),
+            *("on some ranks: momentum of the optimizer", "rank 1: 0.25"),
         ),
         (
             with_option("x", s.X, s.X + 1),
-            "rank 1 has other examples than rank 0",
+            "rank 1 has different examples than rank 0",
         ),
         (
             with_option("callbacks", [kt.Timeline(FOLDER / "one.json")], []),

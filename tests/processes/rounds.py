@@ -219,5 +219,5 @@ def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():
         mine = s.model()
-    with s.refused("loop of your own", "sync_every"):
+    with s.refused("custom training loop", "sync_every"):
         s.own_step(strategy, mine)((s.X, s.Y))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import settings
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
@@ -163,7 +163,7 @@ def sums_over_the_batch_are_of_all_workers():
     mine.layers[-1].seed_generator.state.assign([7 + s.RANK, 0])
     with s.Messages() as messages, s.Strategy():
         s.fit(mine, x, y, **options)
-    assert not messages.have("of its own part")
+    assert not messages.have("from its own part only")
     alone = summed()
     alone.layers[-1].seed_generator.state.assign([7, 0])
     if s.RANK == 0:
@@ -256,7 +256,7 @@ def asks_for_counts(strategy):
         if s.RANK == 0:
             assert strategy.counts.updates <= batch + 1
             return
-        with s.refused("counts are known to the chief only"):
+        with s.refused("only the chief knows counts"):
             print(strategy.counts)
 
     return keras.callbacks.LambdaCallback(on_train_batch_end=ask)

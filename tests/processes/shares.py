@@ -227,7 +227,7 @@ class Counting(keras.optimizers.SGD):
 @check
 def what_cannot_be_shared_is_refused():
     mine = compiled(Counting)
-    with s.refused("Counting", "updates", "lists with one for each"), sharded():
+    with s.refused("Counting", "updates", "lists with one variable"), sharded():
         train(mine)
     mine = compiled()
     strategy = sharded()

@@ -153,11 +153,11 @@ SERVER, CHIEF, WORKER = range(3)
 OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
 LONG = pytest.mark.long
 STALLS = (
-    "worker 0 has waited 10 s for the other workers: worker 1 cannot be "
-    "reached any more"
+    "worker 0 has waited 10 s for the other workers: worker 1 can no "
+    "longer be reached"
 )
-NO_CHIEF = "the chief cannot be reached any more"
-NO_SERVER = "cannot be reached any more. Start all tasks"
+NO_CHIEF = "the chief can no longer be reached"
+NO_SERVER = "can no longer be reached. Start all tasks"
 
 
 @pytest.mark.parametrize(

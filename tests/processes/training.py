@@ -111,7 +111,7 @@ def steps_that_run_eagerly_draw_as_rank_0_does():
     s.assert_same_model(mine)
 
 
-OTHER = "rank 1 has other examples"
+OTHER = "rank 1 has different examples"
 REMEDIES = "leave `shard` out", 'batches="each"'
 
 
@@ -203,7 +203,7 @@ def other_rates_and_batches_smaller_than_the_ranks_are_warned_of():
 
 @check
 def layers_with_other_settings_are_warned_of():
-    said = "have other settings on some ranks"
+    said = "have different settings on some ranks"
 
     def made(name, seed):
         # Names on ranks may differ.

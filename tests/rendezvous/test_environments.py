@@ -50,13 +50,13 @@ KUBERNETES = "Kubernetes (an indexed Job)"
 )
 def test_the_launcher(told, more, found):
     one = detect(told | variables(more))
-    assert not one.placed
+    assert not one.horovod_reads_variables
     assert found == (
         *(one.name, one.rank, one.size, one.one_machine),
         *(one.address, one.speaks_mpi),
     )
     ours = variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
-    assert detect(told | ours).placed
+    assert detect(told | ours).horovod_reads_variables
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def observe(*signs, **options):
     for sign in signs:
         clock.now += 6
         current = {} if sign is None else {0: sign}
-        liveness.look()
+        liveness.refresh()
         states.append(liveness.state(0))
     return states
 
@@ -71,9 +71,9 @@ def test_a_process_that_may_restart_has_until_the_limit():
 def test_gone_are_the_ended_and_the_lost():
     clock, signs = Clock(), {0: 1, 1: 1, 2: State.ENDED}
     liveness = Liveness(signs, lambda ranks: signs, LIMIT_S, clock=clock)
-    liveness.look()
+    liveness.refresh()
     assert liveness.gone() == {2: State.ENDED}
     clock.now += LIMIT_S + 1
     signs[0] = 2
-    liveness.look()
+    liveness.refresh()
     assert liveness.gone() == {1: State.LOST, 2: State.ENDED}

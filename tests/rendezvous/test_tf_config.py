@@ -5,7 +5,7 @@ import json
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import tf_config
+from keras_towers.rendezvous import tf_config
 
 TASK = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}

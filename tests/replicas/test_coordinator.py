@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running
-from keras_towers.replicas import Quorum
 from keras_towers.replicas.averages import arguments
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import flat, free
 from tests.kit.leaving import Boom
 

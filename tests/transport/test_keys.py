@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError
 from keras_towers.engines.runtime import collective_transport
-from keras_towers.transport import next_key
+from keras_towers.transport.keys import next_key
 
 pytestmark = pytest.mark.core
 

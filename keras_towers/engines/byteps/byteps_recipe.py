@@ -155,7 +155,7 @@ def has_cuda() -> bool:
 
 
 def _add_to_linker(variables: dict[str, str], flags: str) -> None:
-    """Give flags to the linker of the extensions, but not as LDFLAGS.
+    """Pass flags to the linker of the extensions, but not as LDFLAGS.
 
     Its Makefile has a variable of that name, with libraries that are not there
     yet when ZeroMQ is configured, and make would pass it on.

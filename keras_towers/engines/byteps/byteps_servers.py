@@ -28,7 +28,7 @@ _SERVE = [sys.executable, "-m", __name__]
 
 
 class Servers:
-    """The scheduler and the servers of a job that runs, all on this machine."""
+    """The scheduler and servers of a running job, all on this machine."""
 
     def __init__(
         self, run: Running, number: int, plan: Sequence[RankPlacement]

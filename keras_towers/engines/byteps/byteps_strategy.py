@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any, Unpack
 
 from keras_towers import devices as devices_lib
+from keras_towers.devices import share_machine
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -80,7 +80,7 @@ class BytePSStrategy(BaseStrategy):
 
 
 class EngineModule:
-    """BytePS's module, with the names of Horovod's that scripts ask for.
+    """BytePS's module, with the functions of Horovod that scripts call.
 
     Code that was written for Horovod asks ``hvd.rank()`` and ``hvd.size()``;
     with ``hvd = strategy.engine`` it runs on BytePS, too. Whatever else the

@@ -1,4 +1,4 @@
-"""BytePS as a transport: every collective is made of sums of vectors.
+"""BytePS as a transport: every collective is built from sums of vectors.
 
 BytePS sums tensors on servers, which may be spare CPU machines: each worker
 pushes a tensor and pulls the sum (Jiang et al., "A Unified Architecture for
@@ -39,12 +39,18 @@ import tensorflow as tf
 from keras_towers import compat, settings
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import check, environments, store, versions, watch
+from keras_towers.rendezvous import (
+    check,
+    environments,
+    store,
+    tf_config,
+    versions,
+    watch,
+)
 from keras_towers.rendezvous.environment_variables import seconds
-from keras_towers.rendezvous.environments import tf_config
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
-from keras_towers.transport import engine
+from keras_towers.transport import engine_transport
 from keras_towers.transport.messages import MESSAGE_BYTES, packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -63,12 +69,15 @@ _SLACK_NS = 500_000
 
 def load() -> ModuleType:
     """Import ``byteps.tensorflow``, or raise an error with instructions."""
-    return engine.load("byteps", "BytePS")
+    return engine_transport.load("byteps", "BytePS")
 
 
 # The worker that this process is, in words; None: of no job.
 _worker: str | None = None
 _connected = False
+# BytePS keeps declared tensors until the process ends.
+_declared_names: list[str] = []
+_turns: dict[str, tf.Variable] = {}
 
 
 def connect(bps: ModuleType) -> None:
@@ -101,7 +110,7 @@ def connect(bps: ModuleType) -> None:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Let threads that are started meanwhile sleep no shorter than needed.
+    """Give threads started inside the block a coarser timer.
 
     Each thread of BytePS looks for work every microsecond, which leaves little
     for the model on a machine with few cores. A thread inherits the slack of
@@ -117,7 +126,7 @@ def _patient_threads() -> Iterator[None]:
 
 @contextmanager
 def _ending_late_start(worker: str | None) -> Iterator[None]:
-    """End the process if the others do not come: no exception reaches C++."""
+    """End the process if others do not arrive: no exception reaches C++."""
     done = threading.Event()
     limit_s = seconds(START_TIMEOUT, settings.START_TIMEOUT_S)
 
@@ -165,15 +174,11 @@ def _leave_job(bps: ModuleType) -> None:
     bps.shutdown()
 
 
-class BytePSTransport(engine.EngineTransport):
+class BytePSTransport(engine_transport.EngineTransport):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
     carries: Collection[tf.DType] | None = None
-
-    # One per process, however many strategies there are.
-    _names: list[str] = []
-    _turns: dict[str, tf.Variable] = {}
 
     def __init__(self):
         super().__init__(load())
@@ -182,14 +187,14 @@ class BytePSTransport(engine.EngineTransport):
         self._operation: Any = self.engine.ops.C_LIB.byteps_push_pull
         self._device: str = _device()
         self._flat = compat.hidden_variable("CPU:0", [-1], tf.int32)
-        if self.size > 1 and not self._names:
-            self._meet()
+        if self.size > 1 and not _declared_names:
+            self._declare_and_check_ranks()
             watch.watch_over(self.rank, self.size)
             store.tell_connected(self.rank)
 
     @property
     def was_launched(self) -> bool:
-        """Whether something has described a job, maybe of one process."""
+        """Whether the environment describes a job, even of one process."""
         return _worker is not None or environments.detect() is not None
 
     @property
@@ -314,7 +319,7 @@ class BytePSTransport(engine.EngineTransport):
     def _sum_known(
         self, vectors: Sequence[tf.Tensor], key: str
     ) -> list[tf.Tensor]:
-        """Sum vectors of lengths that all ranks know, each when it is ready."""
+        """Sum vectors whose lengths all ranks know, each when it is ready."""
         names = [
             self._name(f"{key}.{i}", v.dtype, v.shape.num_elements())
             for i, v in enumerate(vectors)
@@ -322,7 +327,7 @@ class BytePSTransport(engine.EngineTransport):
         refusal = self._declare(names)
         if refusal:
             return [_refused(vector, refusal) for vector in vectors]
-        vectors = [self._opaque(vector) for vector in vectors]
+        vectors = [self._hide_from_constant_folding(v) for v in vectors]
 
         def round_(turn: int) -> Callable[[], list[tf.Tensor]]:
             return lambda: [
@@ -342,7 +347,7 @@ class BytePSTransport(engine.EngineTransport):
         ]
 
     def _sum_unknown(self, vector: tf.Tensor, key: str) -> tf.Tensor:
-        """Sum a vector whose length is known when it is there, maybe empty."""
+        """Sum a vector whose length is known only at run time, maybe empty."""
         dtype = vector.dtype
         most = MESSAGE_BYTES // dtype.size
         lengths = [_LEAST_BYTES // dtype.size]
@@ -352,7 +357,7 @@ class BytePSTransport(engine.EngineTransport):
         refusal = self._declare(names)
         if refusal:
             return _refused(vector, refusal)
-        vector = self._opaque(vector)
+        vector = self._hide_from_constant_folding(vector)
 
         def padded(part: tf.Tensor, length: int, name: str, turn: int):
             def round_() -> tf.Tensor:
@@ -394,9 +399,9 @@ class BytePSTransport(engine.EngineTransport):
 
     def _in_turn(self, name: str, push: Callable[[tf.Tensor], Any]) -> Any:
         """Push in one of two turns, which rounds of this name alternate in."""
-        if name not in self._turns:
-            self._turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
-        turn = self._turns[name]
+        if name not in _turns:
+            _turns[name] = compat.hidden_variable("CPU:0", 0, tf.int32)
+        turn = _turns[name]
         now = turn.read_value()
         sums = push(now)
         with tf.control_dependencies(tf.nest.flatten(sums)):
@@ -404,8 +409,8 @@ class BytePSTransport(engine.EngineTransport):
             turn.assign((now + 1) % _TURNS, read_value=False)
         return sums
 
-    def _opaque(self, vector: tf.Tensor) -> tf.Tensor:
-        """A vector of which TensorFlow does not know that it is constant.
+    def _hide_from_constant_folding(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return a vector that TensorFlow does not know to be constant.
 
         Its constant folding would run the operation, which has no side effects
         as far as TensorFlow knows, once for all steps, and only on a rank that
@@ -418,11 +423,11 @@ class BytePSTransport(engine.EngineTransport):
         return f"{key}/{dtype.name}/{length}"
 
     def _declare(self, names: Sequence[str]) -> str | None:
-        """Declare the new ones of these names, alike on all ranks."""
-        new = [name for name in names if name not in self._names]
+        """Declare the new names among these, alike on all ranks."""
+        new = [name for name in names if name not in _declared_names]
         if not new:
             return None
-        if self._names:
+        if _declared_names:
             with tf.init_scope():
                 differing = self._differing(new)
             if differing:
@@ -433,13 +438,13 @@ class BytePSTransport(engine.EngineTransport):
     def _add(self, names: Sequence[str]) -> None:
         declare = self._library.byteps_tensorflow_declare_tensor
         for name in names:
-            self._names.append(name)
+            _declared_names.append(name)
             for turn in range(_TURNS):
                 declare(_with_turn(name, turn).encode())
 
     def _differing(self, new: Sequence[str]) -> str | None:
-        """The message if not all ranks are about to declare these names."""
-        known = "\n".join([str(len(self._names)), *new])
+        """The error message if ranks are about to declare different names."""
+        known = "\n".join([str(len(_declared_names)), *new])
         digest = hashlib.sha256(known.encode()).digest()[:8]
         own_digest = np.frombuffer(digest, np.int32)
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
@@ -457,24 +462,24 @@ class BytePSTransport(engine.EngineTransport):
             "kind, and to call the same methods in the same order."
         )
 
-    def _meet(self) -> None:
-        """Declare what ranks agree by, and check that each is there once."""
+    def _declare_and_check_ranks(self) -> None:
+        """Declare the tensors for agreement, and check the ranks."""
         self._add([self._name(f"{_AGREEMENT}.0", tf.int32, 2 * self.size)])
         self._add([self._name("kt.ranks.0", tf.int32, self.size)])
         place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
         (times,) = self._sum_known([place], "kt.ranks")
         if (times.numpy() != 1).any():
             raise TowerError(
-                "the ranks of BytePS's workers are not all different; rank "
-                f"0, 1, ... is there {', '.join(map(str, times.numpy()))} "
-                f"times: give each worker another {dmlc.WORKER_ID}, from 0."
+                "BytePS's workers have duplicate or missing ranks; ranks 0, "
+                f"1, ... occur {', '.join(map(str, times.numpy()))} times: "
+                f"give each worker a different {dmlc.WORKER_ID}, from 0."
             )
         self.gather_objects(None)
 
 
 @functools.cache
 def transport() -> BytePSTransport:
-    """The connection to the other ranks, made when first asked for."""
+    """The connection to the other ranks, made on first use."""
     return BytePSTransport()
 
 
@@ -505,7 +510,7 @@ def tensor_of(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
 
 
 def _refused(vector: tf.Tensor, why: str) -> tf.Tensor:
-    """A vector that raises an error when it is asked for.
+    """A vector that raises an error when it is evaluated.
 
     Not earlier: a step that compares the gradients of the ranks does not ask
     for it, and knows better what differs.

@@ -61,7 +61,7 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_server(environment: Mapping[str, str] = os.environ) -> None:
-    """Check what the scheduler or a server has been given."""
+    """Check the environment of the scheduler or a server."""
     role = environment.get(ROLE)
     if role not in _SERVING:
         raise _wrong(
@@ -84,7 +84,7 @@ def check_server(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def prepare(place: str | None) -> None:
-    """Set what BytePS reads besides, where the user has not."""
+    """Set the other variables that BytePS reads, unless the user has."""
     if place is None:
         # Alone: BytePS wants to be told even that.
         os.environ.update({ROLE: "worker", NUM_WORKER: "1", WORKER_ID: "0"})
@@ -147,7 +147,7 @@ def _number(
     *,
     default: str = "",
 ) -> int:
-    """A whole number, at least so much and below an end."""
+    """A whole number in a range."""
     text = environment.get(name, default)
     if not text.isdecimal() or not least <= int(text) < end:
         raise _wrong(

@@ -35,7 +35,7 @@ def check_compression(compression: Any, called: str) -> None:
 
 
 class _NoList(TowerError, RuntimeError):
-    """The error of Horovod is a ``RuntimeError``."""
+    """A ``RuntimeError``, as Horovod raises."""
 
 
 def refuse_global_variables(called: str, root_rank: Any) -> NoReturn:

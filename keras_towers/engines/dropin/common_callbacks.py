@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import plain, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callbacks import listed, with_added
+from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
@@ -69,8 +69,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in compat.layers_of(model))
         # A custom step may train other variables with it, or none.
-        its_step = type(model).train_step is compat.TensorFlowTrainer.train_step
-        if optimizer is not None and layers_built and its_step:
+        uses_default_train_step = (
+            type(model).train_step is compat.TensorFlowTrainer.train_step
+        )
+        if optimizer is not None and layers_built and uses_default_train_step:
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             self._broadcast()
@@ -169,8 +171,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def synced(transport: Transport, arguments: dict[str, Any]) -> Iterator[None]:
-    """Let callbacks that some ranks lack act for all, in a block.
+def with_synced_callbacks(
+    transport: Transport, arguments: dict[str, Any]
+) -> Iterator[None]:
+    """Make callbacks that some ranks lack act for all ranks in this block.
 
     Callbacks that all ranks have act on each of them, as in Horovod; the ranks
     need not be at the same place in their epochs.
@@ -258,7 +262,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.steps_per_epoch = self.params.get("steps") or 0
             if not self.steps_per_epoch:
                 raise TowerError(
-                    "the number of batches per epoch is not known: give "
+                    "the number of batches per epoch is unknown: give "
                     f"{type(self).__name__} steps_per_epoch."
                 )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.engines.dropin import common_callbacks
-from keras_towers.engines.dropin.optimizer import (
+from keras_towers.engines.dropin.distributed_optimizer import (
     is_distributed,
     move_outward,
     reducer_of,
@@ -71,7 +71,7 @@ def replace_compile(
         if not is_initialized() or not any(r.of_all for r in reducers):
             return original(model, *args, **kwargs)
         arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with common_callbacks.synced(transport(), arguments):
+        with common_callbacks.with_synced_callbacks(transport(), arguments):
             return original(arguments.pop("self"), **arguments)
 
     def scale(
@@ -87,7 +87,7 @@ def replace_compile(
 
 
 def restore_compile() -> None:
-    """Restore what ``replace_compile`` has replaced."""
+    """Undo ``replace_compile``."""
     while _undo:
         _undo.pop()()
 

@@ -1,4 +1,4 @@
-"""Training that goes on when workers die or join.
+"""Training that continues when workers die or join.
 
 ``keras-towers run --min-np 2 --max-np 4 --host-discovery-script hosts.sh
 train.py`` starts the workers; ``train.py`` says what is to survive:
@@ -216,7 +216,7 @@ class State(ModelState, FitPosition):
 def run(
     function: Callable[Concatenate[_S, _P], _R],
 ) -> Callable[Concatenate[_S, _P], _R]:
-    """Run a function again, from the last commit, when workers die or join.
+    """Rerun a function, from the last commit, when workers die or join.
 
     Args:
         function: takes a state first. It makes its strategy itself, since
@@ -251,7 +251,7 @@ def run(
 
 @contextlib.contextmanager
 def _raising_losses() -> Iterator[None]:
-    """Raise ``HorovodInternalError`` where a peer has gone."""
+    """Raise ``HorovodInternalError`` if a peer is gone."""
     transport = horovod_transport.HorovodTransport()
     try:
         yield
@@ -265,7 +265,7 @@ def _raising_losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _notified_of_hosts(state: _elastic.State) -> Iterator[None]:
-    """Tell a state of hosts that come or go, as its launcher does.
+    """Notify a state of added and removed hosts, as its launcher does.
 
     Under our launcher the state asks. Horovod's driver tells it, through a
     service of each worker that listens on all addresses.
@@ -288,7 +288,7 @@ def _reconnect() -> None:
 
 
 class Commit(ResumingCallback):
-    """Commits a ``State`` in ``fit``, and makes ``fit`` go on from it.
+    """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
     ``fit`` starts in the state's epoch, after the batches that were done.
     ``History`` has all epochs, also those before the last loss of a worker.
@@ -296,8 +296,8 @@ class Commit(ResumingCallback):
 
     Args:
         state: the state.
-        every: commit after so many batches, and at every epoch's end. A commit
-            copies all weights and the optimizer's state in memory.
+        every: commit after this many batches, and at each epoch's end. A
+            commit copies all weights and the optimizer's state in memory.
 
     Raises:
         TowerError: ``every`` is not positive.

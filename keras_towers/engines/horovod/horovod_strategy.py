@@ -6,10 +6,10 @@ import logging
 from typing import Unpack
 
 from keras_towers import devices as devices_lib
+from keras_towers.devices import share_machine
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.rendezvous import environments
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import RankKeywords, options_of
 
 logger: logging.Logger = logging.getLogger("keras_towers")

@@ -25,16 +25,16 @@ from keras_towers.rendezvous import (
     environments,
     meet,
     store,
+    tf_config,
     versions,
     watch,
 )
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.transport import engine, messages
+from keras_towers.transport import engine_transport, messages
 
 
 def load() -> ModuleType:
     """Import ``horovod.tensorflow``, or raise an error with instructions."""
-    return engine.load("horovod", "Horovod")
+    return engine_transport.load("horovod", "Horovod")
 
 
 _connected = False
@@ -73,7 +73,7 @@ def is_elastic() -> bool:
 
 @contextlib.contextmanager
 def _stall_watched() -> Iterator[None]:
-    """Let the stall watch know of a rank that waits for others to start."""
+    """Make the stall watch see that a rank waits for others to start."""
     place = [os.environ.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE")]
     if not all(map(str.isdecimal, place)):
         yield
@@ -90,7 +90,7 @@ def _stall_watched() -> Iterator[None]:
 def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
-        if member.placed
+        if member.horovod_reads_variables
         else environments.HOW_TO_BE_ALONE
     )
     return TowerError(
@@ -101,7 +101,7 @@ def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
     )
 
 
-class HorovodTransport(engine.EngineTransport):
+class HorovodTransport(engine_transport.EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
@@ -136,7 +136,7 @@ class HorovodTransport(engine.EngineTransport):
         self.engine.shutdown()
 
     def is_intact(self) -> bool:
-        """Whether the ranks still reach one another: found out by trying.
+        """Whether the ranks still reach one another, by trying.
 
         Where a rank is lost Horovod stops on all others, and whatever is sent
         then fails at once. Otherwise either all ranks ask this, after an error

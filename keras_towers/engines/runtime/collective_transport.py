@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_towers.engines.runtime.tensorflow_task import Task, unreachable
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
-from keras_towers.transport.engine import EngineTransport
+from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     carried,
     packed,
@@ -44,12 +44,12 @@ _MOST_DIMENSIONS = 8
 # Sums of so few bytes are made of what all ranks have: a ring that gathers
 # takes half as many messages, one after another, as one that sums.
 _SMALL_BYTES = 2**15
-# What a head has room for: a tensor of less needs no message of its own.
-_WORDS = 6
+# A header holds this many words; smaller tensors need no extra message.
+_HEADER_WORDS = 6
 
 
 class InstanceKeys:
-    """Numbers that all ranks compute alike, in whatever order they ask."""
+    """Numbers that are equal on all ranks, whatever the order of requests."""
 
     def __init__(self):
         self._texts: dict[int, str] = {}
@@ -114,12 +114,12 @@ class CollectiveTransport(EngineTransport):
         return packed(
             tensors,
             lambda vectors: [
-                self._total(vector, f"{key}.{n}")
+                self._all_reduce_one(vector, f"{key}.{n}")
                 for n, vector in enumerate(vectors)
             ],
         )
 
-    def _total(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+    def _all_reduce_one(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         if not tensor.shape.is_fully_defined():
             # Its size is not known before all ranks have told it.
             gathered = self.all_gather(tensor[tf.newaxis], f"{key}.any")
@@ -153,7 +153,7 @@ class CollectiveTransport(EngineTransport):
             number = self._keys.number(key, "all", sent.dtype.name)
             return self._gather(padded, number, group)
 
-        room = _WORDS * tf.int64.size // sent.dtype.size
+        room = _HEADER_WORDS * tf.int64.size // sent.dtype.size
         rows = tf.cond(widest <= room, lambda: heads, everything)
         whole = tf.concat([rows[r, : counts[r]] for r in range(self.size)], 0)
         shape = tf.concat([[tf.reduce_sum(shapes[:, 0])], shapes[0, 1:]], 0)
@@ -204,13 +204,13 @@ class CollectiveTransport(EngineTransport):
         )
 
     def unreachable_ranks(self) -> str:
-        """The ranks that do not answer, in words; empty if all do."""
+        """Describe the ranks that do not answer; empty if all do."""
         return unreachable(self._task)
 
     def _announce(
         self, tensor: tf.Tensor, sent: tf.Tensor, key: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tell the ranks of one another's tensors, which may differ in rows.
+        """Exchange the shapes of the ranks' tensors, which may differ in rows.
 
         Args:
             sent: the elements as a vector, in the dtype that is sent.
@@ -222,19 +222,19 @@ class CollectiveTransport(EngineTransport):
         if not dimensions or dimensions > _MOST_DIMENSIONS:
             raise TowerError(
                 f"the collective {key!r} got a tensor of shape "
-                f"{tensor.shape}: it takes 1 to {_MOST_DIMENSIONS} dimensions, "
-                "a known number of them."
+                f"{tensor.shape}: the number of dimensions has to be known, "
+                f"and 1 to {_MOST_DIMENSIONS}."
             )
         kind = tf.constant(
             [tensor.dtype.as_datatype_enum, dimensions], tf.int64
         )
         unused = tf.zeros([_MOST_DIMENSIONS - dimensions], tf.int64)
         shape = tf.concat([tf.shape(tensor, tf.int64), unused], 0)
-        head = tf.concat([kind, shape, _first_words(sent, _WORDS)], 0)
+        head = tf.concat([kind, shape, _first_words(sent, _HEADER_WORDS)], 0)
         heads = self._gather(head, self._keys.number(key, "head"))
         heads = tf.ensure_shape(heads, [self.size, head.shape[0]])
         kinds, shapes, words = tf.split(
-            heads, [2, _MOST_DIMENSIONS, _WORDS], axis=1
+            heads, [2, _MOST_DIMENSIONS, _HEADER_WORDS], axis=1
         )
         check = tf.debugging.Assert(
             tf.reduce_all(kinds == kind)
@@ -255,7 +255,7 @@ class CollectiveTransport(EngineTransport):
     def _gather(
         self, vector: tf.Tensor, number: int, group: tf.Tensor | int = _FIXED
     ) -> tf.Tensor:
-        """Gather vectors of N elements as a matrix, a row for each rank."""
+        """Gather vectors of N elements as a matrix with one row per rank."""
         with tf.device(self._task.host):
             gathered = tf.raw_ops.CollectiveGatherV2(
                 input=vector, **self._options(number, group)
@@ -310,7 +310,7 @@ def _padded(
 
 
 def _first_words(vector: tf.Tensor, words: int) -> tf.Tensor:
-    """Return the first elements of a vector as so many numbers of 64 bits."""
+    """Return the first elements of a vector, packed into 64-bit numbers."""
     elements = words * tf.int64.size // vector.dtype.size
     first = vector[:elements]
     padded = tf.pad(first, [[0, elements - tf.size(first)]])

@@ -9,16 +9,15 @@ import tensorflow as tf
 
 from keras_towers import devices as devices_lib
 from keras_towers import settings
+from keras_towers.devices import share_machine
 from keras_towers.engines.runtime import tensorflow_task
 from keras_towers.engines.runtime.collective_transport import (
     CollectiveTransport,
 )
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import store
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import store, tf_config
+from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.machine_share import share_machine
 from keras_towers.strategies.options import (
     RankKeywords,
     check_seconds,
@@ -92,7 +91,7 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         if not cluster.trains:
             raise TowerError(
                 f"TF_CONFIG says that this process is {cluster}, and "
-                "MultiWorkerTowerStrategy is for those that train: the chief "
+                "MultiWorkerTowerStrategy is for tasks that train: the chief "
                 f"and the workers. {tf_config.EVALUATOR}"
             )
         towers = share_machine(cluster, towers)

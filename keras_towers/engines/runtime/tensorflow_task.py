@@ -1,4 +1,4 @@
-"""This process as a task of TensorFlow's runtime, among others.
+"""This process as a task of TensorFlow's runtime.
 
 TensorFlow names its devices after the task, and fixes the names when it starts:
 what was made before a process became a task cannot be used any more. So that a
@@ -22,10 +22,9 @@ import tensorflow as tf
 
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import listening
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous import listening, tf_config
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -81,7 +80,7 @@ class Task:
 
 
 def prepare() -> None:
-    """Tell TensorFlow of the task in ``TF_CONFIG``, if it is one for us.
+    """Configure TensorFlow as the task in ``TF_CONFIG``, if it concerns us.
 
     It is where there are several tasks that train, and no parameter servers.
     Nothing starts, and nothing is said of what is wrong: strategies do that.
@@ -97,23 +96,23 @@ def prepare() -> None:
 
 
 def start(cluster: Cluster) -> Task:
-    """Start TensorFlow as a task, unless it has been started as this one."""
+    """Start TensorFlow as a task, unless it has already started as such."""
     if _task is None or _task.cluster != cluster:
         listening.check(cluster.address)
         _configure(Task(cluster))
     if _task is None or _task.cluster != cluster:
         raise TowerError(
             f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
-            "started without knowing that, and what was made since would be "
-            "lost. Set TF_CONFIG before, and import keras_towers before the "
-            "first tensor, variable or model is made."
+            "started without knowing that, and everything created since "
+            "would be lost. Set TF_CONFIG before, and import keras_towers "
+            "before the first tensor, variable or model is created."
         )
     compat.eager_context().ensure_initialized()
     return _task
 
 
 def _configure(task: Task) -> None:
-    """Tell TensorFlow of the task, if it has not started."""
+    """Configure TensorFlow as the task, unless it has started."""
     global _task
     context = compat.eager_context()
     if compat.has_started() or compat.has_collective_leader():
@@ -141,12 +140,13 @@ def wait_for(task: Task, timeout_s: float) -> None:
     raise TowerError(
         f"{_describe(task, missing)} did not start within {timeout_s:g} "
         "seconds. Every task that TF_CONFIG names has to run the script, and "
-        "to be reached at its address; `start_timeout_s` waits for longer."
+        "has to be reachable at its address; raise `start_timeout_s` to wait "
+        "longer."
     )
 
 
 def unreachable(task: Task) -> str:
-    """The ranks that do not answer, in words; empty if all do."""
+    """Describe the ranks that do not answer; empty if all do."""
     silent = [rank for rank in _other_ranks(task) if not _answers(task, rank)]
     return _describe(task, silent)
 

@@ -36,7 +36,7 @@ def current() -> TowerCall | None:
     return _calls.get()
 
 
-class SeenByKeras:
+class StrategyProxy:
     """A strategy proxy that Keras uses while a call runs."""
 
     # Keras requests an iterator from it and runs its steps through it, so each
@@ -55,7 +55,7 @@ class SeenByKeras:
         kwargs: dict[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Run a step of Keras on all towers, any other function as it is."""
+        """Run a step of Keras on all towers, any other function directly."""
         if self.call.is_step(fn):
             # A train function of the user's own, which AutoGraph rewrites.
             step = fn if isinstance(fn, _Step) else compat.as_here(fn)
@@ -78,7 +78,7 @@ class SeenByKeras:
 
 
 class _Step:
-    """A step function as Keras got it from the model."""
+    """A step function of the model, marked to run on all towers."""
 
     def __init__(self, step: Callable[[Any], Any]):
         # Towers cannot merge gradients inside a user's own tf.function.
@@ -125,7 +125,7 @@ class TowerCall:
 
     @property
     def predicts(self) -> bool:
-        """Whether the steps of the call return outputs, to be concatenated."""
+        """Whether the steps of the call return outputs to concatenate."""
         return self.kind.startswith("predict")
 
     @contextlib.contextmanager
@@ -149,7 +149,7 @@ class TowerCall:
     def shadows(self) -> dict[str, Any]:
         """Return the model attributes to shadow, by name."""
         return {
-            "_distribute_strategy": SeenByKeras(self.config.strategy, self),
+            "_distribute_strategy": StrategyProxy(self.config.strategy, self),
             "_maybe_symbolic_build": self.build,
             "_get_metrics_result_or_logs": self._end,
             "_make_function": self._make_function,
@@ -159,12 +159,12 @@ class TowerCall:
             },
         }
 
-    def _own(self, name: str) -> Callable[..., Any]:
-        """Return the model's own method, also inside another of its calls."""
+    def _original_method(self, name: str) -> Callable[..., Any]:
+        """Return the model's own method, even inside another of its calls."""
         return getattr(type(self.model), name).__get__(self.model)
 
     def _make(self, kind: str, force: bool = False) -> None:
-        """Replacement for ``make_train_function`` and its like.
+        """Replacement for ``make_train_function`` and its siblings.
 
         A function that was traced outside of any call knows no towers, and may
         be compiled by XLA.
@@ -182,13 +182,15 @@ class TowerCall:
         self.adoption.remember_function(self.model, name)
 
     def _make_own(self, name: str, anew: bool) -> None:
-        """Have the model make one of its functions."""
+        """Make the model create one of its functions."""
         with adoption_lib.without_xla(self.model):
             # A model that overrides it may take no argument.
-            self._own(f"make_{name}")(**({"force": True} if anew else {}))
+            self._original_method(f"make_{name}")(
+                **({"force": True} if anew else {})
+            )
 
     def _looks_at_batches(self) -> bool:
-        """Whether the first batches show how they have to be divided."""
+        """Whether the first batches decide how batches are divided."""
         if self.model.run_eagerly:
             return False
         return self.config.micro_batches == "auto" or (
@@ -198,7 +200,7 @@ class TowerCall:
         )
 
     def _look_at_batches(self, name: str) -> None:
-        """Let one of the model's functions see the first batches."""
+        """Wrap a function of the model to look at the first batches."""
         model = self.model
         function = getattr(model, name)
         if not isinstance(function, FirstSteps):
@@ -209,7 +211,7 @@ class TowerCall:
             function.begin()
 
     def _made_anew(self, name: str) -> Any:
-        """Return one of the model's functions, made anew, to be traced."""
+        """Recreate one of the model's functions, to be traced again."""
         model = self.model
         before = getattr(model, name)
         self._make_own(name, True)
@@ -219,10 +221,10 @@ class TowerCall:
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
-        return self._own("_make_function")(_Step(step))
+        return self._original_method("_make_function")(_Step(step))
 
     def is_step(self, fn: Any) -> bool:
-        """Whether Keras, not the user's code, asks to run a function.
+        """Whether Keras, not the user's code, runs a function.
 
         Keras makes the function for predictions itself; a model may make its
         train function.
@@ -302,15 +304,15 @@ class TowerCall:
             self.adoption.gather_slots()
             if self.config.sync_every_epoch:
                 self.adoption.broadcast(self.model)
-        return self._own("_get_metrics_result_or_logs")(logs)
+        return self._original_method("_get_metrics_result_or_logs")(logs)
 
     def end_of_steps(self, logs: Any) -> Any:
-        """Return the logs of an epoch, given those of its last step."""
+        """Return the logs of an epoch, given the logs of its last step."""
         return logs
 
 
 def refuse_empty(kind: str, model: keras.Model) -> NoReturn:
-    """Reject a call without any batch, for which Keras only warns."""
+    """Reject a call without batches, about which Keras only warns."""
     raise TowerError(
         f"{kind} of model {model.name!r} got no batch: the dataset is empty. "
         "Give at least one example."

@@ -89,8 +89,8 @@ class _NoOpCall:
         if not self._has_data:
             if not arguments.get("steps_per_epoch"):
                 raise TowerError(
-                    "fit was given neither data nor a number of steps: give "
-                    "steps_per_epoch, or data to count the steps of."
+                    "fit got neither data nor a number of steps: give "
+                    "steps_per_epoch, or data whose steps can be counted."
                 )
             arguments["x"] = tf.data.Dataset.from_tensors(0).repeat()
             arguments["shuffle"] = False
@@ -100,7 +100,9 @@ class _NoOpCall:
         name = "train_function" if self._keras_call.trains else "test_function"
         return {
             # By it, fit's own call of evaluate comes back here.
-            "_distribute_strategy": call_lib.SeenByKeras(self._strategy, self),
+            "_distribute_strategy": call_lib.StrategyProxy(
+                self._strategy, self
+            ),
             "_maybe_symbolic_build": self._begin,
             "_get_metrics_result_or_logs": self._report,
             name: self._steps,

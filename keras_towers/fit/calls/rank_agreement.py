@@ -1,4 +1,9 @@
-"""Checking that all ranks ask for the same training."""
+"""Checks that all ranks request the same training.
+
+That is, the same arguments, data and callbacks of a call.
+``weights/rank_state.py`` compares variables; both exchange values by
+``rendezvous/check.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import numpy as np
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import check as check_lib
 
@@ -39,8 +44,8 @@ _SHOWN = 80
 _WARNINGS = {
     _RATE: "the ranks have different learning rates for model %r (%s); all "
     "train with that of rank 0.",
-    _LAYERS: "the layers of model %r have other settings on some ranks (%s): "
-    "build the same model on every rank.",
+    _LAYERS: "the layers of model %r have different settings on some ranks "
+    "(%s): build the same model on every rank.",
 }
 # Names count what a process has made; seeds may be each rank's own.
 _OF_A_RANK = ("name", "seed")
@@ -59,7 +64,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
     if config.batches == "split":
         names += _OF_SAME_DATA
     settings = {
-        name: described(arguments[name])
+        name: describe_setting(arguments[name])
         for name in names
         if arguments.get(name) is not None
     }
@@ -69,7 +74,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
     if keras_call.trains:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
     if keras_call.trains and config.transport.size > 1:
-        observer = callbacks_lib.observing(keras_call)
+        observer = callback_roles.observing(keras_call)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)
@@ -83,21 +88,21 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
                 logger.warning(_WARNINGS[name], model.name, values_of_ranks)
             continue
         raise TowerError(
-            f"{kind} of model {model.name!r} got another {name} on some ranks "
-            f"({values_of_ranks}): compile the model and call {kind} in the "
-            "same way on every rank."
+            f"{kind} of model {model.name!r} has different settings on some "
+            f"ranks: {name} ({values_of_ranks}). Compile the model and call "
+            f"{kind} in the same way on every rank."
         )
 
 
 def _compiled(model: keras.Model) -> dict[str, str]:
-    """Describe the compiled settings that decide on gradients and updates."""
+    """Describe the compiled settings that affect gradients and updates."""
     compiled = getattr(model, "_compile_loss", None)
     described_settings = {
-        "loss": described(getattr(model, "loss", None)),
-        "loss_weights": described(
+        "loss": describe_setting(getattr(model, "loss", None)),
+        "loss_weights": describe_setting(
             getattr(compiled, "_user_loss_weights", None)
         ),
-        "steps_per_execution": described(
+        "steps_per_execution": describe_setting(
             getattr(model, "steps_per_execution", 1)
         ),
     }
@@ -114,10 +119,10 @@ def _compiled(model: keras.Model) -> dict[str, str]:
         getattr(optimizer, "_learning_rate", None), keras.Variable
     )
     rate = _RATE if shared else "schedule of learning rates"
-    described_settings[rate] = described(settings.pop(_RATE, None))
+    described_settings[rate] = describe_setting(settings.pop(_RATE, None))
     settings.pop("name", None)
     return described_settings | {
-        f"{name} of the optimizer": described(value)
+        f"{name} of the optimizer": describe_setting(value)
         for name, value in settings.items()
     }
 
@@ -129,22 +134,22 @@ def _layers(model: keras.Model) -> str:
         for layer in compat.layers_of(model)
         if not isinstance(layer, keras.Model)
     ]
-    text = "\n".join(map(_described, layers))
+    text = "\n".join(map(_describe, layers))
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{len(layers)}, of digest {digest}"
 
 
-def described(value: Any) -> str:
-    """Describe a setting in the same words on all ranks that have it."""
+def describe_setting(value: Any) -> str:
+    """Describe a setting; equal settings have equal texts on all ranks."""
     # Objects that cannot be looked into are described by their class alone.
-    text = _described(value)
+    text = _describe(value)
     if len(text) <= _SHOWN:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{text[:_SHOWN]}... ({digest})"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None or isinstance(value, str | bytes | bool | int | float):
         return repr(value)
     if isinstance(value, np.generic | np.ndarray):
@@ -154,10 +159,10 @@ def _described(value: Any) -> str:
         return f"{value.shape} {value.dtype} {digest.hexdigest()[:8]}"
     if isinstance(value, Mapping):
         items = {str(k): v for k, v in value.items() if k not in _OF_A_RANK}
-        pairs = (f"{key}={_described(items[key])}" for key in sorted(items))
+        pairs = (f"{key}={_describe(items[key])}" for key in sorted(items))
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, Sequence):
-        return f"[{', '.join(map(_described, value))}]"
+        return f"[{', '.join(map(_describe, value))}]"
     if inspect.isroutine(value):
         return _function(value)
     if isinstance(value, type):
@@ -167,7 +172,7 @@ def _described(value: Any) -> str:
         settings = value.get_config()
         # Not all of Keras's losses have these in their configuration.
         settings = {**settings, **getattr(value, "_fn_kwargs", {})}
-        return f"{name}({_described(settings)[1:-1]})"
+        return f"{name}({_describe(settings)[1:-1]})"
     except Exception:  # It may be anything, and need not be serializable.
         return name
 

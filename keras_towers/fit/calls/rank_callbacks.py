@@ -1,4 +1,4 @@
-"""Callbacks of several ranks: who runs them, and effects that all take over."""
+"""Callbacks of several ranks: who runs them, and how effects are shared."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers._notices import first_time
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.calls.callbacks import (
+from keras_towers.fit.calls.callback_roles import (
     NEVER_STOPS,
     ChiefOnly,
     EveryRank,
     saves_by_itself,
 )
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.hooks import saving
 from keras_towers.fit.weights import rank_state
@@ -40,7 +40,7 @@ logger = logging.getLogger("keras_towers")
 
 _STOPS = ("stop_training", "stop_evaluating", "stop_predicting")
 # The older ones are part of the newer.
-_EVENTS = [e for e in callbacks_lib.EVENTS if not e.startswith("on_batch")]
+_EVENTS = [e for e in callback_roles.EVENTS if not e.startswith("on_batch")]
 # Ranks would overwrite each other's files or repeat each other's output.
 _CHIEF_ONLY = (
     keras.callbacks.ModelCheckpoint,
@@ -58,7 +58,7 @@ _HARMLESS = (keras.callbacks.Callback, *_CHIEF_ONLY)
 def adapted(
     config: TowerConfig, adoption: Adoption, call: TowerCall, nested: bool
 ) -> Iterator[None]:
-    """Keep this rank's callbacks only, whose effects reach all ranks."""
+    """Keep only this rank's callbacks, and share their effects."""
     arguments = call.keras_call.arguments
     # A nested call may be the validation of another one.
     if call.kind.endswith("_on_batch"):
@@ -71,7 +71,7 @@ def adapted(
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = _of_this_rank(config.peers, callbacks)
     arguments["callbacks"] = callbacks
-    listed = callbacks_lib.listed(callbacks)
+    listed = callback_roles.listed(callbacks)
     others = [c for c in listed if not isinstance(c, SyncedCallbacks)]
     watching: Any = contextlib.nullcontext()
     # The validation of fit has its callbacks.
@@ -81,7 +81,7 @@ def adapted(
         synced = SyncedCallbacks(
             config.transport, others, held_in_common, adoption
         )
-        arguments["callbacks"] = callbacks_lib.with_added(callbacks, synced)
+        arguments["callbacks"] = callback_roles.with_added(callbacks, synced)
         call.agree, watching = synced.agree, synced.watching()
     with watching:
         yield
@@ -126,7 +126,9 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._variables = variables
         self._adoption = adoption
         # Those that callbacks have written, and who was the last.
-        self._written: ByIdentity[keras.Variable, str] = ByIdentity(weak=False)
+        self._written: IdentityDict[keras.Variable, str] = IdentityDict(
+            weak=False
+        )
         acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         if adoption is None:
             # Ranks validate by themselves, or only some of them do.
@@ -136,7 +138,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what the callbacks write, in a block."""
+        """Record what callbacks write in this block."""
         with contextlib.ExitStack() as stack:
             for callback in self._callbacks:
                 run = {e: self._run for e in _EVENTS if _acts(callback, e)}
@@ -154,7 +156,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
                 self._written[variable] = type(callback).__name__
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Let the step begin: all other callbacks have run."""
+        """Begin the step, after all other callbacks."""
         self._settle("on_train_batch_begin")
         if self._adoption is not None:
             self._adoption.begin_steps(self.model)
@@ -165,7 +167,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self.agree()
 
     def agree(self) -> None:
-        """Take over what callbacks have written, and stops of loops."""
+        """Share the values that callbacks wrote, and their requests to stop."""
         model = self.model
         stops = [bool(getattr(model, name, False)) for name in _STOPS]
         # Rank 0 may have restored its place in the epochs.
@@ -182,23 +184,25 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        roots, unlike = rank_state.find_written(
+        written = rank_state.gather_written(
             self._transport,
             self._variables(self.model),
             self._written,
             self._adoption is not None and self._adoption.ranks_train_apart,
         )
         self._written.clear()
-        if roots and self._adoption is not None:
+        if written.by_root and self._adoption is not None:
             self._adoption.update.gather_slots()
-        for root, variables in roots.items():
+        for root, variables in written.by_root.items():
             values = [variable._value for variable in variables]
             rank_state.broadcast(self._transport, values, root)
-        if unlike and self._transport.rank == 0 and first_time(unlike):
+        conflict = written.conflict
+        if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(
-                "callbacks have written other values on some ranks into %s: "
-                "all go on with those of the first of these ranks.",
-                unlike,
+                "callbacks wrote different values into %s on different "
+                "ranks: all ranks continue with the values of the first of "
+                "them.",
+                conflict,
             )
 
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit import error_notes
 from keras_towers.fit.calls import call as call_lib
-from keras_towers.fit.calls import callbacks
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
 from keras_towers.fit.update.reduce import WeightUpdate
@@ -31,7 +31,7 @@ class TowerCalls:
     def run(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
         is_outermost = call_lib.current() is None
-        resuming = callbacks.resuming(keras_call)
+        resuming = callback_roles.resuming(keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
                 stack.enter_context(error_notes.explained(self._config))
@@ -41,11 +41,11 @@ class TowerCalls:
             start = resuming.begin(self._config.peers)
             keras_call.arguments["initial_epoch"] = start.epoch
             if start.epoch or start.batch:
-                callbacks.warn_of_counters(keras_call.arguments)
+                callback_roles.warn_of_counters(keras_call.arguments)
             return self._start(keras_call, start)
 
     def _config_of(self, kind: str) -> TowerConfig:
-        """Return the towers that run a method."""
+        """Return the config of the towers that run a method."""
         return self._config
 
     @property
@@ -121,8 +121,8 @@ class TowerCalls:
                 stack.enter_context(
                     rank_callbacks.adapted(config, self.adoption, call, nested)
                 )
-            stack.enter_context(callbacks.on_one_device(arguments))
-            stack.enter_context(callbacks.observed(keras_call, config))
+            stack.enter_context(callback_roles.on_one_device(arguments))
+            stack.enter_context(callback_roles.observed(keras_call, config))
             return keras_call.run()
 
 
@@ -130,8 +130,8 @@ def run_alone(keras_call: KerasCall) -> Any:
     """Run a call as plain Keras does, on one device."""
     with (
         compat.single_device_mode(),
-        traced.training_alone.filled(keras_call.trains),
-        callbacks.observed(keras_call),
+        active_step.training_alone.filled(keras_call.trains),
+        callback_roles.observed(keras_call),
     ):
         return keras_call.run()
 
@@ -162,7 +162,7 @@ def causes_noted(call: TowerCall) -> Iterator[None]:
 
 
 def _lacks_rows(iterator: Any) -> bool:
-    """Whether a dataset has scalars for targets, as one of examples has."""
+    """Whether the targets of a dataset are scalars, as if it were unbatched."""
     if iterator is None:
         return False
     spec = iterator.source.element_spec

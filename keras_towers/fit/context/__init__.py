@@ -1,1 +1,1 @@
-"""The current tower of a thread, and temporary patching of attributes."""
+"""The state of a running call, thread by thread, and temporary patches."""

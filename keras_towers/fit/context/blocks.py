@@ -1,4 +1,4 @@
-"""Blocks: values of a thread in one, strategies entered, Ctrl-C at the end."""
+"""Thread-local values, entered strategies, and deferred Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _open: list[tuple[str, threading.Thread]] = []
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Note that this thread is inside a block of a strategy."""
+    """Record that this thread is inside the block of a strategy."""
     block = name, threading.current_thread()
     _open.append(block)
     try:
@@ -25,7 +25,7 @@ def entered(name: str) -> Iterator[None]:
 
 
 def elsewhere() -> tuple[str, str] | None:
-    """The strategy and thread of a block, if only other threads have one."""
+    """The strategy and thread of a block that only another thread entered."""
     here = threading.current_thread()
     blocks = list(_open)
     if any(thread is here for _, thread in blocks):
@@ -53,7 +53,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 class Slot(Generic[T]):
-    """Holds at most one value per thread, for the length of a block."""
+    """Holds at most one value per thread, for the duration of a block."""
 
     def __init__(self) -> None:
         self._local = threading.local()

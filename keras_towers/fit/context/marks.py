@@ -31,8 +31,8 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 class Recorder:
     """Records the steps of one model."""
 
-    # The ``spans`` are those of towers that run by themselves: each step that
-    # is kept as its tower, its begin and its end, in seconds since 1970.
+    # The ``spans`` are the recorded steps of towers that run independently:
+    # tower, begin and end, in seconds since 1970.
 
     def __init__(self, model: Any, kept: int):
         self.traces: int = 0
@@ -65,7 +65,7 @@ class Recorder:
             self.count += 1
 
     def read(self) -> None:
-        """Take over the times of the steps that have ended."""
+        """Read the times of the steps that have ended."""
         steps = _in_order([marks.take() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
@@ -102,7 +102,7 @@ class StepMarks:
 
     @contextlib.contextmanager
     def until(self, tower: int, point: Point) -> Iterator[None]:
-        """Mark where all effects of the operations in this block have ended."""
+        """Mark when all operations of this block have ended."""
         before = len(self._graph.get_operations())
         yield
         made = self._graph.get_operations()[before:]
@@ -122,7 +122,7 @@ class StepMarks:
             self._begin_behind(times[0].op, ends[0])
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
-        """Let a tower that calls its step as a function begin after a mark.
+        """Make a tower that calls its step as a function begin after a mark.
 
         Single operations stay as they are: TensorFlow fuses none that has to
         wait for another one, and fused ones round otherwise.
@@ -204,7 +204,7 @@ def reached(tower: int, point: Point, ends: Any) -> None:
 
 
 def until(tower: int, point: Point) -> contextlib.AbstractContextManager[None]:
-    """Mark where a block has ended, as ``StepMarks.until``."""
+    """Mark when this block has ended; see ``StepMarks.until``."""
     marks = _marks.get()
     return (
         contextlib.nullcontext() if marks is None else marks.until(tower, point)
@@ -217,7 +217,7 @@ def _tensors(structure: Any) -> list[tf.Tensor]:
 
 
 def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Join the times of steps of several traces."""
+    """Merge the step times of several traces."""
     parts = [times for times in parts if len(times)]
     if not parts:
         return np.empty((0, 0, 1, len(POINTS)))

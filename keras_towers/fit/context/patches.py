@@ -20,7 +20,7 @@ _REPLACED = "__keras_towers__"
 
 @contextlib.contextmanager
 def held(install: Callable[[], None]) -> Iterator[None]:
-    """Keep the patches that ``install`` makes for the length of the block.
+    """Keep the patches that ``install`` makes for the duration of the block.
 
     Blocks may overlap in several threads: the first one installs the patches,
     the last one to exit undoes them.

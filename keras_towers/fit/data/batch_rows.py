@@ -27,16 +27,16 @@ NO_ROWS: Final = -1
 class RowCheck:
     """Tells which parts of a batch have a row for each example.
 
-    Parts whose numbers of rows only a step knows are taken to have as many as
-    the first, unless a batch has been seen in which they have not. A step that
-    finds others fails.
+    Parts whose number of rows is known only at run time are assumed to have as
+    many rows as the first part, unless a batch has shown otherwise. A step in
+    which they differ fails.
     """
 
     def __init__(self) -> None:
         self._undivided: dict[tuple[str, ...], set[str]] = {}
 
     def see(self, batch: Any) -> set[str]:
-        """Look at a batch; return which parts of such ones are not divided."""
+        """Return which parts of batches with this structure are not divided."""
         names = names_of(batch)
         rows = {
             name: int(rows_of(leaf))
@@ -48,8 +48,8 @@ class RowCheck:
         undivided.update(name for name in rows if rows[name] != first)
         return undivided
 
-    def divided(self, batch: Any) -> list[bool]:
-        """Return which leaves of a batch, or of its specs, are divided."""
+    def divided_leaves(self, batch: Any) -> list[bool]:
+        """Return for each leaf of a batch, or its specs, if it is divided."""
         first, names = first_rows_of(batch), names_of(batch)
         undivided = self._undivided.get(tuple(names), set())
         leaves = zip(names, tf.nest.flatten(batch), strict=True)
@@ -59,11 +59,11 @@ class RowCheck:
         ]
 
     def check(self, batch: Any) -> list[Any]:
-        """Return what is ready once all divided parts have as many rows."""
-        return self._check(batch, self.divided(batch), _SPLIT)
+        """Return assertions that all divided parts have equally many rows."""
+        return self._check(batch, self.divided_leaves(batch), _SPLIT)
 
     def check_each(self, pieces: Sequence[Any]) -> list[Any]:
-        """Do as ``check``, given the batches that K towers have."""
+        """Like ``check``, for the K towers' batches."""
         checks = []
         for piece in pieces:
             leaves = map(has_rows, tf.nest.flatten(piece))
@@ -73,7 +73,7 @@ class RowCheck:
     def _check(
         self, batch: Any, chosen: Sequence[bool], advice: str
     ) -> list[Any]:
-        """Compare numbers of rows, if they are unknown."""
+        """Compare the numbers of rows, unless they are static."""
         if first_rows_of(batch) is not None or sum(chosen) < 2:
             return []
         leaves = zip(
@@ -105,8 +105,8 @@ def is_divided(leaf: Any, rows: int | None) -> bool:
     """Whether a part of a batch, or its spec, has a row for each example.
 
     Args:
-        leaf: it.
-        rows: what ``first_rows_of`` says of the batch.
+        leaf: the part.
+        rows: the result of ``first_rows_of`` for the batch.
     """
     return (
         has_rows(leaf)

@@ -46,12 +46,12 @@ def spec_of(batch: Any) -> Any:
     )
 
 
-def joined_spec(batch: TowerBatch) -> Any:
-    """Return the specs of the batch that towers' parts are of."""
-    return tf.nest.map_structure(_joined, batch.pieces[0])
+def spec_across_towers(batch: TowerBatch) -> Any:
+    """Return the specs of the whole batch, given the towers' parts."""
+    return tf.nest.map_structure(_spec_across_towers, batch.pieces[0])
 
 
-def _joined(leaf: Any) -> Any:
+def _spec_across_towers(leaf: Any) -> Any:
     if leaf is None:
         return None
     spec = tf.type_spec_from_value(leaf)
@@ -110,9 +110,10 @@ def split(
 
     Args:
         batch: structure of dense, ragged or sparse tensors of shape
-            [examples, ...]; what has no rows, or others, goes to every tower.
+            [examples, ...]. Parts without rows, or with a different number of
+            rows, go to every tower whole.
         replicas: the number of towers of all processes.
-        first: the first of them to return.
+        first: the first tower to return a piece for.
         towers: number of pieces to return; None for all.
         rows: tells which of its leaves are divided.
     """
@@ -126,14 +127,14 @@ def split(
         with tf.control_dependencies(rows.check(batch)):
             size = tf.cast(tf.identity(size), tf.int64)
     starts = _starts(size, replicas)[first : towers_here.stop + 1]
-    pieces = _cut(batch, starts, rows.divided(batch))
+    pieces = _cut(batch, starts, rows.divided_leaves(batch))
     return TowerBatch(pieces, size, starts[0])
 
 
 def micro_batches_of(
     batch: TowerBatch, number: int, divided: Sequence[bool]
 ) -> TowerBatch:
-    """Cut the part of each tower into micro-batches, whose order is theirs.
+    """Cut each tower's part into micro-batches, in tower order.
 
     Args:
         batch: the parts.
@@ -154,7 +155,7 @@ def micro_batches_of(
 
 
 def _starts(size: Any, number: int) -> list[Any]:
-    """Where each of N parts of some rows begins, and where the last ends."""
+    """The row where each of N parts begins, and the end of the last part."""
     least, left = size // number, size % number
     starts: list[Any] = []
     for k in range(number + 1):
@@ -166,7 +167,7 @@ def _starts(size: Any, number: int) -> list[Any]:
 def _cut(
     batch: Any, starts: Sequence[Any], divided: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Cut a batch into parts, of which all have what is not divided."""
+    """Cut a batch into parts; each gets all leaves that are not divided."""
     leaves = tf.nest.flatten(batch)
     return tuple(
         tf.nest.pack_sequence_as(
@@ -181,8 +182,8 @@ def _cut(
 
 
 def _keeps(leaf: Any) -> bool:
-    is_optional = isinstance(leaf, tf.experimental.Optional)
-    return leaf is None or is_optional or tf.is_tensor(leaf)
+    kinds = (tf.experimental.Optional, tf.experimental.ExtensionType)
+    return leaf is None or isinstance(leaf, kinds) or tf.is_tensor(leaf)
 
 
 def _slice(leaf: Any, start: Any, length: Any) -> Any:
@@ -206,7 +207,7 @@ def first_rows(leaf: Any, count: Any) -> Any:
 
 
 def rows_if(leaf: Any, condition: Any) -> Any:
-    """Return all rows of a tensor of any kind, or none of them."""
+    """Return all rows of a tensor of any kind, or no rows."""
     if not has_rows(leaf):
         return leaf
     rows = tf.cast(rows_of(leaf), tf.int64)
@@ -214,7 +215,7 @@ def rows_if(leaf: Any, condition: Any) -> Any:
 
 
 def concatenate(pieces: Any) -> Any:
-    """Concatenate tensors of the towers in order, or stack scalars."""
+    """Concatenate the towers' tensors in order, or stack scalars."""
     if isinstance(pieces[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(pieces))
     if not has_rows(pieces[0]):
@@ -303,8 +304,8 @@ def _with_equal_rows(*batch: Any) -> Any:
 def _forget_sizes(*batch: Any) -> Any:
     """Erase the static batch size.
 
-    With it, TensorFlow would drop the last batches if there are too few for all
-    towers.
+    With a static size, TensorFlow would drop the last batches if there are too
+    few for all towers.
     """
 
     def forget(leaf):
@@ -318,7 +319,7 @@ def _forget_sizes(*batch: Any) -> Any:
 
 
 def is_whole(batch: Any) -> bool:
-    """Whether it is a batch for all towers, which has not been split."""
+    """Whether a batch is for all towers, not yet split."""
     return not isinstance(batch, TowerBatch) and not any(
         isinstance(leaf, compat.PerReplica) for leaf in tf.nest.flatten(batch)
     )

@@ -128,7 +128,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             )
 
     def _to_one_end(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Give this rank the agreed number of ``TowerBatch``es."""
+        """Adjust this rank to the agreed number of ``TowerBatch``es."""
         if self._agreed is None:
             return dataset
         dataset = ranks_lib.endless(dataset, self._towers, self._first_batch)
@@ -147,11 +147,11 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _check_enough(
         self, dataset: tf.data.Dataset, config: TowerConfig
     ) -> None:
-        """Reject data without examples, or batches for some towers only."""
+        """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._towers
         size = data_lib.static_size(dataset.element_spec)
         if have == 0 or size == 0:
-            raise TowerError("the dataset is empty: give it one example.")
+            raise TowerError("the dataset is empty: give at least one example.")
         if self._each and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
@@ -168,7 +168,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._whole = self.steps_per_epoch, self._num_batches
 
     def pass_over(self, batches: int) -> tuple[int, int]:
-        """Read batches without training on them, as ``fit`` would read them."""
+        """Read batches as ``fit`` does, without training on them."""
         epochs = 0
         while batches:
             before = batches
@@ -225,7 +225,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._set_steps()
 
     def release(self) -> None:
-        """Let go of the data, once what is being read has been read.
+        """Release the data, once pending reads are done.
 
         Keras's generator and its iterator hold one another. Only the end of the
         process waits for data that does not come.
@@ -243,7 +243,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         return first_rows_of(batch) is None and sum(rows) > 1
 
     def was_empty(self) -> bool:
-        """Whether an epoch that produced no logs had no batch at all."""
+        """Whether an epoch without logs had no batches at all."""
         return (
             self.steps_per_epoch is None
             and self._whole is None
@@ -264,5 +264,5 @@ class Undistributed:
 
     @staticmethod
     def experimental_distribute_dataset(dataset: Any) -> Any:
-        """Return it as it is."""
+        """Return the dataset unchanged."""
         return dataset

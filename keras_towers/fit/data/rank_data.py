@@ -1,4 +1,4 @@
-"""Agreement between ranks on the order and the length of their data."""
+"""Agreement between ranks on the order and length of their data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 from keras_towers.transport.messages import gathered
 
 _REMEDY = (
@@ -108,10 +109,11 @@ def agree(
     """Return each rank's number of batches, None if unknown.
 
     Args:
-        same: what has to be the same on all ranks; None: data of their own.
+        same: the value that must be equal on all ranks; None: each rank has its
+            own data.
 
     Raises:
-        TowerError: the ranks have to have the same data, and do not.
+        TowerError: the ranks must have the same data, but do not.
     """
     where = f"begins to read the data of {kind}"
     unseeded = same is not None and _shuffles_unseeded(same)
@@ -130,12 +132,12 @@ def agree(
     if all(plan[1] for plan in plans):
         odd = int(_first_other(tf.constant([plan[1] for plan in plans])))
         if odd:
-            raise _different(f"rank {odd} has other examples than rank 0")
+            raise _different(f"rank {odd} has different examples than rank 0")
     return numbers
 
 
 def sketch_rows(adapter: Any) -> list[float]:
-    """A sketch of some rows of arrays in memory; empty where there are none."""
+    """Sketch some rows of arrays in memory; empty if there are no arrays."""
     if not isinstance(adapter, compat.ArrayDataAdapter):
         return []
     try:
@@ -154,7 +156,7 @@ def _different(why: str) -> TowerError:
 
 
 def sketch(structure: Any) -> tf.Tensor:
-    """Four numbers, nearly equal for nearly equal values, and else others."""
+    """Four numbers that are nearly equal for nearly equal values only."""
     rows = [tf.zeros(2 + len(_FACTORS), tf.float32)]
     for leaf in tf.nest.flatten(structure, expand_composites=True):
         # An accelerator would get a copy of an array in memory.
@@ -184,15 +186,15 @@ def _sketch(flat: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _first_other(sketches: tf.Tensor) -> tf.Tensor:
-    """The first rank whose sketch is another than rank 0's; 0: none."""
+    """The first rank whose sketch differs from that of rank 0; 0: none."""
     far = tf.abs(sketches - sketches[0]) > _TOLERANCE
     return tf.argmax(tf.reduce_any(far, 1))
 
 
 class SameBatches:
-    """Checks that ranks are given the same batches: the first of each epoch.
+    """Checks that all ranks get the same first batch in each epoch.
 
-    It looks at a batch in the step that uses it: what a generator gives cannot
+    The batch is checked in the step that uses it: a generator's output cannot
     be read twice, and a dataset may draw a new order.
     """
 
@@ -205,14 +207,14 @@ class SameBatches:
         self._due.assign(True)
 
     def check(self, batch: Any) -> tf.Tensor:
-        """Fail a step on all ranks if the batches that it splits differ."""
+        """Fail a step on all ranks if their global batches differ."""
 
         def compare() -> tf.Tensor:
             mine = sketch(batch)[tf.newaxis]
             odd = _first_other(
                 self._transport.all_gather(mine, next_key("data"))
             )
-            why = "rank {} has other examples in a batch than rank 0"
+            why = "rank {} has different examples in a batch than rank 0"
             with tf.control_dependencies([self._due.assign(False)]):
                 same = error_notes.assert_for_user(
                     odd == 0, str(_different(why)), [odd]
@@ -224,7 +226,7 @@ class SameBatches:
 
 
 class EagerDraws:
-    """Draws of steps that run eagerly, alike on all ranks.
+    """Makes steps that run eagerly draw the same numbers on all ranks.
 
     Each rank computes the step of the whole batch. Where the ranks have no
     common seed of TensorFlow's, they take rank 0's, or one that it draws.
@@ -237,7 +239,7 @@ class EagerDraws:
         self._steps = 0
 
     def begin_step(self) -> None:
-        """Draw in the next step what all other ranks draw."""
+        """Make the next step draw the same numbers as on all other ranks."""
         if not self._agreed:
             mine = compat.global_seed(), random.SystemRandom().getrandbits(31)
             where = "begins a step that runs eagerly"
@@ -253,10 +255,10 @@ class EagerDraws:
 
 
 def joined(batch: Any, transport: Transport) -> Any:
-    """Return the batch of all ranks, given this one's part of it. Eager."""
+    """Return the batch of all ranks, given this rank's part; eager only."""
     rows = first_rows_of(batch)
 
-    def one(leaf: Any) -> Any:
+    def gather_leaf(leaf: Any) -> Any:
         if leaf is None or not is_divided(leaf, rows):
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
@@ -279,7 +281,7 @@ def joined(batch: Any, transport: Transport) -> Any:
     def all_ranks(tensor: Any) -> tf.Tensor:
         return gathered(transport.all_gather, tensor, next_key("rows"))
 
-    whole = tf.nest.map_structure(one, batch)
+    whole = tf.nest.map_structure(gather_leaf, batch)
     if int(data_lib.batch_size_of(whole)) == 0:
         # The data of all have ended.
         raise StopIteration

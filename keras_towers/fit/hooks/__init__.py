@@ -1,1 +1,1 @@
-"""Every Keras name that is patched while a scope is active."""
+"""Patches of Keras."""

@@ -10,13 +10,13 @@ are patched while ``fit`` creates its data on several ranks with different seeds
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
-those of variables (``replicas/servers/served_calls.py``).
+those of variables (``parameter_servers/served_calls.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,
 ``calls/noop_calls.py``), methods of an optimizer during an update
 (``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
-(``calls/callbacks.py``).
+(``calls/callback_roles.py``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
-from keras_towers.fit.calls.call import SeenByKeras
-from keras_towers.fit.context import patches, traced
+from keras_towers.fit.calls.call import StrategyProxy
+from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.update import optimizers as optimizers_lib
 from keras_towers.partition.rules.means import own_mean
 
@@ -84,12 +84,12 @@ def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
 
 def _seen_by_keras(original: Callable[[Any], Any], model: Any) -> Any:
     """Return a proxy that fails if Keras's method was called directly."""
-    seen: SeenByKeras | Strategy = original(model)
-    if isinstance(seen, SeenByKeras) or not isinstance(
+    seen: StrategyProxy | Strategy = original(model)
+    if isinstance(seen, StrategyProxy) or not isinstance(
         seen, contract.KerasStrategy
     ):
         return seen
-    return SeenByKeras(seen, _Unopened(model))
+    return StrategyProxy(seen, _Unopened(model))
 
 
 class _Unopened:
@@ -120,10 +120,10 @@ class _Unopened:
 def _epoch_iterator(
     original: Callable[..., Any],
     *args: Any,
-    distribute_strategy: SeenByKeras | Strategy | None = None,
+    distribute_strategy: StrategyProxy | Strategy | None = None,
     **kwargs: Any,
 ) -> Any:
-    if isinstance(distribute_strategy, SeenByKeras):
+    if isinstance(distribute_strategy, StrategyProxy):
         return distribute_strategy.call.iterator(*args, **kwargs)
     return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
@@ -156,7 +156,7 @@ def _made_optimizer(
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
-    """Take the scopes of strategies along into the new default graph."""
+    """Reset the default graph, but keep the active strategies in scope."""
     # TensorFlow keeps them in the old one, and they end there.
     scopes = compat.get_default_graph()._thread_local
     original()
@@ -166,13 +166,13 @@ def _reset_default_graph(original: Callable[[], None]) -> None:
 def _call_loaded(
     original: Callable[..., Any], function: Any, args: Any, captured: Any
 ) -> Any:
-    """Call a function of a model that was loaded.
+    """Call a function of a loaded model.
 
     TensorFlow refuses one that was loaded inside of the block outside of its
     replicas; here it reads the variables of the first tower.
     """
     outside = tf.distribute.get_replica_context() is None
-    if traced.current() is not None or (outside and contract.in_force()):
+    if active_step.current() is not None or (outside and contract.in_force()):
         captured = [
             item._primary.handle
             if isinstance(item, compat.DistributedVariable)
@@ -185,7 +185,7 @@ def _call_loaded(
 def _made_variable(
     original: Callable[[Any, Any], None], variable: Any, value: Any
 ) -> None:
-    if traced.current() is not None:
+    if active_step.current() is not None:
         # A step makes its variables as one device does.
         with tf.init_scope(), compat.single_device_mode():
             original(variable, value)
@@ -215,7 +215,7 @@ def _batch_norm(
     layer normalizes each example with the statistics of the rows of its tower;
     its moving statistics take the means of these over all examples.
     """
-    step = traced.current()
+    step = active_step.current()
     alone = step is None or not step.training or not step.own_statistics
     first = inputs.shape.rank is not None and layer.axis % inputs.shape.rank
     if alone or not (training and layer.trainable) or mask is not None:

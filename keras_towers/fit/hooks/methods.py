@@ -22,7 +22,7 @@ import tensorflow as tf
 import keras_towers
 from keras_towers import compat
 from keras_towers.fit import contract
-from keras_towers.fit.context import blocks, patches, traced
+from keras_towers.fit.context import active_step, blocks, patches
 
 _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
@@ -103,7 +103,7 @@ def run_method(
     if strategy is None and trains:
         _warn_of_thread(kind, model)
     # Inside another call that runs alone, such as evaluate in a callback.
-    alone = traced.training_alone
+    alone = active_step.training_alone
     with alone.filled(None if alone.get() is None else trains):
         return original(model, *args, **kwargs)
 

@@ -78,12 +78,12 @@ def once(rank: int, size: int, board: Store) -> Iterator[None]:
         for owner, name in _WRITERS:
             original = getattr(owner, name)
             undo.callback(setattr, owner, name, original)
-            setattr(owner, name, saves.of(original))
+            setattr(owner, name, saves.saving_once(original))
         yield
 
 
 def is_once() -> bool:
-    """Whether rank 0 alone writes the files that all ranks save."""
+    """Whether only rank 0 writes the files that all ranks save."""
     return _active
 
 
@@ -103,8 +103,8 @@ class _Saves:
         # Those that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
 
-    def of(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that saves as ``original`` does, once."""
+    def saving_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that saves like ``original``, but once for all ranks."""
         signature = inspect.signature(original)
 
         @functools.wraps(original)
@@ -147,7 +147,7 @@ class _Saves:
             self._board.put(key, {"error": error})
 
     def _wait_for_readers(self, path: str, count: int) -> None:
-        """Wait for ranks that may still read the file that was saved before."""
+        """Wait for ranks that may still be reading the previous file."""
         until = time.monotonic() + settings.SAVE_WAIT_S
         for rank in sorted(self._others):
             if (rank, path) in self._absent:
@@ -168,7 +168,7 @@ class _Saves:
     def _take_part(
         self, path: str, count: int, write: Callable[[], Any]
     ) -> Any:
-        """Wait until rank 0 has written, or write what rank 0 does not."""
+        """Wait for rank 0 to write a file, or write it if rank 0 does not."""
         self._board.put(_key(f"saves-{self._rank}", path, count), True)
         since: float | None = None
         while True:

@@ -1,4 +1,4 @@
-"""What a step costs on towers: exchanges, and what is computed once for all."""
+"""The costs of a step on towers: exchanges, and undivided computations."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _costs = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass(frozen=True)
 class StepCosts:
-    """What a step costs on towers.
+    """The costs of a step on towers.
 
     Attributes:
         exchanges: the number of exchanges.
         rounds: the number of rounds in which they take place.
-        fixed: their bytes, whatever the batch; None: nobody knows all of them.
-        per_example: those for each example.
+        fixed: bytes exchanged per step, whatever the batch; None if unknown.
+        per_example: bytes exchanged per example.
         held: the bytes for each example that towers hold until an exchange is
             over, as long as they have several parts: of all parts; None:
             nobody knows.
@@ -53,8 +53,8 @@ class StepCosts:
     once: dict[str, float]
 
     @property
-    def described(self) -> str:
-        """The exchanges in words; N is the number of examples."""
+    def exchange_summary(self) -> str:
+        """Describe the exchanges; N is the number of examples."""
         what = _count(self.exchanges, "exchange")
         size = f"{_bytes(self.per_example)} x N" if self.per_example else ""
         if self.fixed != 0 or not size:
@@ -62,25 +62,25 @@ class StepCosts:
         return f"{what} in {_count(self.rounds, 'round')}, {size}"
 
     @property
-    def described_held(self) -> list[str]:
-        """What is held of all parts of a tower's rows in words, if any."""
+    def held_summary(self) -> list[str]:
+        """Describe the tensors held for all parts of a tower's rows, if any."""
         if self.held == 0:
             return []
         each = f"{_bytes(self.held)} for each example"
         return [f"held of all parts of a tower's rows: {each}"]
 
     @property
-    def described_once(self) -> list[str]:
-        """What is computed once in words, most of it first."""
+    def once_summary(self) -> list[str]:
+        """Describe the operations computed once, most expensive first."""
         shares = sorted(self.once.items(), key=lambda item: -item[1])
         said = "computed once for all towers"
         return [f"{said}: {line} ({x:.1%} of the step)" for line, x in shares]
 
 
-def note(
+def record_costs(
     config: TowerConfig, kind: str, model: str, program: Program, parts: int
 ) -> None:
-    """Note what a step costs; say what is computed once, once.
+    """Record what a step costs, and announce once what is not divided.
 
     Args:
         config: the towers that run the step.
@@ -93,21 +93,21 @@ def note(
     name = f"{'training' if kind in TRAINING else does} of {model!r}"
     costs = costs_of(program, parts)
     _costs.setdefault(config.strategy, {})[name] = costs
-    first, *others = costs.described_once or [""]
+    first, *others = costs.once_summary or [""]
     if first and config.peers.rank == 0 and first_time((name, first)):
         announce(f"{name}: {first}{', ...' if others else ''}")
 
 
-def described(config: TowerConfig) -> list[str]:
+def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
     several = config.micro_batches != 1
     return [
         f"{name}: {line}"
         for name, costs in _costs.get(config.strategy, {}).items()
         for line in (
-            costs.described,
-            *(costs.described_held if several else ()),
-            *costs.described_once,
+            costs.exchange_summary,
+            *(costs.held_summary if several else ()),
+            *costs.once_summary,
         )
     ]
 
@@ -147,13 +147,13 @@ def costs_of(program: Program, towers: int) -> StepCosts:
         rounds=rounds,
         fixed=fixed,
         per_example=per_example,
-        held=_held(program),
+        held=_held_bytes(program),
         once=_once(program),
     )
 
 
-def _held(program: Program) -> int | None:
-    """The bytes of an example that towers hold from level to level."""
+def _held_bytes(program: Program) -> int | None:
+    """The bytes per example that towers hold from level to level."""
     later = {
         tensor
         for operation in program.operations
@@ -193,7 +193,7 @@ def _once(program: Program) -> dict[str, float]:
 
 
 def _line_of(operation: Any) -> str:
-    """The innermost line of the step that is no library's, or a name."""
+    """The innermost line of the step outside of libraries, or a name."""
     for frame in reversed(list(operation.traceback)):
         path = os.path.abspath(frame.filename)
         if path == trace.__file__:

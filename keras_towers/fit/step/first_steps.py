@@ -1,4 +1,4 @@
-"""The first steps of a call, which may show how to divide its batches."""
+"""The first steps of a call, which show how to divide its batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CANCELLED = 10
 
 
 class FirstSteps:
-    """A function of Keras that runs steps, and divides batches as they need it.
+    """Keras's step function, which learns how to divide the first batches.
 
     It looks at the first batches of a call. Parts that turn out to have other
     numbers of rows than the first are given to all towers as a whole. With
@@ -56,7 +56,7 @@ class FirstSteps:
         self._largest = 0
 
     def begin(self) -> None:
-        """Begin a call: its batches may be other ones."""
+        """Begin a call, whose batches may differ from those of the last one."""
         self._steps = 0
 
     def __call__(self, data: Any) -> Any:
@@ -93,7 +93,7 @@ class FirstSteps:
         return result
 
     def _see_rows(self, batches: Sequence[Any]) -> None:
-        """Give all towers as a whole what has other numbers of rows."""
+        """Give every tower the parts that have a different number of rows."""
         if self._step.config.batches != "split":
             return
         undivided: set[str] = set()
@@ -104,16 +104,16 @@ class FirstSteps:
             return
         self._undivided |= undivided
         announce(
-            f"parts of the batches of model {self._model.name!r} have other "
-            f"numbers of rows than the first, so that all towers get them as a "
-            f"whole: {', '.join(sorted(undivided))}"
+            f"some parts of the batches of model {self._model.name!r} have a "
+            "different number of rows than the first part; every tower gets "
+            f"them whole: {', '.join(sorted(undivided))}"
         )
         self._function = self._make()
 
     def _run_in_memory(
         self, data: Any, batches: Sequence[Any], spec: Any, rows: int
     ) -> Any:
-        """Run steps, with more micro-batches where memory is not enough."""
+        """Run steps, with more micro-batches whenever memory runs out."""
         cancelled = 0
         while True:
             self._variables.read()
@@ -147,14 +147,14 @@ class FirstSteps:
     def _take_more_parts(self, rows: int) -> None:
         self._micro_batches = min(2 * self._micro_batches, rows)
         announce(
-            f"memory was not enough for a step of model {self._model.name!r}: "
-            f"it is done again, and each tower takes its rows in "
-            f"{self._micro_batches} parts, one after another"
+            f"a step of model {self._model.name!r} ran out of memory and is "
+            "retried; each tower now processes its rows in "
+            f"{self._micro_batches} parts"
         )
         self._function = self._make()
 
     def _rows_of(self, batch: Any) -> int:
-        """Return the number of rows that the largest tower has of a batch."""
+        """Return how many rows of a batch the largest tower gets."""
         config = self._step.config
         if data_lib.is_whole(batch) and config.batches == "split":
             rows = data_lib.batch_size_of(batch)
@@ -164,14 +164,14 @@ class FirstSteps:
 
 
 class _Variables:
-    """The variables that steps use, and what they held before a step."""
+    """The variables that steps use, with their values before a step."""
 
     def __init__(self) -> None:
         self._handles: dict[int, Any] = {}
         self._values: dict[int, Any] = {}
 
     def add(self, graph: Any) -> None:
-        """Add what a step reads or changes that has been traced, not run."""
+        """Add the variables of a step that has been traced but not run."""
         with tf.init_scope():
             for handle, _ in graph.captures:
                 if id(handle) not in self._handles and _is_variable(handle):
@@ -179,15 +179,15 @@ class _Variables:
                     self._values[id(handle)] = _value_of(handle)
 
     def read(self) -> None:
-        """Hold what they have now."""
+        """Save the current values."""
         self._values = {k: _value_of(h) for k, h in self._handles.items()}
 
     def forget(self) -> None:
-        """Hold nothing any more."""
+        """Discard the saved values."""
         self._values = {}
 
     def put_back(self) -> None:
-        """Assign to them what they had."""
+        """Assign the saved values."""
         for key, value in self._values.items():
             handle = self._handles[key]
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -201,9 +201,9 @@ def _is_variable(handle: Any) -> bool:
 
 
 def _value_of(handle: Any) -> tf.Tensor:
-    """Return what a variable holds: in host memory, and where it is if there.
+    """Return a variable's value in host memory.
 
-    There nothing is copied until the variable changes.
+    A variable that lives there is not copied until it changes.
     """
     dtype = tf.as_dtype(compat.type_of_variable(handle))
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -212,7 +212,7 @@ def _value_of(handle: Any) -> tf.Tensor:
 
 
 def _as_before(data: Any, batches: Sequence[Any], spec: Any) -> Any:
-    """Return batches that were read as what they were read from."""
+    """Return batches that were already read, in the form Keras passed them."""
     if isinstance(data, list):
         return data
     if spec is None:

@@ -105,7 +105,7 @@ class GraphFunction:
 
 
 def _held(tensor: tf.Tensor) -> Any:
-    """Keep a number in which towers differ from being taken for a constant."""
+    """Keep a number that differs between towers from being a constant."""
     # TensorFlow would make, and optimise, a function for each call.
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
@@ -139,8 +139,8 @@ def _optimised(graph: Any) -> Any:
     result = compat.FuncGraph(graph.name)
     with result.as_default():
         tf.graph_util.import_graph_def(definition, name="")
-    result.inputs = [_same(result, tensor) for tensor in graph.inputs]
-    result.outputs = [_same(result, tensor) for tensor in graph.outputs]
+    result.inputs = [_counterpart(result, tensor) for tensor in graph.inputs]
+    result.outputs = [_counterpart(result, tensor) for tensor in graph.outputs]
     result.control_outputs = [
         result.get_operation_by_name(operation.name)
         for operation in graph.control_outputs
@@ -149,8 +149,8 @@ def _optimised(graph: Any) -> Any:
     return result
 
 
-def _same(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor of the same name, with its shape or handle data."""
+def _counterpart(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor of this name in a graph, with shape or handle data."""
     copy = graph.get_tensor_by_name(tensor.name)
     if tensor.dtype == tf.resource:
         compat.set_handle_data(copy, compat.get_resource_handle_data(tensor))
@@ -177,7 +177,7 @@ def _filled(shape: tf.TensorShape, size: int) -> list[int]:
 
 
 def _reason(message: str) -> str:
-    """Shorten an error of XLA, which has many lines, to a few words."""
+    """Shorten a long error message of XLA to a few words."""
     unknown = sorted(set(_UNKNOWN_OPERATION.findall(message)))
     if unknown:
         return f"uses what XLA does not have: {', '.join(unknown)}"

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from keras_towers import compat, devices
 from keras_towers._notices import first_time
-from keras_towers.fit.context import marks
-from keras_towers.fit.context import traced as contexts
+from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
@@ -31,7 +30,7 @@ from keras_towers.fit.step.trace import Trace, trace, with_components
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED
 from keras_towers.partition.own_rows import OfOwnRows, of_own_rows
 from keras_towers.partition.program import Update
@@ -65,12 +64,12 @@ class GlobalStep:
         self._eager_draws: EagerDraws | None = None
 
     def begin_epoch(self) -> None:
-        """Note that the next step begins to read data."""
+        """Note that the next step starts to read the data."""
         if self.same is not None:
             self.same.begin()
 
     def alone(self) -> GlobalStep:
-        """Return steps without the processes that train with this one."""
+        """Return the steps of this process alone."""
         return GlobalStep(self.update, self.config.alone())
 
     def run(
@@ -85,7 +84,7 @@ class GlobalStep:
         Args:
             step: a function of a batch, which one device would call.
             batch: a global batch, or the towers' parts of one.
-            model: the model that it is a step of.
+            model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
         whole = data_lib.is_whole(batch)
@@ -103,11 +102,11 @@ class GlobalStep:
         of_all = batch
         batch = self._of_this_process(batch, kind)
         pieces = batch.pieces
-        has_rows = self.rows.divided(given if whole else pieces[0])
+        has_rows = self.rows.divided_leaves(given if whole else pieces[0])
         if whole and self._is_global:
             spec = data_lib.spec_of(given)
         else:
-            spec = data_lib.joined_spec(batch)
+            spec = data_lib.spec_across_towers(batch)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
@@ -116,14 +115,14 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, pieces),
         ):
-            result = self._divided(step, divided, model, kind, transport)
+            result = self._run_divided(step, divided, model, kind, transport)
         result = self.order.end(result)
         self.on_trace(compat.get_default_graph())
         return result
 
     @property
     def _is_global(self) -> bool:
-        """Whether what Keras passes to a step is the batch of one device."""
+        """Whether Keras passes the batch of one device to a step."""
         config = self.config
         own_batches = config.batches == "each" and config.transport.size > 1
         apart = config.others is not None or self.update.rounds is not None
@@ -137,7 +136,7 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        """Run a step that is not traced as one device does, and say so."""
+        """Run an untraced step as on one device, with a warning."""
         _say_once(model.name, self.config.name)
         whole = data_lib.as_one_batch(self.config, batch)
         is_global = data_lib.is_whole(batch) and self.config.batches == "split"
@@ -147,11 +146,11 @@ class GlobalStep:
             if self._eager_draws is None:
                 self._eager_draws = EagerDraws(transport)
             self._eager_draws.begin_step()
-        alone = contexts.training_alone.filled(kind in TRAINING)
+        alone = active_step.training_alone.filled(kind in TRAINING)
         with compat.single_device_mode(), alone:
             return step(whole)
 
-    def _divided(
+    def _run_divided(
         self,
         step: Callable[[Any], Any],
         divided: DividedBatch,
@@ -189,11 +188,11 @@ class GlobalStep:
                 if copied is not None:
                     changed.append(copied)
         first = len(divided.layouts)
-        program = partitioned(
+        program = partition_graph(
             traced.graph,
             [*divided.layouts, *(REPLICATED for _ in captures)],
             traced.results,
-            traced.updating(),
+            traced.update_infos(),
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
@@ -203,7 +202,9 @@ class GlobalStep:
         if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
         number_of_parts = config.num_replicas * self.micro_batches
-        description.note(config, kind, model.name, program, number_of_parts)
+        description.record_costs(
+            config, kind, model.name, program, number_of_parts
+        )
         common, parts = divided.values_of(program.inputs, transport.rank == 0)
         if own_rows is not None:
             divided.give_all(own_rows, common, parts, config.peers.rank == 0)
@@ -227,7 +228,9 @@ class GlobalStep:
             why = f"the step {ready.not_compiled[0]}"
             adoption_lib.log_without_xla(model, kind in TRAINING, why)
         if transport.size > 1:
-            self.order.compare([*ready.described(), *traced.described()])
+            self.order.compare(
+                [*ready.describe_exchanges(), *traced.describe_gradients()]
+            )
         results = ready.run(
             common,
             towers,
@@ -238,11 +241,11 @@ class GlobalStep:
         )
         for handles_of_towers in changed:
             _copy_first(handles_of_towers, config.devices)
-        return traced.filled(results)
+        return traced.output_with(results)
 
     @property
     def _is_of_several(self) -> bool:
-        """Whether each of several workers computes a part of the batch."""
+        """Whether several workers each compute a part of the batch."""
         others = self.config.others
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
@@ -294,7 +297,7 @@ class GlobalStep:
         self.update.run(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
-        """Return what connects the processes in steps of a method."""
+        """Return the transport in the steps of a method."""
         apart = self.update.rounds is not None and kind in TRAINING
         alone = apart or self._counts_alone(kind)
         return SingleProcess() if alone else self.config.transport
@@ -302,7 +305,7 @@ class GlobalStep:
     def _of_this_process(
         self, batch: data_lib.TowerBatch, kind: str
     ) -> data_lib.TowerBatch:
-        """Return the batch that this process computes by itself."""
+        """Return the batch that this process computes alone."""
         config, rounds = self.config, self.update.rounds
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
@@ -314,7 +317,7 @@ class GlobalStep:
         return batch._replace(total=here, start=0)
 
     def _counts_alone(self, kind: str) -> bool:
-        """Whether only the examples of this process count."""
+        """Whether only this process's examples count."""
         # Ranks with data of their own predict that.
         predicts = kind.startswith("predict")
         own_batches = predicts and self.config.batches == "each"
@@ -353,16 +356,16 @@ def _say_of_own_rows(model: str, config: TowerConfig) -> None:
         logger.warning(
             "the gradients of model %r need values of the whole batch, such "
             "as the statistics of a BatchNormalization or the number of masked "
-            "entries, and each worker with %s computes them of its own part: "
-            "the weights will not be those of one device. With HorovodStrategy "
-            "and MultiWorkerTowerStrategy they are.",
+            "entries, and each worker with %s computes them from its own part "
+            "only: the weights will not be those of one device. With "
+            "HorovodStrategy and MultiWorkerTowerStrategy they are.",
             model,
             strategy,
         )
 
 
 def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
-    """Assign what a variable has on the first tower on all others."""
+    """Assign a variable's value on the first tower to all other towers."""
     dtype = tf.as_dtype(compat.type_of_variable(handles[0]))
     value = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=dtype)
     for handle, device in zip(handles[1:], devices[1:], strict=True):
@@ -371,7 +374,7 @@ def _copy_first(handles: Sequence[Any], devices: Sequence[str]) -> None:
 
 
 def _times(factor: Any, grads: Sequence[Any]) -> list[Any]:
-    """Return gradients times a factor; without any rows they may be NaN."""
+    """Multiply gradients by a factor; if it is 0, they may be NaN."""
 
     def times(values: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))

@@ -1,4 +1,4 @@
-"""What a program is given of a batch: each tower's rows, and numbers."""
+"""The inputs of a program: each tower's rows of a batch, and numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DividedBatch:
     """A global batch, and how each of its tensors is divided over towers.
 
     Attributes:
-        batch: the parts of it, as many for each of K towers.
+        batch: its parts, equally many for each of K towers.
         whole: the specs of the batch of one device.
         layouts: those of its N tensors, with the parts of ragged and sparse
             ones.
@@ -40,13 +40,13 @@ class DividedBatch:
 
     @property
     def share(self) -> tf.Tensor:
-        """The share of this process in the examples of all."""
+        """This process's share of all examples."""
         return share_of(self.batch.total, self.of_all.total)
 
     def values_of(
         self, inputs: Inputs, first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Return what all have of a program's inputs, and what parts have.
+        """Return the inputs that all towers share, and the inputs of each part.
 
         Args:
             inputs: the program's.
@@ -81,12 +81,12 @@ class DividedBatch:
         towers: Sequence[dict[Any, Any]],
         first: bool,
     ) -> None:
-        """Add what a program of own rows is given of the whole batch.
+        """Add the inputs that a program of own rows needs from the whole batch.
 
         Args:
             own: the program.
-            common: what all towers have of its inputs.
-            towers: what each tower has of them.
+            common: the inputs that all towers share.
+            towers: the inputs of each tower.
             first: whether this is the first of all processes.
         """
         here = tf.cast(self.batch.total, tf.int64)
@@ -100,7 +100,7 @@ class DividedBatch:
 
 
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """Return the size that an axis has in all parts of a batch."""
+    """Return the size of an axis that all parts of a batch share."""
     sizes = tf.stack([tf.shape(p, out_type=tf.int64)[axis] for p in parts])
     check = tf.debugging.assert_equal(
         sizes,
@@ -114,7 +114,7 @@ def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
 
 
 def share_of(here: Any, total: Any) -> tf.Tensor:
-    """Return the share of some examples in all of a batch."""
+    """Return the fraction of a batch that some examples are."""
     numbers = [tf.cast(number, tf.float32) for number in (here, total)]
     return tf.math.divide_no_nan(*numbers)
 

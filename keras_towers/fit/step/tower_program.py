@@ -1,4 +1,4 @@
-"""A program that towers run: one function of theirs for each level."""
+"""A program as the towers run it: one function per tower and level."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from keras_towers.partition.program import (
     Update,
 )
 from keras_towers.reduction import sum_over_ranks
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 from keras_towers.transport.messages import gathered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Level:
-    """What is computed between two exchanges.
+    """The computations between two exchanges.
 
     Attributes:
-        common: the operations that are done once, by the first process at
-            least.
-        made: what comes of them that others use.
-        function: what each tower calls; None: nothing.
+        common: the operations computed once, by the first process at least.
+        made: their results that are used elsewhere.
+        function: the function that each tower calls, or None.
         inputs: the tensors that it is given.
         outputs: those that it returns.
     """
@@ -51,7 +51,7 @@ class _Level:
 
 
 class TowerProgram:
-    """A program as functions that towers call, made once for all of them.
+    """A program as functions, made once, that all towers call.
 
     Args:
         program: the program.
@@ -114,10 +114,10 @@ class TowerProgram:
         order: StepOrder,
         update: Callable[[Update, list[list[Any]], list[Any]], None],
     ) -> list[Any]:
-        """Run it; return its results.
+        """Run the program; return its results.
 
         Args:
-            common: what all have of its inputs.
+            common: the inputs that all towers share.
             parts: for each of K towers its parts of the batch, of which it
                 computes one after another: what each has of its inputs.
             devices: the K towers' devices.
@@ -168,7 +168,7 @@ class TowerProgram:
     def _call(
         self, level: _Level, known: Mapping[Tensor, Any], tower: _Tower
     ) -> None:
-        """Call the function of a level for the parts that a tower has."""
+        """Call the function of a level for a tower's parts."""
         made: list[Any] = []
         for part in tower.parts:
             inputs = [_value(t, known, part) for t in level.inputs]
@@ -187,10 +187,10 @@ class TowerProgram:
                     part[tensor] = value
                     made.append(value)
 
-    def described(self) -> list[str]:
+    def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
         return [
-            f"{e.kind} {e.given.dtype.name} {_joined(e)}"
+            f"{e.kind} {e.given.dtype.name} {_shape_across_towers(e)}"
             for e in self._program.exchanges
         ]
 
@@ -231,7 +231,7 @@ class TowerProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tower:
-    """What a tower has in a step.
+    """The tensors of a tower in a step.
 
     Attributes:
         parts: for each of its parts of the batch: its own tensors.
@@ -242,7 +242,7 @@ class _Tower:
     sums: dict[Tensor, Any] = dataclasses.field(default_factory=dict)
 
     def add(self, tensor: Tensor, value: Any) -> Any:
-        """Add what a part has to a sum; return the sum so far."""
+        """Add a part's tensor to a sum; return the sum so far."""
         before = self.sums.get(tensor)
         self.sums[tensor] = value if before is None else before + value
         return self.sums[tensor]
@@ -263,7 +263,7 @@ class _Tower:
 def _gradients_of(
     update: Update, known: Mapping[Tensor, Any], tower: _Tower
 ) -> list[Any]:
-    """What a tower gives to an update; None for what all have."""
+    """A tower's gradients for an update; None for those all towers share."""
     gradients: list[Any] = []
     for tensor in update.given:
         if not tensor.on_towers:
@@ -278,7 +278,7 @@ def _gradients_of(
 def _values_of(
     exchange: Exchange, known: Mapping[Tensor, Any], towers: Sequence[_Tower]
 ) -> list[Any]:
-    """What towers, or all their parts, give to an exchange."""
+    """The tensors that towers, or all their parts, give to an exchange."""
     if exchange.kind == "sum":
         return [tower.sum(exchange.given, known) for tower in towers]
     return [
@@ -289,7 +289,7 @@ def _values_of(
 
 
 def _behind(tensor: Any) -> Any:
-    """Return a tensor that is known behind what is waited for here."""
+    """Return a tensor after the control dependencies of this block."""
     # Handles are constants, and a copy would not be known as one.
     if tensor.dtype in (tf.resource, tf.variant):
         return tensor
@@ -297,12 +297,12 @@ def _behind(tensor: Any) -> Any:
 
 
 def _is_at_root(tensor: Tensor) -> bool:
-    """Whether of several processes only the first has a tensor."""
+    """Whether only the first process has a tensor."""
     return tensor.operation is not None and tensor.operation.at_root
 
 
-def _joined(exchange: Exchange) -> tf.TensorShape:
-    """The shape of what is exchanged, without the axis that is joined."""
+def _shape_across_towers(exchange: Exchange) -> tf.TensorShape:
+    """The shape of an exchanged tensor, with the gathered axis unknown."""
     shape = exchange.given.shape
     if exchange.kind != "gather" or shape.rank is None:
         return shape
@@ -314,7 +314,7 @@ def _joined(exchange: Exchange) -> tf.TensorShape:
 def _value(
     tensor: Tensor, known: Mapping[Tensor, Any], own: Mapping[Tensor, Any]
 ) -> Any:
-    """Return TensorFlow's tensor of one of a program."""
+    """Return the TensorFlow tensor of a program's tensor."""
     if tensor in own:
         return own[tensor]
     if tensor in known:
@@ -323,7 +323,7 @@ def _value(
 
 
 def _summed(program: Program) -> set[Tensor]:
-    """The tensors of towers that enter sums over all of them."""
+    """The towers' tensors that are summed over all towers."""
     tensors = [e.given for e in program.exchanges if e.kind == "sum"]
     for update in program.updates:
         tensors += [t for t in update.given if t not in update.rows]
@@ -331,7 +331,7 @@ def _summed(program: Program) -> set[Tensor]:
 
 
 def _kept(program: Program) -> set[Tensor]:
-    """The tensors that are used as they are outside of what makes them."""
+    """The tensors that are used, unsummed, outside of their own level."""
     used = {e.given for e in program.exchanges if e.kind != "sum"}
     used.update(e.given for e in program.exchanges if not e.given.on_towers)
     used.update(program.results)
@@ -353,7 +353,7 @@ def _kept(program: Program) -> set[Tensor]:
 
 
 def _needed_from_outside(operations: Sequence[Operation]) -> list[Tensor]:
-    """The tensors that operations need and do not make, each once."""
+    """The tensors that operations use but do not make, without duplicates."""
     made = {t for operation in operations for t in operation.outputs}
     needed: dict[Tensor, None] = {}
     waiting = [t for o in operations for t in o.inputs]
@@ -376,7 +376,7 @@ def exchanged(
     values_of_towers: Sequence[Sequence[Any]],
     transport: Transport,
 ) -> list[Any]:
-    """Exchange what towers have.
+    """Exchange the tensors of towers.
 
     Args:
         exchanges: N exchanges of a level.
@@ -429,7 +429,7 @@ def _first(values: Sequence[Any], axis: int) -> Any:
 
 
 def _before(values: Sequence[Any], axis: int) -> list[Any]:
-    """For each tower the sum of those before it."""
+    """For each tower, the sum of the towers before it."""
     before = [tf.zeros_like(values[0])]
     for value in values[:-1]:
         before.append(before[-1] + value)
@@ -446,7 +446,7 @@ _HERE = {
 
 
 def _placed(values: Sequence[Any], transport: Transport) -> Any:
-    """A row for each rank: the sum of this one's towers in its own."""
+    """A row per rank; this rank's row has the sum of its towers, others 0."""
     total = _sum(values, 0)
     zeros = tf.zeros_like(total)
     return tf.stack(
@@ -466,11 +466,11 @@ def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
 
 
 def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
-    """What the first rank has, on all ranks."""
+    """Give all ranks the first rank's tensor."""
     shape, dtype = exchange.given.shape, exchange.given.dtype
     is_here = transport.rank == 0
     # TensorFlow's constant folding would exchange what it takes for constant.
-    one = _one().read_value()
+    one = _variable_one().read_value()
     if shape.is_fully_defined() and dtype != tf.string:
         count = tf.reshape(one * shape.num_elements(), [1])
         sent = value if is_here else tf.zeros(count, dtype)
@@ -489,5 +489,5 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
 
 
 @functools.cache
-def _one() -> tf.Variable:
+def _variable_one() -> tf.Variable:
     return compat.hidden_variable("CPU:0", 1, tf.int32)

@@ -1,4 +1,4 @@
-"""The trace of what one device does in a step, which towers then divide."""
+"""The trace of a step on one device, which is then divided over towers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TRAINING, UpdateCall
 from keras_towers.fit.update.sharded import is_elsewhere
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.partition import Updating
+from keras_towers.partition import UpdateInfo
 from keras_towers.partition.effects import written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedUpdate:
-    """An optimizer's update in a trace, and what stands for it.
+    """An optimizer's update, and the operation of the trace that stands for it.
 
     Attributes:
         call: the call of the optimizer, with the gradients of the trace.
-        name: the name of the operation that stands for it.
+        name: the name of that operation.
     """
 
     call: UpdateCall
@@ -35,7 +35,7 @@ class TracedUpdate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """What one device does in a step.
+    """The trace of a step on one device.
 
     Attributes:
         graph: its operations; its inputs are the leaves of the batch, then
@@ -52,13 +52,13 @@ class Trace:
 
     @property
     def results(self) -> list[tf.Tensor]:
-        """The tensors of its output."""
+        """The tensors in the output."""
         leaves = tf.nest.flatten(self.output, expand_composites=True)
         return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
     @property
     def written(self) -> list[int]:
-        """The indices of the captures that are variables it writes."""
+        """The indices of the captures that are variables the step writes."""
         changed = {
             id(operation.inputs[k])
             for operation in self.graph.get_operations()
@@ -67,8 +67,8 @@ class Trace:
         captured = self._captured
         return [k for k, tensor in enumerate(captured) if id(tensor) in changed]
 
-    def filled(self, results: Sequence[Any]) -> Any:
-        """Return its output with other tensors."""
+    def output_with(self, results: Sequence[Any]) -> Any:
+        """Return the output with other tensors."""
         left = iter(results)
         leaves = [
             next(left) if isinstance(leaf, tf.Tensor) else leaf
@@ -78,30 +78,32 @@ class Trace:
             self.output, leaves, expand_composites=True
         )
 
-    def described(self) -> list[str]:
+    def describe_gradients(self) -> list[str]:
         """Describe the gradients of the updates, in their order."""
-        return [text for u in self.updates for text in u.call.described()]
+        return [
+            text for u in self.updates for text in u.call.describe_gradients()
+        ]
 
-    def updating(self) -> dict[str, Updating]:
-        """Return what the operations mean that stand for updates."""
-        return {u.name: self._updating(u.call) for u in self.updates}
+    def update_infos(self) -> dict[str, UpdateInfo]:
+        """Return what is known of each update, by its operation's name."""
+        return {u.name: self._update_info(u.call) for u in self.updates}
 
     @property
     def _captured(self) -> Sequence[Any]:
-        """The graph's own tensors for its captures."""
+        """The tensors inside the graph for its captures."""
         first = len(self.graph.inputs) - len(self.captures)
         return self.graph.inputs[first:]
 
-    def _updating(self, call: UpdateCall) -> Updating:
+    def _update_info(self, call: UpdateCall) -> UpdateInfo:
         sparse, place = [], 0
         for gradient in call.grads:
             if isinstance(gradient, tf.IndexedSlices):
                 sparse.append((place, place + 1))
             place += len(_components(gradient))
-        return Updating(sparse, self._used_by(call))
+        return UpdateInfo(sparse, self._used_by(call))
 
     def _used_by(self, call: UpdateCall) -> list[Any] | None:
-        """The inputs that are variables of an update; None: maybe any."""
+        """The captured variables that an update may use; None: any of them."""
         parts = list(optimizers_in(call.optimizer))
         rates = [getattr(part, "_learning_rate", None) for part in parts]
         constraints = [getattr(v, "constraint", None) for v in call.variables]
@@ -166,14 +168,14 @@ def trace(
                 build(call.optimizer, call.variables)
             updates.append(TracedUpdate(call, _stand_in(call)))
 
-        tracing = traced.Tracing(
+        tracing = active_step.ActiveStep(
             training=kind in TRAINING,
             apply=note,
             graph=graph,
             own_statistics=own_statistics,
         )
         compiled = compat.xla_context() if xla else contextlib.nullcontext()
-        with traced.tracing(tracing), compiled:
+        with active_step.tracing(tracing), compiled:
             return step(data)
 
     with compat.single_device_mode():
@@ -181,8 +183,8 @@ def trace(
     numbers[outer] = numbers.get(graph, 0)
     if len(graph.inputs) != len(specs) + len(graph.captures):
         raise TowerError(
-            "the step captures what is known only when it is called, which "
-            "towers cannot divide: give it as a part of the batch."
+            "the step captures a value that is known only when it is called, "
+            "which towers cannot divide: pass it as part of the batch."
         )
     captures = [outside for outside, _ in graph.captures]
     return Trace(graph, captures, updates, graph.structured_outputs)

@@ -1,4 +1,4 @@
-"""LocalSGD of steps in which every rank updates weights of its own.
+"""Local SGD: ranks update their own weights and average them every k updates.
 
 After k updates the ranks average their weights, by the number of examples that
 each has seen (McMahan et al., "Communication-Efficient Learning of Deep
@@ -33,7 +33,7 @@ _HOST = "CPU:0"
 
 
 class LocalSGD:
-    """The rounds of all optimizers, of a number of updates each."""
+    """The rounds of all optimizers, each of a fixed number of updates."""
 
     def __init__(
         self,
@@ -54,23 +54,25 @@ class LocalSGD:
         self._momentum = momentum
         self._learning_rate = learning_rate
         self._share: Any = None
-        self._of: weakref.WeakKeyDictionary[Any, _Round] = (
+        self._round_of: weakref.WeakKeyDictionary[Any, _Round] = (
             weakref.WeakKeyDictionary()
         )
 
     def begin_step(self, share: Any) -> None:
-        """Note this rank's fraction of the global batch."""
+        """Record this rank's fraction of the global batch."""
         self._share = share
 
     def begin_update(self, optimizer: Any) -> None:
-        """Note the weights that a round begins with."""
-        if optimizer not in self._of:
-            self._of[optimizer] = _Round(_trained(optimizer), self._momentum)
-        self._of[optimizer].begin()
+        """Record the weights at the beginning of a round."""
+        if optimizer not in self._round_of:
+            self._round_of[optimizer] = _Round(
+                _trained(optimizer), self._momentum
+            )
+        self._round_of[optimizer].begin()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
         """End the round after its last update."""
-        round_ = self._of[optimizer]
+        round_ = self._round_of[optimizer]
 
         def end() -> tf.Tensor:
             self._average(round_, order)
@@ -81,9 +83,10 @@ class LocalSGD:
         tf.cond(done >= self._steps, end, lambda: tf.constant(0))
 
     def end(self, order: StepOrder) -> None:
-        """End the rounds that have begun. Collective, eager."""
+        """End all rounds that have begun. Collective, eager."""
         counts = {
-            round_: int(round_.updates.numpy()) for round_ in self._of.values()
+            round_: int(round_.updates.numpy())
+            for round_ in self._round_of.values()
         }
         begun = [round_ for round_, updates in counts.items() if updates]
         counts_here = [counts[round_] for round_ in begun]
@@ -95,23 +98,23 @@ class LocalSGD:
         self.forget()
         if self._config.peers.rank == 0:
             logger.warning(
-                "the ranks have made different numbers of updates in this "
-                "round (%s), as after an error or train_on_batch on some ranks "
-                "only: their weights are not averaged. fit() begins with those "
-                "of rank 0.",
+                "the ranks made different numbers of updates in this round "
+                "(%s), for example after an error, or train_on_batch on some "
+                "ranks only: their weights are not averaged. fit() starts "
+                "with the weights of rank 0.",
                 check.describe_ranks([str(rank) for rank in ranks]),
             )
 
     def forget(self) -> None:
-        """Begin anew, after an error."""
-        for round_ in self._of.values():
+        """Start over, after an error."""
+        for round_ in self._round_of.values():
             round_.forget()
 
     def _average(self, round_: _Round, order: StepOrder) -> None:
-        """Take the outer step on all ranks, from the mean of their changes."""
+        """Take the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
         (sums,) = order.reduce(
-            round_.described(changes),
+            round_.describe_changes(changes),
             [changes],
             lambda rows: [self._over_ranks(list(rows[0]))],
         )
@@ -119,7 +122,7 @@ class LocalSGD:
 
 
 class _Round:
-    """The weights of one optimizer: how a round began, and its progress."""
+    """The weights of one optimizer, at the start of a round and now."""
 
     def __init__(self, weights: Sequence[keras.Variable], momentum: float):
         self._weights = list(weights)
@@ -143,7 +146,7 @@ class _Round:
         tf.cond(begins, note, lambda: tf.constant(0))
 
     def changes(self) -> list[tf.Tensor]:
-        """Return this rank's part of the mean decrease of the weights."""
+        """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
         return [
             (anchor.read_value() - value.read_value())
@@ -151,14 +154,14 @@ class _Round:
             for anchor, value in zip(self._anchors, self._values(), strict=True)
         ]
 
-    def described(self, changes: list[tf.Tensor]) -> list[str]:
+    def describe_changes(self, changes: list[tf.Tensor]) -> list[str]:
         names = tuple(weight.path for weight in self._weights)
-        return NamedGradients(names, changes).described()
+        return NamedGradients(names, changes).describe_gradients()
 
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float
     ) -> None:
-        """Take the outer step from the weights that the round began with."""
+        """Take the outer step from the weights at the start of the round."""
         for index, (anchor, value, change) in enumerate(
             zip(self._anchors, self._values(), means, strict=True)
         ):

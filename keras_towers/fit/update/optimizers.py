@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._strategy import Strategy
 from keras_towers.fit import contract
-from keras_towers.fit.context import patches, traced
+from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall, name_of
 from keras_towers.fit.update import update_rules
@@ -47,7 +47,7 @@ def apply(
     trainable_variables: Sequence[Any] | None = None,
 ) -> None:
     """Replace ``apply``: gradients of towers are reduced first."""
-    take = _taker_of_calls()
+    take = _current_update_handler()
     if take is None:
         original(grads, trainable_variables)
         return
@@ -60,16 +60,18 @@ def apply(
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
     call = UpdateCall(names, list(grads), optimizer, update, variables)
-    if traced.current() and all(gradient is None for gradient in call.grads):
+    if active_step.current() and all(
+        gradient is None for gradient in call.grads
+    ):
         # It has its own words for that.
         original(grads, trainable_variables)
     else:
         take(call)
 
 
-def _taker_of_calls() -> Callable[[UpdateCall], None] | None:
-    """Return what takes the calls of optimizers here; None: Keras's own."""
-    step, strategy = traced.current(), contract.in_force()
+def _current_update_handler() -> Callable[[UpdateCall], None] | None:
+    """Return the handler of optimizer calls here; None: Keras's own."""
+    step, strategy = active_step.current(), contract.in_force()
     if step is not None:
         return step.apply if step.takes_updates else None
     if strategy is None:
@@ -112,7 +114,7 @@ _METHODS: patches.Shadows = {
 def attribute_of_optimizer(
     original: Callable[[Any, str], Any], optimizer: Any, name: str
 ) -> Any:
-    """Replace the look-up of the methods above.
+    """Replace the attribute look-up of optimizers.
 
     A step may use an optimizer that nobody has taken, since it is not an
     attribute of the model. During an update an optimizer may call the methods
@@ -167,7 +169,7 @@ def updating(
     optimizer: Any,
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Make an optimizer, and those it wraps, use fewer operations."""
+    """Make an optimizer, and optimizers it wraps, use fewer operations."""
     # ``only`` has the weights that this rank updates; None: all.
     default = _AtTheVariable(tf.distribute.get_strategy(), only)
     with contextlib.ExitStack() as stack:
@@ -182,8 +184,8 @@ def updating(
         yield
 
 
-def known_to(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Return variables, the optimizer's own, and those that it trains."""
+def variables_of_update(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """Return variables with the optimizer's state and trained weights."""
     known = [*variables, *optimizer.variables]
     for each in optimizers_in(optimizer):
         known.extend(each._trainable_variables)
@@ -197,14 +199,14 @@ def as_one_device(
     index: TowerOf = 0,
     only: Shares | None = None,
 ) -> Iterator[None]:
-    """Run an optimizer as if its variables existed once.
+    """Run an optimizer as if its variables existed only once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
     their components on one tower, or that of each variable, and no strategy is
     active. Operations that do not update a variable run on the device of the
     first one.
     """
-    known = known_to(optimizer, trainable_variables)
+    known = variables_of_update(optimizer, trainable_variables)
     device = home(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),

@@ -1,10 +1,11 @@
 """Reduce gradients first, then apply once, as on a single device.
 
-``Optimizer.apply`` on a tower contributes the tower's gradients to an
-all-reduce; Keras's own ``apply`` then runs on the sums, exactly as on one
-device. Clipping, accumulation, loss scaling, weight decay, moving averages and
-constraints thus see the gradient of the global batch without special handling.
-The new weights are then copied to the towers.
+A step of ``fit`` hands each tower's gradients to ``run``; in a custom loop,
+``Optimizer.apply`` inside ``strategy.run`` does. They are summed, and Keras's
+own ``apply`` then runs on the sums, exactly as on one device. Clipping,
+accumulation, loss scaling, weight decay, moving averages and constraints thus
+see the gradient of the global batch without special handling. The new weights
+are then copied to the towers.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class WeightUpdate:
         return not devices.all_on_host(config.devices)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight where it belongs; return whether it moved."""
+        """Move a weight to where it belongs; return whether it moved."""
         return self.copies.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -107,7 +108,7 @@ class WeightUpdate:
             self._place_slot(variable)
 
     def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Note an optimizer to release, which may be half built."""
+        """Remember to release an optimizer, which may be half built."""
         self._taken.add(optimizer)
 
     def _place_slot(self, variable: keras.Variable) -> None:
@@ -118,13 +119,13 @@ class WeightUpdate:
         optimizers.use_default_strategy(optimizer)
 
     def drop_slots_of_others(self) -> None:
-        """Let one rank alone hold a slot variable: steps of training follow."""
+        """Keep each slot variable on one rank only, before training steps."""
 
     def gather_slots(self) -> None:
         """Give all ranks the values of all slot variables. Collective."""
 
     def end_rounds(self) -> None:
-        """Average the weights that ranks have updated apart. Collective."""
+        """Average the weights that ranks updated independently. Collective."""
         if self.rounds is not None:
             self.rounds.end(self.order)
 
@@ -142,12 +143,11 @@ class WeightUpdate:
         self.copies.restore_all()
 
     def apply(self, call: UpdateCall) -> None:
-        """Sum gradients of a replica over all of them, then update once."""
+        """Sum the gradients over all replicas, then update once."""
         if self.rounds is not None:
             raise TowerError(
-                "sync_every trains by fit() and train_on_batch(), which know "
-                "this rank's share of a batch, and when a round ends early. In "
-                "a loop of your own leave it out."
+                "sync_every works only with fit() and train_on_batch(): leave "
+                "it out in a custom training loop."
             )
 
         def merge(strategy: Strategy, towers: Any) -> None:
@@ -159,9 +159,9 @@ class WeightUpdate:
 
     def update_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
-        # Each rank by itself: there are slots of all weights between steps.
+        # Each rank alone: between steps it has the slots of all weights.
         self._update_tower(call, call.grads, self.updater, only=None)
-        written = optimizers.known_to(call.optimizer, call.variables)
+        written = optimizers.variables_of_update(call.optimizer, call.variables)
         variables_lib.copy_to_towers(written, self.updater)
 
     def run(
@@ -171,13 +171,15 @@ class WeightUpdate:
         wholes: Sequence[Any] = (),
         weight: float = 1,
     ) -> None:
-        """Update weights, given what K towers have of N gradients.
+        """Update weights, given K towers' parts of N gradients.
 
         Args:
             call: the call of the optimizer.
-            rows: K lists of N parts of gradients; None where it is no sum.
-            wholes: N gradients that all have; None where there are parts.
-            weight: multiplies all of them.
+            rows: K lists of N parts of gradients; None for gradients in
+                ``wholes``.
+            wholes: N gradients that all towers share; None for gradients in
+                ``rows``.
+            weight: a factor of all gradients.
         """
         wholes = wholes or [None for _ in call.grads]
         factor = self.config.gradient_factor * weight
@@ -233,7 +235,7 @@ class WeightUpdate:
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.rounds is None else self.rounds.order
         reduced = order.reduce(
-            dataclasses.replace(call, grads=list(rows[0])).described(),
+            dataclasses.replace(call, grads=list(rows[0])).describe_gradients(),
             [[g for g in row if g is not None] for row in rows],
             lambda rows: self._reduce(rows, trained),
         )
@@ -287,17 +289,17 @@ class UpdateAtVariable(WeightUpdate):
         self, config: TowerConfig, place: Callable[[keras.Variable], str]
     ):
         super().__init__(config)
-        self._place = place
-        self._held = RelocatedVariables(empties=False)
+        self._device_for = place
+        self._relocated = RelocatedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight on its device; return whether it moved."""
-        if variable in self._held:
+        """Move a weight to its device; return whether it moved."""
+        if variable in self._relocated:
             return False
         moved = self.copies.hold_once(variable)
         if not variable.trainable:
             return moved
-        self._held.place(variable, self._place(variable))
+        self._relocated.place(variable, self._device_for(variable))
         return True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -305,20 +307,20 @@ class UpdateAtVariable(WeightUpdate):
         super().place_optimizer(optimizer)
         if optimizer.built:
             for slot, weight in slots_of(optimizer):
-                if weight in self._held and slot not in self._held:
-                    self._held.place(slot, weight._value.device)
+                if weight in self._relocated and slot not in self._relocated:
+                    self._relocated.place(slot, weight._value.device)
 
     @staticmethod
     def _mirrors(config: TowerConfig) -> bool:
         return False
 
     def restore(self, variable: keras.Variable) -> None:
-        self._held.restore(variable)
+        self._relocated.restore(variable)
         super().restore(variable)
 
     def release(self) -> None:
         try:
-            self._held.restore_all()
+            self._relocated.restore_all()
         finally:
             super().release()
 
@@ -331,7 +333,7 @@ class UpdateAtVariable(WeightUpdate):
 
 
 def _written(call: UpdateCall) -> list[Any]:
-    """The weights that a call for some of them writes."""
+    """The weights that an update writes, directly or by moving averages."""
     # Moving averages may overwrite all that the optimizer knows.
     averaged = (
         part._trainable_variables

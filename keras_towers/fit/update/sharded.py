@@ -1,4 +1,4 @@
-"""Weights that the towers update in shares, each with its optimizer's state.
+"""Sharded updates: each tower updates a share of the weights.
 
 Ports the first stage of ZeRO (Rajbhandari et al., "ZeRO: memory optimizations
 toward training trillion parameter models", SC 2020), with whole weights as the
@@ -19,25 +19,26 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import (
     RelocatedVariables,
     component,
     overwrite,
 )
-from keras_towers.placement import LeastLoadedPlacement, byte_size
 from keras_towers.reduction import (
     Gradient,
     Gradients,
     Reduction,
     sum_at_variables,
 )
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 from keras_towers.transport.messages import packed
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -84,7 +85,7 @@ class UpdateSharded(WeightUpdate):
         return True
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Build the optimizer with its slots where they belong."""
+        """Build the optimizer, with its slots on the right towers."""
         self._shares.add(variables)
         super().make_ready(optimizer, variables)
         for part in optimizers_in(optimizer):
@@ -147,9 +148,9 @@ class UpdateSharded(WeightUpdate):
             super().release()
         if absent:
             logger.warning(
-                "training ended by an error while other ranks had %d of the "
-                "optimizer's variables, which have no value here now: load "
-                "them from a checkpoint, or compile the model anew",
+                "training failed while other ranks held %d of the "
+                "optimizer's variables, which have no value on this rank "
+                "now: load them from a checkpoint, or compile the model again",
                 absent,
             )
 
@@ -157,10 +158,9 @@ class UpdateSharded(WeightUpdate):
         """Sum gradients over all towers; each tower updates its share."""
         if self._only is not None:
             raise TowerError(
-                'updates="sharded" trains over several ranks by fit() and '
-                "train_on_batch(), which know when the ranks need one "
-                "another's part of the optimizer's state. In a loop of your "
-                "own leave updates out."
+                'updates="sharded" works over several ranks only with fit() '
+                "and train_on_batch(): leave updates out in a custom "
+                "training loop."
             )
         super().apply(call)
 
@@ -199,10 +199,10 @@ class Shares:
         ]
         self._placement = LeastLoadedPlacement(self._places)
         # By the value of the weight, and by its component on that tower.
-        self._owners: ByIdentity[Any, int] = ByIdentity()
+        self._owners: IdentityDict[Any, int] = IdentityDict()
 
     def add(self, variables: Sequence[Any]) -> None:
-        """Choose a tower for those weights that no tower updates yet."""
+        """Choose a tower for each weight that no tower updates yet."""
         new = [
             v
             for v in variables
@@ -217,7 +217,7 @@ class Shares:
             self._owners[updated] = self._owners[v._value]
 
     def _is_placed(self, value: Any) -> bool:
-        """Whether a weight has its copies on the towers already."""
+        """Whether a weight already has copies on the towers."""
         copied = isinstance(value, compat.DistributedVariable)
         return copied or self._towers == 1
 
@@ -284,7 +284,7 @@ class Shares:
             self._exchange([getattr(w, "_value", w) for w in weights])
 
     def _exchange(self, weights: Sequence[tf.Variable]) -> None:
-        """Give all ranks the new values."""
+        """Send the new values to all ranks."""
         for rank in range(self._transport.size):
             theirs = [w for w in weights if self.rank_of(w) == rank]
 
@@ -325,7 +325,7 @@ class _Absent:
         self._rank = rank
 
     def assign(self, value: Any, **kwargs: Any) -> Any:
-        """Take a value, if training is over."""
+        """Accept a value, if training is over."""
         if not self.lost:
             self._refuse("written")
         overwrite(self.held, tf.cast(value, self.dtype))
@@ -362,27 +362,31 @@ class _Absent:
 
 
 def is_elsewhere(variable: Any) -> bool:
-    """Whether only another rank has the value of a variable now."""
+    """Whether only another rank currently has the value of a variable."""
     return isinstance(getattr(variable, "_value", None), _Absent)
 
 
 class SlotsSharedByRanks:
-    """Slot variables that one rank each holds while steps run.
+    """Slot variables, each held by a single rank while steps run.
 
-    Between calls every rank has all of them, those of others on the host.
+    Between calls every rank has all slots; other ranks' slots are on the host.
     """
 
     def __init__(self, transport: Transport):
         self._transport = transport
         # Ranks have to gather the same variables, so they pop_original none.
-        self._ranks: ByIdentity[keras.Variable, int] = ByIdentity(weak=False)
+        self._ranks: IdentityDict[keras.Variable, int] = IdentityDict(
+            weak=False
+        )
         # Those that steps use, and whether one rank alone has them now.
-        self._shared: ByIdentity[keras.Variable, bool] = ByIdentity(weak=False)
+        self._shared: IdentityDict[keras.Variable, bool] = IdentityDict(
+            weak=False
+        )
         self._on_host = RelocatedVariables()
         self._are_all_shared = False
 
     def add(self, slot: keras.Variable, rank: int, home: str) -> None:
-        """Note which rank needs a slot variable, unless it is known."""
+        """Record which rank needs a slot variable, unless already known."""
         if slot in self._ranks:
             return
         self._ranks[slot] = rank
@@ -390,7 +394,7 @@ class SlotsSharedByRanks:
             self._on_host.place(slot, _HOST, home)
 
     def make_ready(self, variables: Iterable[keras.Variable]) -> None:
-        """Share the known slots among some variables from now on.
+        """Start sharing the known slots among these variables.
 
         Until then their values are those of rank 0, which may have loaded them.
         """
@@ -399,7 +403,7 @@ class SlotsSharedByRanks:
                 self._shared[slot] = self._are_all_shared = False
 
     def drop_those_of_others(self) -> None:
-        """Drop the values that other ranks keep: steps follow."""
+        """Drop the values that other ranks keep, before steps."""
         if self._are_all_shared:
             return
         for slot in self._shared:
@@ -417,7 +421,7 @@ class SlotsSharedByRanks:
             overwrite(held, tf.zeros([0], held.dtype))
 
     def gather(self) -> None:
-        """Give all ranks the values of all slots, if not all have them."""
+        """Give all ranks the values of all slots, if any rank lacks some."""
         # Collective: every rank has to call it.
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
@@ -456,7 +460,7 @@ class SlotsSharedByRanks:
             return tf.identity(value.read_value())
 
     def restore(self, slot: keras.Variable) -> None:
-        """Restore the original, if the slot is another rank's."""
+        """Restore the original, if another rank holds the slot."""
         if slot not in self._ranks:
             return
         del self._ranks[slot]
@@ -468,7 +472,7 @@ class SlotsSharedByRanks:
             self._on_host.restore(slot)
 
     def restore_all(self) -> int:
-        """Restore every slot; return how many have no value here."""
+        """Restore every slot; return how many lack a value here."""
         absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
         for slot in list(self._ranks):
             self.restore(slot)

@@ -15,7 +15,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check as check_lib
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 _HOST = "CPU:0"
 _UNLIKE = "the ranks do not have the same step"
@@ -61,7 +62,7 @@ class StepOrder:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Order all operations of a step, even those without a batch."""
+        """Order all operations of a step, even operations without a batch."""
         self._agreement, self._exchanged = None, []
         try:
             with tf.control_dependencies(self.gate):
@@ -77,7 +78,7 @@ class StepOrder:
         return self._gated(batch)
 
     def compare(self, described: Sequence[str]) -> None:
-        """Have what ranks exchange in a step wait until all have the same."""
+        """Make exchanges wait for a check that all ranks make the same ones."""
         self._agreement = self._compared(described)
 
     def exchange(
@@ -85,7 +86,7 @@ class StepOrder:
         given: Sequence[Sequence[Any]],
         exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
     ) -> list[Any]:
-        """Exchange what towers have, once ranks are found to do the same."""
+        """Exchange tensors, after a check that all ranks do the same."""
         # Those of a step that concerns no other rank are its own.
         if not self._agreement:
             return exchange(given)
@@ -96,7 +97,7 @@ class StepOrder:
         return results
 
     def end(self, result: Any) -> Any:
-        """Let the next step begin, and return the result of this one."""
+        """Allow the next step to begin, and return the result of this step."""
         if self._transport.size == 1:
             return result
         operations = compat.get_default_graph().get_operations()[self._begun :]
@@ -129,7 +130,7 @@ class StepOrder:
         rows: Sequence[Sequence[Any]],
         reduction: Callable[[Sequence[Sequence[Any]]], list[list[Any]]],
     ) -> list[list[Any]]:
-        """Reduce K lists of N gradients, if those of all ranks are alike."""
+        """Reduce K lists of N gradients, if they are alike on all ranks."""
         if not rows[0]:
             return [list(row) for row in rows]
         if self._transport.size == 1:
@@ -164,7 +165,7 @@ class StepOrder:
         return [tf.debugging.Assert(self._are_equal(number), [_UNLIKE])]
 
     def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
-        """Whether the ranks have the same number, of 32 bits."""
+        """Whether all ranks have the same 32-bit number."""
         # By one sum: a gather has to find out the sizes first.
         half = tf.constant(2**16, tf.int64)
         halves = tf.stack([number // half, tf.math.floormod(number, half)])
@@ -174,11 +175,11 @@ class StepOrder:
         return tf.reduce_all(sums[2:] * self._transport.size == sums[:2] ** 2)
 
     def failed(self, error: Exception) -> bool:
-        """Whether a step failed because ranks would not do the same."""
+        """Whether a step failed because the ranks differ."""
         return _UNLIKE in str(error)
 
     def difference(self) -> TowerError:
-        """Return the error that names what differs. Collective."""
+        """Return an error that names the differences. Collective."""
         lists = check_lib.gather(
             self._transport, dict(self._traced), "compares the steps"
         )
@@ -195,7 +196,7 @@ class StepOrder:
 
 
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:
-    """Return what is done once a rank has had its part in all exchanges.
+    """Return a tensor that depends on all exchanges of a rank.
 
     Whose results it may not use: for TensorFlow these have no side effects, and
     it leaves out what nothing but an order needs.

@@ -101,7 +101,7 @@ def _fused_step(
 
 
 class _Repeated:
-    """Methods of one optimizer that are traced once for a kind of weights."""
+    """Methods of an optimizer that are traced once per kind of weight."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, Recording] = {}
@@ -114,7 +114,7 @@ class _Repeated:
         variable: Any,
         learning_rate: Any,
     ) -> None:
-        """Update a weight as another one of its kind was updated."""
+        """Update a weight like an earlier one of its kind."""
         update = functools.partial(original, gradient, variable, learning_rate)
         if not _has_rank(variable) or not (
             isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
@@ -135,7 +135,7 @@ class _Repeated:
         original: Callable[..., None],
         variables: Sequence[Any],
     ) -> None:
-        """Make a weight smaller as another one of its kind was."""
+        """Decay a weight like an earlier one of its kind."""
         usual = keras.optimizers.Adam._apply_weight_decay
         if type(optimizer)._apply_weight_decay is not usual:
             original(variables)
@@ -157,7 +157,7 @@ class _Repeated:
         inputs: Sequence[tf.Tensor],
         trace: Callable[[], None],
     ) -> None:
-        """Trace an update for a weight, or repeat that of its kind."""
+        """Trace an update of a weight, or repeat the trace of its kind."""
         graph = compat.get_default_graph()
         kind = id(graph), kind
         recording = self._recordings.get(kind)
@@ -179,7 +179,7 @@ def _has_rank(variable: Any) -> bool:
 
 
 def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
-    """The optimizer's own variables for a weight; None where it has none."""
+    """The optimizer's slots of a weight; None for missing slots."""
     index = optimizer._get_variable_index(variable)
     row = [slots[index] for slots in lists_by_weight(optimizer)]
     return [None if slot is None else slot._value for slot in row]
@@ -230,7 +230,7 @@ class Recording:
             )
 
     def repeat(self, inputs: Sequence[tf.Tensor]) -> None:
-        """Add the operations again, here, with N other inputs."""
+        """Add the operations again in this graph, with N new inputs."""
         graph = self.graph
         now = {
             id(old): graph.capture(new)
@@ -251,7 +251,7 @@ class Recording:
 
 
 def _is_shared(operation: Any) -> bool:
-    """Whether one result, computed once, is right in every repetition."""
+    """Whether a result, computed once, is valid in every repetition."""
     if operation.type == "ReadVariableOp":
         return operation.outputs[0].shape.rank == 0
     return not operation.op_def.is_stateful

@@ -17,15 +17,15 @@ from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
     METHODS,
     TRAINING,
     TowerConfig,
-    another,
     home_of,
     in_force,
     owner_of,
+    words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
@@ -50,7 +50,7 @@ _OF_CALLS = (
 _RESOLVE = "_resolve_auto_jit_compile"
 
 # The towers on which models train outside of any block, too.
-_homes: ByIdentity[keras.Model, TowerConfig] = ByIdentity()
+_homes: IdentityDict[keras.Model, TowerConfig] = IdentityDict()
 _announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 # Those that are there now, until a block takes them.
 _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -58,7 +58,7 @@ _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 @dataclasses.dataclass
 class _Notes:
-    """Findings of calls of a model's methods."""
+    """What is known about a model from earlier calls of its methods."""
 
     known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     functions: dict[str, Callable[[], Any]] = dataclasses.field(
@@ -83,7 +83,7 @@ class Adoption:
         self._keeps = keeps
         self.update = update
         # Models that the user has dropped are freed, also inside the block.
-        self._models: ByIdentity[keras.Model, _Notes] = ByIdentity()
+        self._models: IdentityDict[keras.Model, _Notes] = IdentityDict()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         # Compiled in the block, but neither made nor used there yet.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -91,7 +91,7 @@ class Adoption:
         self._tracks = False
 
     def note_what_is_made(self) -> None:
-        """Track objects created in the scope from here on, for release."""
+        """Track objects created in the scope from now on, to release them."""
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
@@ -128,7 +128,7 @@ class Adoption:
         return self._tracks and (variable.trainable or adds)
 
     def made_variable(self, variable: keras.Variable, once: bool) -> None:
-        """Register a variable that was created in the scope, maybe ``once``."""
+        """Register a variable created in the scope, maybe with ``once``."""
         if once and variable.trainable:
             self.update.copies.place(variable)
         if self._tracks:
@@ -161,9 +161,10 @@ class Adoption:
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
                     f"model {model.name!r} lives on another "
-                    f"{another(owner, self._config.strategy)}. A model can be "
-                    "on one strategy at a time: leave the other one's `with` "
-                    "block first, or build the model outside of any scope."
+                    f"{words_for_another(owner, self._config.strategy)}. A "
+                    "model can be on one strategy at a time: leave the other "
+                    "one's `with` block first, or build the model outside "
+                    "of any scope."
                 )
 
     def is_prepared(self, model: keras.Model, kind: str) -> bool:
@@ -222,7 +223,7 @@ class Adoption:
 
     @property
     def ranks_train_apart(self) -> bool:
-        """Whether ranks may have values of their own until their next mean."""
+        """Whether ranks' values may differ until they are averaged next."""
         return self.update.rounds is not None
 
     def gather_slots(self) -> None:
@@ -231,7 +232,7 @@ class Adoption:
         self.update.gather_slots()
 
     def sum_metrics(self, model: keras.Model) -> None:
-        """Sum what ranks have counted that train apart. Collective."""
+        """Sum the metrics of ranks that train independently. Collective."""
         if self.ranks_train_apart:
             metrics = [v._value for v in state_lib.collect(model).metrics]
             sums = rank_state.sum_values(self._config.transport, metrics)
@@ -247,7 +248,7 @@ class Adoption:
             rank_state.broadcast(transport, values)
 
     def release(self) -> None:
-        """Make all models ordinary ones again."""
+        """Turn all models into ordinary ones."""
         models: list[keras.Model] = [*self._models, *self._created]
         # Memory may not suffice for one, which must not leave others half done.
         # The last comes first.
@@ -270,7 +271,7 @@ class Adoption:
         self._tracks = False
 
     def release_model(self, model: keras.Model) -> None:
-        """Make one model an ordinary one again."""
+        """Turn a model into an ordinary one."""
         if home_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
@@ -284,7 +285,7 @@ class Adoption:
 
 
 def held_in_common(model: keras.Model) -> list[keras.Variable]:
-    """Return all variables but those of metrics: equal on all ranks."""
+    """Return all variables that are equal on all ranks: all but metrics."""
     state = state_lib.collect(model)
     return [*state.seeds, *state.weights, *state.optimizer_variables]
 
@@ -307,7 +308,7 @@ def bind_trainer(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def enter_scope_in_methods(trainer: keras.Model, config: TowerConfig) -> None:
-    """Make a model of a strategy behave in its scope and outside."""
+    """Make a strategy's model work inside and outside of its scope."""
     run_in_scope(trainer, config)
     vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
 
@@ -324,7 +325,7 @@ def run_in_scope(
     config: TowerConfig,
     methods: Sequence[str] = METHODS,
 ) -> None:
-    """Make a model's methods enter the strategy's scope by themselves."""
+    """Make a model's methods enter the strategy's scope automatically."""
     for name in methods:
         # Bypasses Keras's __setattr__, which tracks attributes.
         vars(trainer)[name] = functools.partial(
@@ -372,7 +373,7 @@ def set_home(trainer: keras.Model, config: TowerConfig) -> None:
 
 
 def release_from_home(trainer: keras.Model) -> None:
-    """Make a model ordinary again that was placed outside of any block."""
+    """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
     if owner is not None and trainer in _at_home:
         owner._components.adoption.release_model(trainer)
@@ -404,7 +405,7 @@ def drop_functions(trainer: keras.Model) -> None:
 
 
 def renew_functions(trainer: keras.Model) -> None:
-    """Recreate existing traced functions, for a ``fit`` that is running."""
+    """Recreate existing traced functions, for a running ``fit``."""
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)

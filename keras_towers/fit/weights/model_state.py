@@ -70,7 +70,7 @@ def trainers(model: keras.Model) -> Iterator[keras.Model]:
 
 
 def optimizers_in(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and, recursively, those that it wraps."""
+    """Yield an optimizer and, recursively, the optimizers it wraps."""
     yield optimizer
     held = getattr(optimizer, "inner_optimizer", None)
     for part in (held, *getattr(optimizer, "optimizers", ())):
@@ -144,7 +144,7 @@ def slots_of(
 def lists_by_weight(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[list[keras.Variable | None]]:
-    """Return a built optimizer's lists of slots, of one for each weight."""
+    """Return a built optimizer's lists of slots with one slot per weight."""
     # A weight without such a slot has None.
     number = len(optimizer._trainable_variables)
     # These may happen to be as long.
@@ -162,13 +162,13 @@ def lists_by_weight(
 def of_update_rule(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """Return the slot variables that only the update of their weight uses."""
+    """Return the slot variables used only by their weight's update."""
     others = {id(slot) for slot in _of_every_optimizer(optimizer)}
     return [s for s, _ in slots_of(optimizer) if id(s) not in others]
 
 
 def check_known(optimizer: keras.optimizers.Optimizer) -> None:
-    """Check that each variable of an optimizer is known to be a weight's."""
+    """Check that every variable of an optimizer belongs to a known weight."""
     if type(optimizer).__module__.startswith("keras."):
         return
     known = {*_by_place(optimizer), *map(id, _of_every_optimizer(optimizer))}
@@ -177,24 +177,24 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
         if id(variable) not in known:
             raise TowerError(
                 f"optimizer {type(optimizer).__name__} has the variable "
-                f"{variable.path!r}, of which it is not known to which weight "
-                'it belongs, so updates="sharded" cannot share it between '
-                "ranks: keep such variables in lists with one for each weight, "
-                "as Keras's optimizers do, or leave updates out."
+                f"{variable.path!r}, which cannot be assigned to a weight, "
+                'so updates="sharded" cannot share it between ranks: keep '
+                "such variables in lists with one variable per weight, as "
+                "Keras's optimizers do, or leave updates out."
             )
 
 
 def _of_every_optimizer(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.Variable]:
-    """Slots that any optimizer may have, whatever its update rule."""
+    """Slots that optimizers may have with any update rule."""
     names = ("_model_variables_moving_average", "_accumulated_gradients")
     lists = (getattr(optimizer, name, ()) for name in names)
     return [slot for slots in lists for slot in slots if slot is not None]
 
 
 def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
-    """The weights of slots, by id, in lists with an entry for each weight."""
+    """The weights of slots, by slot id, in lists with one slot per weight."""
     weights = optimizer._trainable_variables
     return {
         id(slot): weight

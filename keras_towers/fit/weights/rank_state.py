@@ -1,7 +1,12 @@
-"""Checking and synchronizing state that all ranks share."""
+"""Checks and synchronizes the state that all ranks share.
+
+That is, variables: their names and shapes, and their values. What a call
+requests is compared in ``calls/rank_agreement.py``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,7 +19,8 @@ from keras_towers.errors import TowerError
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
-from keras_towers.transport import Transport, next_key
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 _SHOWN = 5
 
@@ -71,23 +77,34 @@ def broadcast(
         variables[index].assign(value)
 
 
-def find_written(
+@dataclasses.dataclass(frozen=True)
+class WrittenVariables:
+    """The variables that ranks have written, and are to share.
+
+    Attributes:
+        by_root: the variables by the first rank that has written each.
+        conflict: a variable into which ranks have written different values, and
+            who wrote it, for a message; empty if there is none.
+    """
+
+    by_root: dict[int, list[keras.Variable]]
+    conflict: str
+
+
+def gather_written(
     transport: Transport,
     variables: Sequence[keras.Variable],
     names: Mapping[keras.Variable, str],
-    may_differ: bool,
-) -> tuple[dict[int, list[keras.Variable]], str]:
-    """Find out whose values of variables all ranks have to take over.
+    ranks_train_apart: bool,
+) -> WrittenVariables:
+    """Find out which ranks have written which variables. Collective.
 
     Args:
         transport: connects the ranks.
         variables: all that may have been written, the same on all ranks.
-        names: who has written them on this rank.
-        may_differ: whether ranks may have values of their own.
-
-    Returns:
-        The variables by the first rank that has written them, and, where others
-        have written other values, which and who they were.
+        names: the writers of variables on this rank.
+        ranks_train_apart: whether each rank keeps its value of a variable that
+            all ranks have written.
     """
     written_here = {
         str(place): (_digest(variable), names[variable])
@@ -98,22 +115,23 @@ def find_written(
         transport, written_here, "takes over what callbacks wrote"
     )
     roots: dict[int, list[keras.Variable]] = {}
-    differing = ""
+    conflict = ""
     for place in dict.fromkeys(itertools.chain(*ranks)):
         by_rank = {
             r: written[place]
             for r, written in enumerate(ranks)
             if place in written
         }
-        differ = len({digest for digest, _ in by_rank.values()}) > 1
+        values_differ = len({digest for digest, _ in by_rank.values()}) > 1
         variable = variables[int(place)]
-        if len(by_rank) == len(ranks) and (may_differ or not differ):
+        keeps_values = ranks_train_apart or not values_differ
+        if len(by_rank) == len(ranks) and keeps_values:
             continue
         roots.setdefault(min(by_rank), []).append(variable)
-        if differ:
+        if values_differ:
             who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
-            differing = f"{variable.path} ({', '.join(who)})"
-    return roots, differing
+            conflict = f"{variable.path} ({', '.join(who)})"
+    return WrittenVariables(roots, conflict)
 
 
 def _digest(variable: keras.Variable) -> str:

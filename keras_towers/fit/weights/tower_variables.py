@@ -13,12 +13,12 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.devices import same_device, same_devices
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.placement import byte_size
+from keras_towers.fit.weights.placement import byte_size
 
 TowerOf: TypeAlias = int | Callable[[Any], int]
-"""A tower; or what returns that of a variable with copies on all."""
+"""A tower, or a function that chooses the tower of a mirrored variable."""
 
 
 class Mirrored(compat.MirroredVariable):
@@ -26,14 +26,14 @@ class Mirrored(compat.MirroredVariable):
 
     @property
     def handle(self) -> Any:
-        """That of the copy of this replica; outside of replicas the first."""
+        """The handle of this replica's copy; outside of replicas, the first."""
         if tf.distribute.in_cross_replica_context():
             return self.values[0].handle
         return super().handle
 
 
 def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
-    """Return a variable and copies of it on the other towers, as one."""
+    """Combine a variable and copies of it on the other towers."""
     start = primary.read_value()
     others = [_copy(primary, start, device) for device in config.devices[1:]]
     return Mirrored(
@@ -44,7 +44,7 @@ def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
 
 
 def relocated(variable: tf.Variable, device: str) -> tf.Variable:
-    """Return a copy of a variable on a device, or itself if it is there."""
+    """Return a copy of a variable on a device, unless it is there already."""
     if same_devices([variable.device], [device]):
         return variable
     copy = _copy(variable, variable.read_value(), device)
@@ -66,7 +66,7 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
 
 
 def unbind(variable: Any) -> tf.Variable:
-    """Return what a variable on several devices has on the first."""
+    """Return the variable on the first device of a distributed variable."""
     primary = variable.values[0]
     if isinstance(variable, compat.SyncOnReadVariable):
         # Each may hold a part of a sum, or of a mean.
@@ -78,7 +78,7 @@ def unbind(variable: Any) -> tf.Variable:
 
 
 def bind(variable: Any) -> None:
-    """Give all devices what the first has; undoes ``unbind``."""
+    """Give all devices the first one's value; undoes ``unbind``."""
     primary, *others = variable.values
     for component in variable.values:
         component._distributed_container = weakref.ref(variable)
@@ -145,12 +145,12 @@ class Copies:
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
-        self._mirrored: ByIdentity[keras.Variable, Any] = ByIdentity()
+        self._mirrored: IdentityDict[keras.Variable, Any] = IdentityDict()
         # What variables of replicas were before a call held them once.
-        self._of_replicas: ByIdentity[keras.Variable, Any] = ByIdentity()
+        self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
 
     def hold_once(self, variable: keras.Variable) -> bool:
-        """Hold a variable where it is; return whether it had copies."""
+        """Keep a single copy of a variable; return whether it had more."""
         value = variable._value
         if not isinstance(value, compat.DistributedVariable):
             return False
@@ -166,14 +166,14 @@ class Copies:
         return not known
 
     def give_to_replicas(self) -> None:
-        """Have replicas find their copies of what is held once."""
+        """Give replicas their own copies of variables that are held once."""
         for variable, value in self._of_replicas.items():
             if variable._value is value.values[0]:
                 bind(value)
                 variable._value = value
 
     def place(self, variable: keras.Variable) -> bool:
-        """Hold a weight as its strategy does; return whether it moved."""
+        """Hold a weight as the strategy requires; return whether it moved."""
         value = variable._value
         known = self._mirrored.get(variable)
         if known is not None and known is value:
@@ -186,7 +186,7 @@ class Copies:
         return moved
 
     def first_seen(self) -> contextlib.AbstractContextManager[None]:
-        """Have variables be what the first tower has, inside a block."""
+        """Make variables resolve to the first tower's copy in this block."""
         return viewed(list(self._mirrored), lambda value: value.values[0])
 
     def handles(self) -> dict[int, list[Any]]:
@@ -222,8 +222,8 @@ class RelocatedVariables:
         self._empties = empties
         # The original tf.Variable of each, to which users may hold references,
         # and the device that it goes back to.
-        self._before: ByIdentity[keras.Variable, tuple[tf.Variable, str]] = (
-            ByIdentity()
+        self._before: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
+            IdentityDict()
         )
 
     def __contains__(self, variable: keras.Variable) -> bool:
@@ -234,8 +234,8 @@ class RelocatedVariables:
     ) -> None:
         """Move a variable.
 
-        Its home is where it is to be in the end, by default where it was before
-        its first move.
+        ``home`` is the device to return to, by default the one before the
+        first move.
         """
         value = variable._value
         if variable in self._before:

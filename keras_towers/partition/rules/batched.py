@@ -60,7 +60,7 @@ _COUNT_OF_IMAGES = _by_type(_IMAGES)
 _COUNT_OF_LAST = _by_type(_ALONG_LAST) | _by_type(_LINEAR_ALONG_LAST)
 
 
-def _of_each(
+def _axes_of_batch(
     node: Node,
     inputs: Sequence[Value],
     ahead: int,
@@ -95,7 +95,7 @@ def _of_each(
 @axes(*_COUNT_OF_IMAGES)
 def _images(node: Node, *inputs: Value) -> Factors | None:
     is_linear = node.type in _LINEAR_IMAGES.split()
-    return _of_each(
+    return _axes_of_batch(
         node,
         inputs,
         1,
@@ -132,8 +132,8 @@ def _to_images(
                 sizes[axis] = known
     target = partition.local_target(size, sizes, layout)
     same = [partition.local(value) for value in kernel]
-    given = [target, *same, gradient.local]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    operands = [target, *same, gradient.local]
+    return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
 @axes(
@@ -162,12 +162,12 @@ def _along_last(node: Node, value: Value, *options: Value) -> Factors | None:
     is_linear = node.type in _by_type(_LINEAR_ALONG_LAST) and not is_filled
     ahead = value.rank - _COUNT_OF_LAST[node.type]
     linear = [[0]] if is_linear else ()
-    return _of_each(node, [value, *options], ahead, linear=linear)
+    return _axes_of_batch(node, [value, *options], ahead, linear=linear)
 
 
 @axes("NthElement", "InTopK")
 def _rows(node: Node, value: Value, *rest: Value) -> Factors | None:
-    return _of_each(node, [value, *rest], value.rank - 1, 1 + len(rest))
+    return _axes_of_batch(node, [value, *rest], value.rank - 1, 1 + len(rest))
 
 
 @axes(
@@ -176,7 +176,7 @@ def _rows(node: Node, value: Value, *rest: Value) -> Factors | None:
     "SparseSoftmaxCrossEntropyWithLogits",
 )
 def _predictions(node: Node, *inputs: Value) -> Factors | None:
-    return _of_each(node, inputs, 1, 2)
+    return _axes_of_batch(node, inputs, 1, 2)
 
 
 @axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
@@ -184,12 +184,12 @@ def _solved(node: Node, *inputs: Value) -> Factors | None:
     matrix, right = inputs[:2]
     if matrix.rank != right.rank:
         return None
-    return _of_each(node, inputs, matrix.rank - 2, 2, [[1]])
+    return _axes_of_batch(node, inputs, matrix.rank - 2, 2, [[1]])
 
 
 @axes("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def _with_diagonal(node: Node, *inputs: Value) -> Factors | None:
-    return _of_each(node, inputs, inputs[0].rank - 2, 2, [[0, 1]])
+    return _axes_of_batch(node, inputs, inputs[0].rank - 2, 2, [[0, 1]])
 
 
 @axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")

@@ -17,11 +17,11 @@ from keras_towers.partition.called_functions import (
     closed,
     dtypes_of,
     graph_of,
-    inside,
     joined,
-    laid_out,
     looped,
     source,
+    tensor_with_layout,
+    value_in_function,
     with_parts_or_sums,
 )
 from keras_towers.partition.conversions import local_shape
@@ -31,7 +31,7 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.loops_over_rows import over_rows
-from keras_towers.partition.rules.means import laid_out_own_mean
+from keras_towers.partition.rules.means import lay_out_own_mean
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
@@ -43,7 +43,7 @@ def _called(
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
     if graph is None:
         return None
-    means = laid_out_own_mean(partition, graph, inputs)
+    means = lay_out_own_mean(partition, graph, inputs)
     if means is not None:
         return [means]
     # Gradients may have added outputs to the graph since it was called.
@@ -87,10 +87,10 @@ def _lay_out_branches(
 ) -> list[Value] | None:
     # All towers go the same way.
     way = partition.local(chosen)
-    branches = [partition.inside(Builder(meets=False)) for _ in graphs]
+    branches = [partition.for_function(Builder(meets=False)) for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
-        values = [inside(partition, value) for value in inputs]
+        values = [value_in_function(partition, value) for value in inputs]
         ends.append(branch.call(graph, values)[: node.num_outputs])
     results = [
         functools.reduce(joined, values, values[0])
@@ -105,13 +105,13 @@ def _lay_out_branches(
     drafts = []
     for branch, values in zip(branches, ends, strict=True):
         outputs = [
-            laid_out(branch, value, layout)
+            tensor_with_layout(branch, value, layout)
             for value, layout in zip(values, layouts, strict=True)
         ]
         drafts.append(Draft(branch.builder, (), outputs))
-    made, given = closed(drafts)
+    made, captures = closed(drafts)
     dtypes = dtypes_of(node.operation.outputs)
-    attributes = {"Tin": dtypes_of(given), "Tout": dtypes}
+    attributes = {"Tin": dtypes_of(captures), "Tout": dtypes}
     functions: dict[str, Any] = {"branches": made}
     if not node.type.endswith("Case"):
         functions = {"else_branch": made[0], "then_branch": made[1]}
@@ -120,8 +120,10 @@ def _lay_out_branches(
         (tensor.dtype, local_shape(tensor.shape, layout))
         for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
     ]
-    found = called(partition, node, [way, *given], attributes, specs, functions)
-    for result, tensor in zip(results, found, strict=True):
+    tensors = called(
+        partition, node, [way, *captures], attributes, specs, functions
+    )
+    for result, tensor in zip(results, tensors, strict=True):
         result.local = tensor
     return results
 
@@ -151,7 +153,7 @@ def _looped(
     if found is not None:
         return found
     loop = _Loop(partition, node, body, condition)
-    return with_parts_or_sums(partition, inputs, loop.laid_out)
+    return with_parts_or_sums(partition, inputs, loop.lay_out)
 
 
 class _Loop:
@@ -178,7 +180,7 @@ class _Loop:
             if source(tensor) is not body.inputs[index]
         ]
 
-    def laid_out(self, inputs: Sequence[Value]) -> list[Value] | None:
+    def lay_out(self, inputs: Sequence[Value]) -> list[Value] | None:
         """Add the loop; return the values of its outputs.
 
         They are None if all towers would do the same.
@@ -198,15 +200,20 @@ class _Loop:
         layouts = {index: state.layout for index, state in states.items()}
         if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
             return None
-        given = [laid_out(partition, inputs[i], layouts[i]) for i in layouts]
-        outputs = [laid_out(inner, ends[i], layouts[i]) for i in layouts]
+        operands = [
+            tensor_with_layout(partition, inputs[i], layouts[i])
+            for i in layouts
+        ]
+        outputs = [
+            tensor_with_layout(inner, ends[i], layouts[i]) for i in layouts
+        ]
         body = Draft(inner.builder, tensors, outputs)
         inner, tensors, ends = self._pass(self._condition, inputs, states)
-        goes_on = laid_out(inner, ends[0], REPLICATED)
+        goes_on = tensor_with_layout(inner, ends[0], REPLICATED)
         condition = Draft(inner.builder, tensors, [goes_on])
-        found = looped(partition, self._node, given, body, condition)
+        locals_ = looped(partition, self._node, operands, body, condition)
         results = list(inputs)
-        for index, tensor in zip(states, found, strict=False):
+        for index, tensor in zip(states, locals_, strict=False):
             results[index] = dataclasses.replace(states[index], local=tensor)
         return results
 
@@ -221,19 +228,23 @@ class _Loop:
             del self._partition.once[before:]
             last = self._pass(self._body, inputs, states)
             ends = last[2]
-            found = {i: joined(states[i], ends[i]) for i in self._carried}
-            if all(alike(states[i], found[i]) for i in self._carried):
+            joined_states = {
+                i: joined(states[i], ends[i]) for i in self._carried
+            }
+            if all(alike(states[i], joined_states[i]) for i in self._carried):
                 return states, last
-            states = found
+            states = joined_states
         raise NeedsExchange
 
     def _pass(
         self, graph: Any, inputs: Sequence[Value], states: dict[int, Value]
     ) -> _Pass:
         """Lay out a function."""
-        inner = self._partition.inside(Builder(meets=False))
+        inner = self._partition.for_function(Builder(meets=False))
         values = [
-            states[index] if index in states else inside(self._partition, value)
+            states[index]
+            if index in states
+            else value_in_function(self._partition, value)
             for index, value in enumerate(inputs)
         ]
         tensors = []
@@ -241,11 +252,13 @@ class _Loop:
             like = self._body.inputs[index]
             shape = local_shape(like.shape, state.layout)
             tensors.append(Tensor(like.dtype, shape, on_towers=True))
-            values[index] = _of_round(state, tensors[-1], like.shape)
+            values[index] = _value_in_round(state, tensors[-1], like.shape)
         return inner, tensors, inner.call(graph, values)
 
 
-def _of_round(state: Value, tensor: Tensor, shape: tf.TensorShape) -> Value:
+def _value_in_round(
+    state: Value, tensor: Tensor, shape: tf.TensorShape
+) -> Value:
     """What is carried, as a round finds it."""
     sizes = state.shape
     if shape.rank is not None:

@@ -84,13 +84,13 @@ def _drawn(
     of_all = [partition.local(value) for value in (key, algorithm, *limits)]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        given = [shape, of_all[0], _later(partition, counter, steps)]
-        given += of_all[1:]
+        operands = [shape, of_all[0], _later(partition, counter, steps)]
+        operands += of_all[1:]
         if pairs:
             return build.op(
-                "StatelessRandomUniformV2", given, size, dtype=dtype
+                "StatelessRandomUniformV2", operands, size, dtype=dtype
             )
-        (numbers,) = build.copy(node.operation, given, [size])
+        (numbers,) = build.copy(node.operation, operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)
@@ -150,12 +150,14 @@ def _normal(
     ):
         return None
 
-    def op(type_: str, *given: Any) -> Tensor:
-        every = [
-            each if isinstance(each, Tensor) else build.constant(each, SIZE)
-            for each in given
+    def op(type_: str, *operands: Any) -> Tensor:
+        tensors = [
+            operand
+            if isinstance(operand, Tensor)
+            else build.constant(operand, SIZE)
+            for operand in operands
         ]
-        return build.op(type_, every, (), is_repeated=True)
+        return build.op(type_, tensors, (), is_repeated=True)
 
     def shaped(flat: Tensor, *ends: Any) -> Tensor:
         every = [
@@ -172,7 +174,7 @@ def _normal(
     first = build.op("Sub", [start, odd], ())
     half = op("FloorDiv", op("AddV2", count, 2), 2)
     flat = numbers(partition.times(width, first), op("Mul", half, 2 * width))
-    flat = _of_pairs(partition, shaped(flat, half, 2, width))
+    flat = _normal_pairs(partition, shaped(flat, half, 2, width))
     ends = [
         partition.vector([a, b], SIZE)
         for a, b in (
@@ -192,7 +194,7 @@ def _normal(
     pairs = -(-inner[axis] // 2)
     stride = before * 2 * pairs * after
     flat = numbers(partition.times(stride, start), op("Mul", count, stride))
-    flat = _of_pairs(
+    flat = _normal_pairs(
         partition, shaped(flat, op("Mul", count, before * pairs), 2, after)
     )
     flat = shaped(flat, op("Mul", count, before), 2 * pairs, after)
@@ -217,18 +219,18 @@ def _normal(
     return build.op("SelectV2", [follow, by_rows, within], (None, width))
 
 
-def _of_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
+def _normal_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
     """Return normal numbers, given uniform ones of shape [n, 2, m]."""
     build, shape = partition.builder, uniform.shape
 
-    def op(type_: str, *given: Any) -> Tensor:
-        every = [
-            each
-            if isinstance(each, Tensor)
-            else build.constant(each, tf.float32)
-            for each in given
+    def op(type_: str, *operands: Any) -> Tensor:
+        tensors = [
+            operand
+            if isinstance(operand, Tensor)
+            else build.constant(operand, tf.float32)
+            for operand in operands
         ]
-        return build.op(type_, every, shape)
+        return build.op(type_, tensors, shape)
 
     def part(index: int) -> Tensor:
         begin = build.constant([0, index, 0], SIZE)
@@ -251,6 +253,6 @@ def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
 
 
 @shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
-def _of_drawn(node: Node, target: Value, *rest: Value) -> Any:
+def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Any:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)

@@ -120,5 +120,5 @@ def _shaped(node: Node, value: Value) -> Factors:
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")
-def _same(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _copy(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
     return list(inputs)

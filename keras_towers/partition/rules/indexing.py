@@ -66,9 +66,9 @@ def _of_own_rows(
     numbered = _numbered(partition, inputs, _ROLES[node.type])
     if numbered is None:
         return None
-    places, given = numbered
+    places, operands = numbered
     layout = places.layout if node.type == "GatherNd" else places.target
-    return partition.on_towers(node, given, layout)
+    return partition.on_towers(node, operands, layout)
 
 
 def _numbered(
@@ -81,28 +81,28 @@ def _numbered(
         inputs: N of its inputs.
         roles: what each is.
     """
-    given = list(zip(inputs, roles, strict=True))
+    pairs = list(zip(inputs, roles, strict=True))
     (places,) = (
         _places_of(value, role)
-        for value, role in given
+        for value, role in pairs
         if role in ("numbers", "indices")
     )
     if places is None:
         return None
-    tensors = [_own(partition, value, role, places) for value, role in given]
-    found = [tensor for tensor in tensors if tensor is not None]
-    return (places, found) if len(found) == len(tensors) else None
+    tensors = [_own(partition, value, role, places) for value, role in pairs]
+    operands = [tensor for tensor in tensors if tensor is not None]
+    return (places, operands) if len(operands) == len(tensors) else None
 
 
 def _places_of(value: Value, role: Role) -> Places | None:
     """The rows that numbers, or indices along a last axis, are those of."""
-    found, shape = value.places, value.shape
-    if found is None or not shape:
+    places, shape = value.places, value.shape
+    if places is None or not shape:
         return None
     if role == "numbers":
-        return None if found.is_first_column else found
-    is_alone = found.is_first_column or shape[-1] == 1
-    return found if is_alone and found.layout.axis < len(shape) - 1 else None
+        return None if places.is_first_column else places
+    is_alone = places.is_first_column or shape[-1] == 1
+    return places if is_alone and places.layout.axis < len(shape) - 1 else None
 
 
 def _own(
@@ -136,16 +136,16 @@ def _product(
     numbered = _numbered(partition, matrix, _MATRIX)
     if numbered is None:
         return None
-    places, given = numbered
+    places, operands = numbered
     if not node.attr("adjoint_a"):
-        given.append(partition.local(factor))
-        return partition.on_towers(node, given, places.target)
+        operands.append(partition.local(factor))
+        return partition.on_towers(node, operands, places.target)
     # Each row of the matrix meets one of the factor.
     layout = places.target.along(int(node.attr("adjoint_b")))
     rows = partition.rows(factor, layout)
     if rows is None:
         return None
-    return partition.on_towers(node, [*given, rows], PARTIAL)
+    return partition.on_towers(node, [*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
@@ -156,8 +156,8 @@ def _ordered(
     numbered = _numbered(partition, inputs, _MATRIX)
     if numbered is None:
         return None
-    places, given = numbered
-    at, entries = partition.on_towers(node, given, *[places.layout] * 2)
+    places, operands = numbered
+    at, entries = partition.on_towers(node, operands, *[places.layout] * 2)
     assert at.local is not None
     rank = len(inputs[2].known)
     at = indices_of(partition, at.local, places.layout, places.target, rank)
@@ -175,11 +175,11 @@ def _stitched(
         return None
     pairs = zip(inputs[half:], places, strict=True)
     rows = [partition.rows(value, part.layout) for value, part in pairs]
-    given = [row for row in rows if row is not None]
-    if len(given) < half:
+    operands = [row for row in rows if row is not None]
+    if len(operands) < half:
         return None
     numbers = [part.local for part in places]
-    return partition.on_towers(node, [*numbers, *given], places[0].target)
+    return partition.on_towers(node, [*numbers, *operands], places[0].target)
 
 
 def _are_all(places: Sequence[Places]) -> bool:
@@ -200,20 +200,20 @@ def _axis_and_batch(
     node: Node, values: Value, places: Value, along: Value
 ) -> tuple[int, int] | None:
     """The axis from which is picked, and before how many both are alike."""
-    found, batch = axes_of(along, values.rank), node.attr("batch_dims")
-    if not found or places.shape is None:
+    gone, batch = axes_of(along, values.rank), node.attr("batch_dims")
+    if not gone or places.shape is None:
         return None
-    return found[0], batch % places.rank if batch < 0 else batch
+    return gone[0], batch % places.rank if batch < 0 else batch
 
 
 @axes("GatherV2")
 def _picked_axes(
     node: Node, values: Value, places: Value, along: Value
 ) -> Factors | None:
-    found = _axis_and_batch(node, values, places, along)
-    if found is None:
+    axis_and_batch = _axis_and_batch(node, values, places, along)
+    if axis_and_batch is None:
         return None
-    axis, batch = found
+    axis, batch = axis_and_batch
     kept = [f"v{a}" for a in range(values.rank)]
     picked = [f"p{a}" for a in range(places.rank)]
     # Along these axes both have the same rows.
@@ -232,16 +232,16 @@ def _picked(
     if repeated is not None:
         return [repeated]
     numbered = places.places
-    found = _axis_and_batch(node, values, places, at)
-    if found is None or numbered is None or numbered.is_first_column:
+    axis_and_batch = _axis_and_batch(node, values, places, at)
+    if axis_and_batch is None or numbered is None or numbered.is_first_column:
         return None
-    axis, batch = found
+    axis, batch = axis_and_batch
     rows = values.local
     if batch or rows is None or values.sharded != numbered.target.along(axis):
         return None
-    given = [rows, numbered.local, partition.local(at)]
+    operands = [rows, numbered.local, partition.local(at)]
     layout = numbered.layout.along(axis + numbered.layout.axis)
-    return partition.on_towers(node, given, layout)
+    return partition.on_towers(node, operands, layout)
 
 
 @notes("GatherV2")
@@ -253,10 +253,10 @@ def _picks(
 ) -> None:
     """What picks from an axis of each row is less than its size."""
     values, places, at = inputs
-    found = _axis_and_batch(node, values, places, at)
-    if found is None or places.numbers is not None or not values.shape:
+    axis_and_batch = _axis_and_batch(node, values, places, at)
+    if axis_and_batch is None or places.numbers is not None or not values.shape:
         return
-    axis, batch = found
+    axis, batch = axis_and_batch
     if axis == batch > 0 and isinstance(values.shape[axis], int):
         places.numbers = Below(values.shape[axis])
 
@@ -386,8 +386,8 @@ def _extremes(
     rows = [partition.rows(value, layout) for value in (values, segments)]
     if rows[0] is None or rows[1] is None:
         return None
-    given = [rows[0], rows[1], partition.local(count)]
-    (extremes,) = build.copy(node.operation, given)
+    operands = [rows[0], rows[1], partition.local(count)]
+    (extremes,) = build.copy(node.operation, operands)
     if extremes.shape.rank is None:
         return None
     first, sizes = build.constant(0, tf.int32), extremes.shape.as_list()
@@ -412,7 +412,7 @@ def _counted(
         # What only says if there is any cannot be added up.
         return None
     is_weighted = weights.shape != (0,)
-    given = [labels, None, labels if is_weighted else [None]]
+    operands = [labels, None, labels if is_weighted else [None]]
     if is_matrix:
-        return Factors(given, [labels])
-    return Factors(given, [[None]], [[2]] if is_weighted else (), labels)
+        return Factors(operands, [labels])
+    return Factors(operands, [[None]], [[2]] if is_weighted else (), labels)

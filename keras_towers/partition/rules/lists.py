@@ -15,7 +15,7 @@ from keras_towers.partition.builder import (
     NeedsExchange,
     attribute,
 )
-from keras_towers.partition.called_functions import laid_out
+from keras_towers.partition.called_functions import tensor_with_layout
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -161,13 +161,15 @@ def _on_towers(
         is_full = elements is not None and elements.is_full
         if not is_full or (isinstance(element, Sharded) and not element.axis):
             raise NeedsExchange
-    given = []
+    operands = []
     for role, value in zip(takes, inputs, strict=True):
         if role == "shape":
             tensor = _shape_given(partition, node, value, element, elements)
         else:
-            tensor = laid_out(partition, value, _layout(role, element))
-        given.append(tensor)
+            tensor = tensor_with_layout(
+                partition, value, _layout(role, element)
+            )
+        operands.append(tensor)
     layouts = [_layout(role, element) for role in gives]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
@@ -180,16 +182,16 @@ def _on_towers(
         attributes["output_shapes"] = AttrValue(
             list=AttrValue.ListValue(shape=protos)
         )
-    return partition.on_towers(node, given, *layouts, attributes=attributes)
+    return partition.on_towers(node, operands, *layouts, attributes=attributes)
 
 
 def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
     """How the elements of a list are laid out that operations take or make."""
-    given = list(zip(takes, inputs, strict=True))
-    for role, value in given:
+    pairs = list(zip(takes, inputs, strict=True))
+    for role, value in pairs:
         if role == "list" and isinstance(value.layout, ListOf):
             return value.layout.element
-    for role, value in given:
+    for role, value in pairs:
         layout: Any = value.layout
         if role == "item" and not value.is_replicated:
             return layout
@@ -232,15 +234,15 @@ def _shape_given(
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
         known = None if elements is None else elements.shape
-        found = shape_on_tower(partition, known)
-        if found is None and sizes is not None and -1 not in sizes:
-            found = shape_on_tower(partition, sizes)
-        if found is not None:
-            return found
+        tensor = shape_on_tower(partition, known)
+        if tensor is None and sizes is not None and -1 not in sizes:
+            tensor = shape_on_tower(partition, sizes)
+        if tensor is not None:
+            return tensor
         raise NeedsExchange
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or are_rows(layout):
-        return laid_out(partition, shape, REPLICATED)
+        return tensor_with_layout(partition, shape, REPLICATED)
     if sizes is None or not shape.is_replicated:
         raise NeedsExchange
     size = sizes[layout.axis]
@@ -363,8 +365,8 @@ def _number(value: Value) -> Any:
 
 def _more(length: Any, count: int) -> Any:
     """A length that is known, and some more, or None."""
-    found = UNKNOWN if length is None else length + count
-    return None if found is UNKNOWN else found
+    longer = UNKNOWN if length is None else length + count
+    return None if longer is UNKNOWN else longer
 
 
 def _describe(value: Value, elements: Elements, shape: Value) -> None:

@@ -63,7 +63,7 @@ def over_rows(
         return None
     loop = _Loop(partition, node, body, inputs, layouts[0])
     try:
-        return loop.laid_out() if loop.is_bounded(condition) else None
+        return loop.lay_out() if loop.is_bounded(condition) else None
     except NeedsExchange:
         return None
 
@@ -138,7 +138,7 @@ class _Loop:
                 return False
         return True
 
-    def laid_out(self) -> list[Value] | None:
+    def lay_out(self) -> list[Value] | None:
         """Add the loop; return the values of its outputs.
 
         Raises:
@@ -173,7 +173,7 @@ class _Loop:
     def _start(self, index: int) -> Tensor:
         """What each tower gives to its loop."""
         value, dtype = self._inputs[index], self._body.inputs[index].dtype
-        partition, found = self._partition, None
+        partition, tensor = self._partition, None
         if index in self._counters:
             return partition.cast(self._unit.start, dtype, is_repeated=False)
         use = self._use(index)
@@ -183,12 +183,12 @@ class _Loop:
             # Texts are joined, in an order.
             is_number = dtype.is_floating or dtype.is_integer
             if is_number or dtype.is_complex:
-                found = partition.partial(value)
+                tensor = partition.partial(value)
         elif value.element and value.element.length == self._unit.size:
-            found = list_on_tower(partition, value, self._layout)
-        if found is None:
+            tensor = list_on_tower(partition, value, self._layout)
+        if tensor is None:
             raise NeedsExchange
-        return found
+        return tensor
 
     def _use(self, index: int) -> str:
         """What rounds may do with what they are given."""
@@ -217,13 +217,13 @@ class _Loop:
             tensors, values = self._given(round_, starts, states)
             ends = round_.call(self._body, values)
             self._check(round_, values, ends)
-            found = {
+            joined_states = {
                 i: self._in_rounds(i, in_common(states[i], ends[i]))
                 for i in states
             }
-            if all(alike(states[i], found[i]) for i in states):
+            if all(alike(states[i], joined_states[i]) for i in states):
                 return round_, tensors, ends
-            states = found
+            states = joined_states
         raise NeedsExchange
 
     def _in_rounds(self, index: int, value: Value) -> Value:
@@ -352,10 +352,10 @@ class _Round(Partitioner):
         if node.type == "TensorListLength":
             return [self._number_of_rows(node, inputs[0])]
         use = self._use_after(node, inputs, used)
-        given = list(inputs)
+        operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
-            given[1] = self._own_place(inputs[1])
-        outputs = super()._outputs(node, given)
+            operands[1] = self._own_place(inputs[1])
+        outputs = super()._outputs(node, operands)
         if node.type == "TensorListPushBack" and inputs[1] in self.places:
             outputs[0].element = one_more(inputs[0].element, inputs[1], True)
         if node.type == "TensorListPopBack":

@@ -23,7 +23,7 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.reductions import axes_of
 
-_SAME = ("Identity", "StopGradient", "Snapshot")
+_COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @rule("Mean")
@@ -58,24 +58,26 @@ def _variance_behind(mean: Any) -> Any:
     """Return the operation that computes the variance of a mean, or None."""
     if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
         return None
-    given, over = mean.inputs
-    for squares in _squares_behind(mean.outputs[0], given):
-        for found in squares.consumers():
-            is_mean = found.type == "Mean" and found.inputs[0] is squares
-            if is_mean and _same_axes(found.inputs[1], over):
-                return found
+    entries, over = mean.inputs
+    for squares in _squares_behind(mean.outputs[0], entries):
+        for operation in squares.consumers():
+            is_mean = (
+                operation.type == "Mean" and operation.inputs[0] is squares
+            )
+            if is_mean and _same_axes(operation.inputs[1], over):
+                return operation
     return None
 
 
-def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
+def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
     """The squares of the distances of entries from their mean."""
     waiting = [mean]
     while waiting:
         tensor = waiting.pop()
         for operation in tensor.consumers():
-            if operation.type in _SAME:
+            if operation.type in _COPIES:
                 waiting += operation.outputs
-            elif not _is_distance(operation, tensor, given):
+            elif not _is_distance(operation, tensor, entries):
                 continue
             elif operation.type == "SquaredDifference":
                 yield operation.outputs[0]
@@ -85,12 +87,12 @@ def _squares_behind(mean: Any, given: Any) -> Iterator[Any]:
                         yield square.outputs[0]
 
 
-def _is_distance(operation: Any, mean: Any, given: Any) -> bool:
+def _is_distance(operation: Any, mean: Any, entries: Any) -> bool:
     both = list(operation.inputs)
     if len(both) != 2:
         return False
-    return (both[0] is given and both[1] is mean) or (
-        both[0] is mean and both[1] is given
+    return (both[0] is entries and both[1] is mean) or (
+        both[0] is mean and both[1] is entries
     )
 
 
@@ -143,10 +145,10 @@ def _moments(
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
-        given = build.op("MulNoNan", [tensors, shares], tensors.shape)
+        weighted = build.op("MulNoNan", [tensors, shares], tensors.shape)
         return build.op(
             "Sum",
-            [given, along],
+            [weighted, along],
             like.outputs[0].shape,
             keep_dims=like.get_attr("keep_dims"),
         )
@@ -185,7 +187,7 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
     return tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
 
 
-def laid_out_own_mean(
+def lay_out_own_mean(
     partition: Partitioner, graph: Any, inputs: Sequence[Value]
 ) -> Value | None:
     """Lay out a call of ``own_mean``; None: it is none, or not of rows."""

@@ -52,7 +52,9 @@ def _where(
     if layout.axis or layout.blocks != 1:
         return None
     (indices,) = partition.builder.copy(node.operation, [local])
-    unit = partition.found_unit(source(local), partition.length(indices))
+    unit = partition.data_dependent_unit(
+        source(local), partition.length(indices)
+    )
     return [
         indices_of(partition, indices, Sharded(0, unit), layout, len(shape))
     ]
@@ -118,7 +120,7 @@ def _parted(
     results = []
     for index, local in enumerate(found):
         key = source(parts.local), index
-        unit = partition.found_unit(key, partition.length(local))
+        unit = partition.data_dependent_unit(key, partition.length(local))
         sizes = (unit.size, *values.shape[rank:])
         results.append(Value(Sharded(0, unit), local, shape=sizes))
     return results
@@ -145,8 +147,8 @@ def _is_below(value: Value, limit: int) -> bool:
     """Whether integers are at least 0 and less than a limit."""
     if isinstance(value.numbers, Below):
         return value.numbers.limit <= limit
-    found = numbers(value)
-    return found is not None and all(0 <= entry < limit for entry in found)
+    entries = numbers(value)
+    return entries is not None and all(0 <= entry < limit for entry in entries)
 
 
 # ---- what is made of them ----------------------------------------------------
@@ -165,10 +167,10 @@ def _made_of_numbers(
         changes = _changes(node, inputs, at)
         if not isinstance(before, Places) or changes is None:
             continue
-        given = list(inputs)
-        given[at] = Value(before.layout, before.local, shape=value.shape)
-        found = _without_exchange(partition, node, given) or ()
-        for moved, output in zip(found, outputs, strict=False):
+        numbered = list(inputs)
+        numbered[at] = Value(before.layout, before.local, shape=value.shape)
+        results = _without_exchange(partition, node, numbered) or ()
+        for moved, output in zip(results, outputs, strict=False):
             if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
                     before, local=moved.local, layout=moved.sharded, **changes
@@ -177,7 +179,7 @@ def _made_of_numbers(
 
 
 def _without_exchange(
-    partition: Partitioner, node: Node, given: Values
+    partition: Partitioner, node: Node, inputs: Values
 ) -> list[Value] | None:
     """Lay out an operation on what towers number of their own.
 
@@ -185,11 +187,11 @@ def _without_exchange(
     """
     exchanges = len(partition.builder.exchanges)
     try:
-        found = partition.by_rule(node, given)
+        outputs = partition.by_rule(node, inputs)
     except NeedsExchange:
         return None
     alike = len(partition.builder.exchanges) == exchanges
-    return found if alike else None
+    return outputs if alike else None
 
 
 def _is_exact(node: Node, at: int) -> bool:

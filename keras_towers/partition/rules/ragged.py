@@ -28,8 +28,8 @@ def _part(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All but the first, or all but the last."""
-    given, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
-    if not isinstance(given, Splits) or given.part != "both":
+    splits, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
+    if not isinstance(splits, Splits) or splits.part != "both":
         return
     masks = node.attr("begin_mask"), node.attr("end_mask")
     if masks == (0, 1) and (ends[0], ends[2]) == ([1], [1]):
@@ -40,9 +40,9 @@ def _part(
         return
     local_ends = [partition.local(value) for value in inputs[1:]]
     (local,) = partition.builder.copy(
-        node.operation, [given.local, *local_ends]
+        node.operation, [splits.local, *local_ends]
     )
-    outputs[0].numbers = Splits(local, given.unit, part)
+    outputs[0].numbers = Splits(local, splits.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
 
@@ -59,10 +59,10 @@ def _lengths(
     ) or last.unit is not first.unit:
         return None
     layout = Sharded(0, partition.unit)
-    found = partition.on_towers(node, [last.local, first.local], layout)
+    lengths = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", found[0].local), last.unit)
-    return found
+    partition.note_unit(("repeated", lengths[0].local), last.unit)
+    return lengths
 
 
 @rule("RaggedTensorToTensor")
@@ -71,18 +71,18 @@ def _filled_up(
 ) -> list[Value] | None:
     """Rows that are filled up to a length that is known."""
     target, entries, default, splits_ = inputs[:4]
-    found, sizes = splits_.numbers, numbers(target)
-    if not isinstance(found, Splits) or found.part != "both":
+    splits, sizes = splits_.numbers, numbers(target)
+    if not isinstance(splits, Splits) or splits.part != "both":
         return None
     # The number of rows is that of those that are given.
     if sizes is None or len(sizes) < 2 or sizes[0] != -1 or sizes[1] < 0:
         return None
-    rows = partition.rows(entries, Sharded(0, found.unit))
+    rows = partition.rows(entries, Sharded(0, splits.unit))
     if rows is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
     all_have = [partition.local(value) for value in (target, default)]
-    given = [all_have[0], rows, all_have[1], found.local]
-    return partition.on_towers(node, given, Sharded(0, partition.unit))
+    operands = [all_have[0], rows, all_have[1], splits.local]
+    return partition.on_towers(node, operands, Sharded(0, partition.unit))
 
 
 # ---- tf.repeat ---------------------------------------------------------------
@@ -101,12 +101,12 @@ _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
     """Return what each tower repeats of its own entries, if this does."""
-    found = _parts(node)
-    if found is None:
+    parts = _parts(node)
+    if parts is None:
         return None
     layout = Sharded(0, partition.unit)
     entries, lengths = (
-        partition.values.get(found[name].name)
+        partition.values.get(parts[name].name)
         for name in ("entries", "lengths")
     )
     if entries is None or lengths is None or lengths.layout != layout:
@@ -118,7 +118,7 @@ def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
         return None
     at = _entry_of_each(partition, lengths.local)
     key = "repeated", source(lengths.local)
-    unit = partition.found_unit(key, partition.length(at))
+    unit = partition.data_dependent_unit(key, partition.length(at))
     build, output = partition.builder, Sharded(0, unit)
     along = build.constant(0, tf.int32)
     local = build.op("GatherV2", [rows, at, along], (None,))
@@ -145,31 +145,31 @@ def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
 
 def _parts(node: Node) -> dict[str, Any] | None:
     """The tensors of which it is made, by their names; None: it is not."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     if node.shapes[0].rank != 1:
         return None
-    if not _matches(node.operation, _REPEAT, found):
+    if not _matches(node.operation, _REPEAT, parts):
         return None
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
-        if not _matches(found[name].op, pattern, found):
+        if not _matches(parts[name].op, pattern, parts):
             return None
-    is_exact = found["lengths"].dtype in (tf.int32, tf.int64)
-    return found if is_exact else None
+    is_exact = parts["lengths"].dtype in (tf.int32, tf.int64)
+    return parts if is_exact else None
 
 
-def _matches(operation: Any, pattern: Any, found: dict[str, Any]) -> bool:
+def _matches(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:
     """Whether an operation is as a pattern says; note what this names."""
     type_, *rest = pattern
     if operation.type != type_ or len(rest) > len(operation.inputs):
         return False
     for tensor, wanted in zip(operation.inputs, rest, strict=False):
         if isinstance(wanted, str):
-            if found.setdefault(wanted, tensor) is not tensor:
+            if parts.setdefault(wanted, tensor) is not tensor:
                 return False
         elif isinstance(wanted, int):
             known = tf.get_static_value(tensor)
             if known is None or known.ravel().tolist() != [wanted]:
                 return False
-        elif wanted is not None and not _matches(tensor.op, wanted, found):
+        elif wanted is not None and not _matches(tensor.op, wanted, parts):
             return False
     return True

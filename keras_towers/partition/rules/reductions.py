@@ -28,10 +28,10 @@ def numbers(value: Value) -> list[int] | None:
 
 def axes_of(value: Value, rank: int) -> list[int] | None:
     """Return the axes that a value names, each 0 or more."""
-    found = numbers(value)
-    if found is None or not rank:
+    entries = numbers(value)
+    if entries is None or not rank:
         return None
-    return sorted({axis % rank for axis in found})
+    return sorted({axis % rank for axis in entries})
 
 
 @axes(*_LINEAR, *_EXTREMES, "EuclideanNorm")
@@ -91,7 +91,7 @@ def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors | None:
 
 
 @shape_of("TopKV2")
-def _of_largest(node: Node, value: Value, count: Value) -> Shape | None:
+def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape | None:
     if value.shape is None or count.known is None:
         return None
     size = count.known.flat[0]

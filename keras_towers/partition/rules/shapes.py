@@ -131,23 +131,25 @@ def _filled(
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
-    given = [shape, partition.local(value)]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    operands = [shape, partition.local(value)]
+    return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
 @shape_of("BroadcastTo")
-def _of_target(node: Node, value: Value, target: Value) -> Shape | None:
+def _shape_of_broadcast(
+    node: Node, value: Value, target: Value
+) -> Shape | None:
     sizes = target_sizes(node, target)
     return None if sizes is None else tuple(sizes)
 
 
 @shape_of("Fill")
-def _of_filled(node: Node, target: Value, value: Value) -> Shape | None:
-    return _of_target(node, value, target)
+def _shape_of_fill(node: Node, target: Value, value: Value) -> Shape | None:
+    return _shape_of_broadcast(node, value, target)
 
 
 @shape_of("Range")
-def _of_range(
+def _shape_of_range(
     node: Node, start: Value, end: Value, step: Value
 ) -> Shape | None:
     first, last, by = (
@@ -159,7 +161,7 @@ def _of_range(
 
 
 @shape_of("Reshape")
-def _of_reshaped(node: Node, value: Value, target: Value) -> Shape | None:
+def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape | None:
     """Find the one size of a shape that is not known by all others."""
     sizes = target_sizes(node, target)
     if sizes is None or sizes.count(None) != 1 or value.shape is None:
@@ -176,7 +178,7 @@ def _of_reshaped(node: Node, value: Value, target: Value) -> Shape | None:
 def _reshaped(
     partition: Partitioner, node: Node, value: Value, target: Value
 ) -> list[Value] | None:
-    sizes = _of_reshaped(node, value, target)
+    sizes = _shape_of_reshape(node, value, target)
     if sizes is None:
         return None
     if value.is_partial:
@@ -228,7 +230,7 @@ def _tiled(
     partition: Partitioner, node: Node, value: Value, times: Value
 ) -> list[Value] | None:
     """What all have is repeated as rows."""
-    sizes = _of_tiled(node, value, times)
+    sizes = _shape_of_tile(node, value, times)
     if sizes is None or value.shape is None or value.sharded is not None:
         return None
     for axis, size in enumerate(sizes):
@@ -243,7 +245,7 @@ def _tiled(
 
 
 @shape_of("Tile")
-def _of_tiled(node: Node, value: Value, times: Value) -> Shape | None:
+def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape | None:
     if value.shape is None or times.known is None:
         return None
     sizes = [
@@ -281,7 +283,7 @@ def _expanded(node: Node, value: Value, at: Value) -> Factors | None:
 
 
 @axes("Pack")
-def _packed(node: Node, *values: Value) -> Factors:
+def _axes_of_pack(node: Node, *values: Value) -> Factors:
     labels, count = range(values[0].rank), len(values)
     output = _with_axis(values[0], node.attr("axis"), None)
     return Factors([labels] * count, [output], [range(count)])
@@ -320,7 +322,7 @@ def _reversed_sequence(node: Node, value: Value, lengths: Value) -> Factors:
 
 
 @axes("ConcatV2")
-def _joined_axes(node: Node, *values: Value) -> Factors | None:
+def _axes_of_concat(node: Node, *values: Value) -> Factors | None:
     gone, count = axes_of(values[-1], values[0].rank), len(values) - 1
     if not gone:
         return None
@@ -329,13 +331,13 @@ def _joined_axes(node: Node, *values: Value) -> Factors | None:
 
 
 @rule("ConcatV2")
-def _joined(
+def _concat(
     partition: Partitioner, node: Node, *values: Value
 ) -> list[Value] | None:
     """Rows of several tensors, one after the other, are blocks of rows."""
     *parts, over = values
     layouts = [part.sharded for part in parts]
-    given = [part.local for part in parts if part.local is not None]
+    operands = [part.local for part in parts if part.local is not None]
     first, shape = layouts[0], list(parts[0].shape or ())
     if first is None or axes_of(over, len(shape)) != [first.axis]:
         return None
@@ -349,5 +351,5 @@ def _joined(
         blocks += layout.blocks
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    given.append(partition.local(over))
-    return partition.on_towers(node, given, joined, shapes=[shape])
+    operands.append(partition.local(over))
+    return partition.on_towers(node, operands, joined, shapes=[shape])

@@ -30,15 +30,15 @@ def _spans(
         return None
     if node.type.startswith("StridedSlice"):
         return spans(node, shape, *known)
-    found = []
+    taken = []
     first, count = known
     for axis, whole in enumerate(shape):
         size = count[axis]
         if size == -1:
             size = UNKNOWN if whole is None else whole - first[axis]
         is_whole = first[axis] == 0 and size == whole
-        found.append(Span(axis) if is_whole else Span(axis, first[axis], size))
-    return found
+        taken.append(Span(axis) if is_whole else Span(axis, first[axis], size))
+    return taken
 
 
 def _entries(value: Value) -> Any:
@@ -125,13 +125,13 @@ def _blocks(
     first, count = _rows_of_blocks(layout, begin), layout.blocks_in(size)
     if first is None or not count:
         return None
-    found = dataclasses.replace(layout, blocks=count)
+    part = dataclasses.replace(layout, blocks=count)
     units = layout.unit.count
     ahead = _times_or_zero(partition, first, units)
-    rows = partition.times(found.count, units)
+    rows = partition.times(part.count, units)
     local = partition.sliced(tensor, shape, layout.axis, ahead, rows)
-    shape[layout.axis] = found.size
-    return [Value(found, local, shape=tuple(shape))]
+    shape[layout.axis] = part.size
+    return [Value(part, local, shape=tuple(shape))]
 
 
 def _rows_of_blocks(layout: Sharded, begin: Any) -> int | None:
@@ -173,10 +173,10 @@ def _split(
     results: list[Value] = []
     begin: Any = 0
     for size in sizes:
-        found = _blocks(partition, value, begin, size)
-        if found is None:
+        part = _blocks(partition, value, begin, size)
+        if part is None:
             return None
-        results += found
+        results += part
         begin = begin + size
     return results
 
@@ -206,10 +206,10 @@ def _strided_gradient(
             return None
         return _padded(partition, value, span.begin, sizes[layout.axis])
     assert value.local is not None
-    found = layout.along(axis)
-    local_target = partition.local_target(target, sizes, found)
-    given = [local_target, *map(partition.local, ends), value.local]
-    return partition.on_towers(node, given, found, shapes=[sizes])
+    spread = layout.along(axis)
+    local_target = partition.local_target(target, sizes, spread)
+    operands = [local_target, *map(partition.local, ends), value.local]
+    return partition.on_towers(node, operands, spread, shapes=[sizes])
 
 
 def _padded(
@@ -222,8 +222,8 @@ def _padded(
     first, blocks = _rows_of_blocks(layout, begin), layout.blocks_in(size)
     if first is None or not blocks:
         return None
-    found = dataclasses.replace(layout, blocks=blocks)
-    rest = found.count - first - layout.count
+    padded = dataclasses.replace(layout, blocks=blocks)
+    rest = padded.count - first - layout.count
     build, axis, rank = partition.builder, layout.axis, len(shape)
     ends = [
         partition.along(
@@ -232,9 +232,11 @@ def _padded(
         for rows in (first, rest)
     ]
     widths = build.op("Pack", ends, (rank, 2), axis=1)
-    shape[axis] = found.size
-    local = build.op("Pad", [tensor, widths], local_shape(static(shape), found))
-    return [Value(found, local, shape=tuple(shape))]
+    shape[axis] = padded.size
+    local = build.op(
+        "Pad", [tensor, widths], local_shape(static(shape), padded)
+    )
+    return [Value(padded, local, shape=tuple(shape))]
 
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")

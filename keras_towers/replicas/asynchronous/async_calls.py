@@ -17,7 +17,6 @@ from keras_towers.fit.context.marks import recorder_of
 from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
-from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     HogwildUpdate,
     share_state,
@@ -33,12 +32,13 @@ from keras_towers.replicas.asynchronous.tower_steps import (
     UpdateSchedule,
 )
 from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
     TrainFunction,
+    add_summary_writer,
     refuse_eager,
-    with_writer,
 )
 
 
@@ -53,7 +53,7 @@ class AsyncCalls(TowerCalls):
         self.staleness: Staleness = Staleness()
 
     def schedule(self) -> UpdateSchedule:
-        """Return when the towers of one more model may go on."""
+        """Return the schedule of one more model's towers."""
         return UpdateSchedule(self._update)
 
     def open(
@@ -142,16 +142,22 @@ class _AsyncCall(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with patches.held(share_state), self.reported(), super().opened():
+        with (
+            patches.held(share_state),
+            self.reporting_dropped_gradients(),
+            super().opened(),
+        ):
             yield
 
-    def reported(self) -> contextlib.AbstractContextManager[None]:
+    def reporting_dropped_gradients(
+        self,
+    ) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
-            with_writer(
+            add_summary_writer(
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        return super().reported()
+        return super().reporting_dropped_gradients()
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":
@@ -202,7 +208,7 @@ class _AsyncCall(ReplicaCall):
     def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
-            finish = self._own("_get_metrics_result_or_logs")
+            finish = self._original_method("_get_metrics_result_or_logs")
             self._shown = finish(threads.latest)
             return
         if self._shown is None:
@@ -239,6 +245,6 @@ class _AsyncCall(ReplicaCall):
 
 
 def steps_of(model: keras.Model) -> TowerSteps | None:
-    """Return the steps that were traced for asynchronous towers, if any."""
+    """Return a model's traced asynchronous steps, if any."""
     steps = getattr(model.train_function, "steps", None)
     return steps if isinstance(steps, TowerSteps) else None

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import patches, traced
+from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
@@ -53,7 +53,7 @@ class HogwildUpdate(WeightUpdate):
         return False
 
     def frees_on_release(self, holder: Any) -> None:
-        """Call ``forget`` of an object when the strategy is left."""
+        """Call ``forget`` of an object when the strategy is exited."""
         self._made_for.add(holder)
 
     def release(self) -> None:
@@ -112,7 +112,7 @@ atomic: Slot[bool] = Slot()
 
 
 def add_atomically() -> None:
-    """Replace how Keras variables are added to, until the scope is left."""
+    """Make additions to Keras variables atomic, until the scope is exited."""
     # Of the class, since a step may count in a variable that no model tracks.
     for name in ("assign_add", "assign_sub"):
         ours = functools.partial(_add, name)
@@ -120,7 +120,7 @@ def add_atomically() -> None:
 
 
 def share_state() -> None:
-    """Replace how towers write the state that they share, and draw from it."""
+    """Patch how towers write, and draw random numbers from, shared state."""
     add_atomically()
     patches.replace(compat.KerasVariable, "assign", _assign)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
@@ -141,7 +141,7 @@ def _add(
 
 def _is_shared(variable: Any) -> bool:
     """Whether other towers may write a variable while this one does."""
-    native, step = variable._value, traced.current()
+    native, step = variable._value, active_step.current()
     # A graph is that of a step which towers divide.
     alone = step is not None and step.graph is None
     return (
@@ -154,7 +154,7 @@ def _is_shared(variable: Any) -> bool:
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Add atomically what is assigned as a sum with the variable's value."""
+    """Turn the assignment of ``variable + value`` into an atomic addition."""
     # So do metrics, counters and seed generators. Eager towers take turns.
     if not tf.executing_eagerly() and _is_shared(variable):
         added = _added(variable._value, value)
@@ -165,7 +165,7 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 
 def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
-    """Return what a sum adds to a variable's present value, if it does."""
+    """Return the value that a sum adds to the variable, or None."""
     graph = compat.get_default_graph()
     here = isinstance(value, tf.Tensor) and value.graph is graph
     if not here or value.op.type != "AddV2":
@@ -178,7 +178,7 @@ def _added(variable: tf.Variable, value: Any) -> tf.Tensor | None:
 
 
 def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
-    """Whether a value has been read since the last write of its variable."""
+    """Whether a value was read after the last write to its variable."""
     for operation in reversed(handle.graph.get_operations()):
         if handle.name not in (given.name for given in operation.inputs):
             continue
@@ -192,9 +192,9 @@ def _is_present(value: tf.Tensor, handle: tf.Tensor) -> bool:
 def _next_seed(
     original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Let towers that read the same state draw other numbers."""
+    """Make towers that read the same random state draw different numbers."""
     seed = original(generator, *args, **kwargs)
-    tower = traced.current()
+    tower = active_step.current()
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
 

@@ -144,10 +144,10 @@ class TowerThreads:
             if not self._changed.wait_for(moves, self._stall_shutdown_s):
                 self._hangs = True
                 raise TowerError(
-                    f"no step has ended for {self._stall_shutdown_s:g} s: "
-                    f"replicas {sorted(self._busy)} of {self._towers} are in "
-                    "one. A device hangs, or a step is very slow; "
-                    "stall_shutdown_s=..., in seconds, waits for longer."
+                    f"no step has finished for {self._stall_shutdown_s:g} s: "
+                    f"replicas {sorted(self._busy)} of {self._towers} are "
+                    "running one. A device hangs, or a step is very slow: "
+                    "raise stall_shutdown_s to wait longer."
                 )
         if self._error is not None:
             raise self._error
@@ -159,7 +159,7 @@ class TowerThreads:
         return Staleness(dict(sorted(missed.items())))
 
     def close(self) -> None:
-        """End the threads once all batches are done, or dropped by an error."""
+        """End the threads once all batches are done or dropped by an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -17,14 +17,14 @@ import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.fit.context import traced
+from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
-from keras_towers.replicas import Quorum
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import free
 
 _numbers = itertools.count()
@@ -43,17 +43,17 @@ class UpdateSchedule:
         return False
 
     def taker(self, fits: bool) -> Callable[[UpdateCall], None]:
-        """Return what takes the calls of a tower's optimizers."""
+        """Return the handler of calls to a tower's optimizers."""
         # Outside of fit a step runs on one tower, and no other takes part.
         scale = self._update.scale if fits else 1.0
         return functools.partial(self._update.apply_in_step, scale)
 
     def step_of(self, tower: int) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which the step of a tower is traced."""
+        """Return a context manager around the tracing of a tower's step."""
         return contextlib.nullcontext()
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
-        """Begin, before the threads start; ``failed`` ends the training."""
+        """Prepare, before the threads start; ``failed`` ends the training."""
 
     def enter(self, tower: int) -> bool:
         """Wait, in a tower's thread, for its next batch; False at the end."""
@@ -67,7 +67,7 @@ class UpdateSchedule:
         """Wait for updates, when all batches have been trained on."""
 
     def end(self) -> None:
-        """Let no thread wait any longer."""
+        """Release all waiting threads."""
 
     def forget(self) -> None:
         """Forget all traces."""
@@ -118,7 +118,7 @@ class ReplicaSchedule(UpdateSchedule):
     def _push(self, call: UpdateCall) -> None:
         """Push the gradients of one tower."""
         self._update.make_ready(call.optimizer, call.variables)
-        tower = traced.current()
+        tower = active_step.current()
         assert tower is not None
         self._averages.push(tower.index, call)
 
@@ -224,7 +224,7 @@ class TowerSteps:
         index: int,
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Step:
-        """Return the step of a tower, without what ``_on_tower`` does."""
+        """Return the step of a tower, without the set-up of ``_on_tower``."""
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
 
@@ -238,14 +238,14 @@ class TowerSteps:
     @contextlib.contextmanager
     def _on_tower(self, fits: bool, index: int) -> Iterator[None]:
         """Run or trace a step of a tower in the block, as on one device."""
-        tower = traced.Tracing(
+        tower = active_step.ActiveStep(
             training=True,
             apply=self.schedule.taker(fits),
             index=index,
             total=self._config.num_towers if fits else 1,
-            device=traced.short_name(self._config.devices[index]),
+            device=active_step.short_name(self._config.devices[index]),
         )
-        with compat.single_device_mode(), traced.tracing(tower):
+        with compat.single_device_mode(), active_step.tracing(tower):
             yield
 
     def run_here(self, fits: bool, index: int, batch: Any) -> Any:

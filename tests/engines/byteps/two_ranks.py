@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
-from keras_towers.engines.dropin.optimizer import reducer_of
+from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 from tests.kit.ranks import check, main
 from tests.processes import exact, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import TowerError
 from keras_towers import horovod as hvd
-from keras_towers.engines.dropin.optimizer import reducer_of
+from keras_towers.engines.dropin.distributed_optimizer import reducer_of
 
 OF_KERAS_2 = {"experimental_run_tf_function": False}
 SGD = keras.optimizers.SGD

@@ -1,4 +1,4 @@
-"""Where a strategy of several processes cannot be, and what a rank takes."""
+"""Where a strategy of several processes cannot be."""
 
 import json
 import os
@@ -12,11 +12,8 @@ from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous import environments
-from keras_towers.rendezvous.environments import tf_config
-from keras_towers.settings import OWN_GPUS
+from keras_towers.rendezvous import environments, tf_config
 from keras_towers.strategies import base
-from keras_towers.strategies.machine_share import share_machine
 
 pytestmark = pytest.mark.core
 
@@ -76,7 +73,7 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
         with entered(kt.TowerStrategy(1)):
             pass
     base._warn_of_others.cache_clear()
-    told = "MultiWorkerTowerStrategy trains one in all of them" in caplog.text
+    told = "MultiWorkerTowerStrategy trains one model in all" in caplog.text
     assert told == (index is not None)
 
 
@@ -118,25 +115,3 @@ def test_engines_that_would_train_apart_are_refused(
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
     tf_config.refuse_apart("Horovod")
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_share_machine(own, monkeypatch):
-    """A launcher may show each rank its own GPUs alone."""
-    there, visible = ["first", "second"], []
-    monkeypatch.delenv(OWN_GPUS, raising=False)
-    if own:
-        monkeypatch.setenv(OWN_GPUS, "1")
-        del there[0]
-    stand_in = SimpleNamespace(
-        list_physical_devices=lambda kind: there,
-        set_visible_devices=lambda mine, kind: visible.extend(mine),
-        get_visible_devices=lambda kind: visible,
-    )
-    monkeypatch.setattr(tf, "config", stand_in)
-    rank = SimpleNamespace(rank=1, local_rank=1, local_size=1)
-    assert share_machine(rank, 1) == [0]
-    assert visible == ["second"]
-    if not own:
-        with pytest.raises(TowerError, match="its machine has only 2"):
-            share_machine(rank, 2)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.engines.runtime import tensorflow_task
-from keras_towers.rendezvous.environments.tf_config import Cluster
+from keras_towers.rendezvous.tf_config import Cluster
 
 pytestmark = pytest.mark.core
 

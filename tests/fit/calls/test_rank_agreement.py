@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_towers.fit.calls.rank_agreement import _compiled, described
+from keras_towers.fit.calls.rank_agreement import _compiled, describe_setting
 from tests.kit.training import linear
 
 pytestmark = pytest.mark.core
@@ -38,7 +38,7 @@ SETTINGS = (
 
 def test_equal_settings_have_equal_words_and_others_others():
     """Long ones are cut."""
-    words = [[described(make()) for make in SETTINGS] for _ in range(2)]
+    words = [[describe_setting(make()) for make in SETTINGS] for _ in range(2)]
     assert words[0] == words[1]
     assert len(set(words[0])) == len(SETTINGS)
     assert max(map(len, words[0])) < 120

@@ -83,11 +83,14 @@ def test_sizes_that_are_not_known_before():
 
 def test_parts_that_have_been_seen_to_have_other_rows():
     rows = RowCheck()
-    assert rows.divided((tf.zeros(7), tf.zeros(7))) == [True, True]
+    assert rows.divided_leaves((tf.zeros(7), tf.zeros(7))) == [True, True]
     assert rows.see((tf.zeros(7), tf.zeros(6))) == {"y"}
-    assert rows.divided((tf.zeros(7), tf.zeros(7))) == [True, False]
+    assert rows.divided_leaves((tf.zeros(7), tf.zeros(7))) == [True, False]
     # Batches with other parts are others.
-    assert rows.divided({"x": tf.zeros(7), "y": tf.zeros(7)}) == [True, True]
+    assert rows.divided_leaves({"x": tf.zeros(7), "y": tf.zeros(7)}) == [
+        True,
+        True,
+    ]
 
 
 def test_a_batch_without_rows_counts_as_one_example():
@@ -109,7 +112,7 @@ def test_batches_of_towers_own(count):
 
 def test_the_spec_of_the_batch_that_parts_are_of():
     batch = {"x": tf.zeros([2, 3]), "n": tf.constant(1), "none": None}
-    spec = batches.joined_spec(batches.TowerBatch((batch, batch)))
+    spec = batches.spec_across_towers(batches.TowerBatch((batch, batch)))
     assert spec["x"] == tf.TensorSpec([None, 3])
     assert spec["n"] == tf.TensorSpec([], tf.int32)
     assert spec["none"] is None

@@ -151,3 +151,33 @@ def test_predictions_of_parts_with_other_rows():
     with kt.TowerStrategy(3):
         found = model.predict(X[:10], batch_size=4, verbose=0)
     np.testing.assert_array_equal(found, wanted)
+
+
+class Graphs(tf.experimental.BatchableExtensionType):
+    """Batches of a user's own type."""
+
+    nodes: tf.Tensor
+    edges: tf.RaggedTensor
+
+
+def test_batches_of_a_type_of_the_users_own():
+    class Degrees(keras.Sequential):
+        def train_step(self, data):
+            graphs, y = data
+            with tf.GradientTape() as tape:
+                degrees = tf.reduce_sum(graphs.edges, -1, keepdims=True)
+                loss = sparse(
+                    y, self(graphs.nodes + tf.cast(degrees, "float32"))
+                )
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(grads, self.trainable_variables)
+            return {"loss": loss}
+
+    edges = tf.RaggedTensor.from_row_lengths(tf.range(48) % 3, [2] * 24)
+    graphs = Graphs(nodes=tf.constant(X[:24]), edges=edges)
+    data = tf.data.Dataset.from_tensor_slices((graphs, Y[:24])).batch(7)
+    assert_exact(
+        lambda: make(Degrees),
+        lambda model: model.fit(data, verbose=0),
+        kt.TowerStrategy(3),
+    )

@@ -33,7 +33,7 @@ def save_on_two_ranks(*acts):
                 raise OSError("disk full")
             written[rank].append(filepath)
 
-        act(saves.of(write))
+        act(saves.saving_once(write))
 
     with ThreadPoolExecutor(2) as pool:
         ended = [pool.submit(run, rank, act) for rank, act in enumerate(acts)]

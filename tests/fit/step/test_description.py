@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.step import description
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
@@ -19,7 +19,7 @@ def costs(function, *shapes, towers=2):
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
-    program = partitioned(graph, layouts, graph.outputs)
+    program = partition_graph(graph, layouts, graph.outputs)
     return description.costs_of(program, towers)
 
 
@@ -31,10 +31,10 @@ def steps_of(strategy):
 
 def test_rows_that_are_gathered():
     found = costs(lambda x: 2 * x, (None, 5))
-    assert found.described == "1 exchange in 1 round, 20 bytes x N"
+    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes x N"
     assert not found.once
     found = costs(lambda x: 2 * x, (6, 500))
-    assert found.described == "1 exchange in 1 round, 12 KB"
+    assert found.exchange_summary == "1 exchange in 1 round, 12 KB"
 
 
 def test_blocks_of_rows():
@@ -47,7 +47,7 @@ def test_blocks_of_rows():
 
 def test_sums():
     found = costs(lambda x: tf.reduce_sum(x, 0), (None, 5))
-    assert found.described == "1 exchange in 1 round, 20 bytes"
+    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes"
 
 
 @pytest.mark.parametrize("towers", [2, 5])
@@ -68,13 +68,13 @@ def test_rounds():
 
 def test_no_exchange():
     found = costs(lambda x: tf.constant(1.0), (None, 5))
-    assert found.described == "0 exchanges in 0 rounds, 0 bytes"
+    assert found.exchange_summary == "0 exchanges in 0 rounds, 0 bytes"
 
 
 def test_what_a_batch_decides():
     found = costs(lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5))
     assert found.fixed is None
-    assert found.described.endswith(", ? bytes")
+    assert found.exchange_summary.endswith(", ? bytes")
 
 
 def test_what_is_computed_once():
@@ -87,7 +87,7 @@ def test_what_is_computed_once():
     assert line.endswith("ranked = tf.sort(x, 0)")
     assert line.startswith("test_description.py:")
     assert 0 < found.once[line] < 1
-    (said,) = found.described_once
+    (said,) = found.once_summary
     assert said.startswith(f"computed once for all towers: {line} (")
 
 

@@ -32,7 +32,7 @@ def batch_of(rows):
 
 def found(specs):
     """The layouts of a batch, given its specs."""
-    return layouts_of(specs, RowCheck().divided(specs))
+    return layouts_of(specs, RowCheck().divided_leaves(specs))
 
 
 def test_layouts():

@@ -9,7 +9,7 @@ from keras_towers.fit.data import batches
 from keras_towers.fit.step.inputs import DividedBatch, layouts_of
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.partition import Updating, partitioned
+from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.transport import SingleProcess
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
@@ -20,16 +20,16 @@ def on_towers(step, towers, devices, way="called", updates=(), update=None):
     """The results of a step, and of its functions the number of calls."""
     graph = compat.func_graph_from_py_func("step", step, [SPEC], {})
     layouts = layouts_of(SPEC, [True])
-    updating = dict.fromkeys(updates, Updating([], None))
+    updating = dict.fromkeys(updates, UpdateInfo([], None))
     wanted = list(graph.outputs)
-    laid_out = partitioned(graph, layouts, wanted, updating)
+    program = partition_graph(graph, layouts, wanted, updating)
 
     @tf.function
     def run(x):
         batch = batches.split(x, towers)
         divided = DividedBatch(batch, SPEC, layouts, batch)
-        common, own = divided.values_of(laid_out.inputs, True)
-        ready = TowerProgram(laid_out, way, devices[0])
+        common, own = divided.values_of(program.inputs, True)
+        ready = TowerProgram(program, way, devices[0])
         alone = SingleProcess()
         return ready.run(
             common,

@@ -44,14 +44,14 @@ def test_updates_are_noted_and_python_runs_once():
     assert (tower.index, tower.total, tower.training) == (0, 1, True)
     assert not any(t.startswith("Assign") for t in types_in(found.graph))
     assert [u.call.optimizer for u in found.updates] == 2 * [model.optimizer]
-    for name, updating in found.updating().items():
+    for name, updating in found.update_infos().items():
         operation = found.graph.get_operation_by_name(name)
         assert len(operation.inputs) == 2
         # The weights: of the optimizer's own the step has read none.
         assert len(updating.uses) == len(found.captures) == 2
     (result,) = found.results
     assert result.shape == ()
-    assert found.filled([7]) == {"loss": 7, "none": None}
+    assert found.output_with([7]) == {"loss": 7, "none": None}
 
 
 def test_an_update_in_a_branch_is_part_of_the_trace():
@@ -86,7 +86,7 @@ def test_a_batch_of_any_structure():
     found = traced(step, batch)
     assert len(found.graph.inputs) == 5 and not found.captures
     assert len(found.results) == 5
-    ragged, sparse = found.filled(found.results)
+    ragged, sparse = found.output_with(found.results)
     assert isinstance(ragged, tf.RaggedTensor)
     assert isinstance(sparse, tf.SparseTensor)
 
@@ -106,7 +106,7 @@ def test_gradients_come_back_as_they_were():
         optimizer.apply(grads, weights)
 
     found = traced(step)
-    ((_, updating),) = found.updating().items()
+    ((_, updating),) = found.update_infos().items()
     assert list(updating.sparse) == [(0, 1)]
     call = found.updates[0].call
     rows, none, dense = with_components(call, ["values", "indices", "dense"])

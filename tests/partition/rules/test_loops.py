@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition import partitioned
+from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from tests.kit.long import some_of
 from tests.partition.kit import (
@@ -392,7 +392,7 @@ def test_a_loop_reads_between_the_writes_around_it():
         write(tf.constant([1.0, 2.0]))
         again = read()
     graph.inputs = [handle, x]
-    program = partitioned(graph, [REPLICATED, Sharded(0)], [y[1], again])
+    program = partition_graph(graph, [REPLICATED, Sharded(0)], [y[1], again])
     assert not once(program)
     first, last = [
         o.level for o in program.operations if o.type == "AssignVariableOp"

@@ -41,10 +41,14 @@ from keras_towers.engines.dropin import (
     plain,
     refuse_global_variables,
 )
-from keras_towers.engines.dropin.optimizer import Reducer, distribute
+from keras_towers.engines.dropin.distributed_optimizer import (
+    Reducer,
+    distribute,
+)
 from keras_towers.fit.weights import rank_state
-from keras_towers.reduction import CommunicationHook, divided, sum_over_ranks
-from keras_towers.transport import Transport, next_key
+from keras_towers.reduction import CommunicationHook, divide, sum_over_ranks
+from keras_towers.transport import Transport
+from keras_towers.transport.keys import next_key
 
 
 def init(lazy: bool = True) -> None:
@@ -68,7 +72,7 @@ def shutdown() -> None:
 
 
 def compressed_sums(compression: Any) -> CommunicationHook:
-    """Return the communication hook that compresses tensors to send them."""
+    """Return a communication hook that compresses tensors for sending."""
 
     def hook(
         transport: Transport, tensors: Sequence[tf.Tensor], key: str
@@ -182,7 +186,7 @@ class _Mean(Reducer):
         self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
         totals = sum_over_ranks(transport(), grads, self._hook)
-        return [divided(total, size()) for total in totals]
+        return [divide(total, size()) for total in totals]
 
 
 def DistributedOptimizer(

@@ -57,7 +57,7 @@ from keras_towers.engines.horovod.hvd.sync_batch_norm import (
 
 
 def __getattr__(name: str) -> Any:
-    """Take from Horovod all that Keras 3 has not changed."""
+    """Look up in Horovod whatever Keras 3 has not changed."""
     if name == "keras":
         raise AttributeError(
             "hvd.keras is this module itself; for Keras, import keras."

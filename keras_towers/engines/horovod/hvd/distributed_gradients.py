@@ -18,11 +18,14 @@ from keras_towers.engines.dropin import (
     plain,
     variable_key,
 )
-from keras_towers.engines.dropin.optimizer import distribute, reducer_of
+from keras_towers.engines.dropin.distributed_optimizer import (
+    distribute,
+    reducer_of,
+)
 from keras_towers.engines.horovod.hvd.operations import prepare_process
 from keras_towers.engines.horovod.hvd.reducer import GradientReducer, Options
 from keras_towers.errors import TowerError
-from keras_towers.transport import next_key
+from keras_towers.transport.keys import next_key
 
 if TYPE_CHECKING:
     _GradientTape = Any
@@ -254,7 +257,7 @@ def _distributed_class(base: Any) -> type:
 
 @functools.cache
 def _reducer(options: Options, key: str) -> GradientReducer:
-    """The one reducer of all tapes that an eager loop makes in one place."""
+    """The reducer shared by all tapes created on one line of an eager loop."""
     return GradientReducer(options, key)
 
 
@@ -299,7 +302,7 @@ class _Distributed(_GradientTape):
 
 
 def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
-    """Make options of a user's arguments, or raise ``TowerError``."""
+    """Convert a user's arguments to options, or raise ``TowerError``."""
     if not hvd.is_initialized():
         raise TowerError(
             "Horovod is not initialized: call hvd.init() before you distribute "
@@ -336,7 +339,7 @@ def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
 
 
 def _layers_in(local_layers: Any) -> list[keras.Layer]:
-    """The layers, one or several, that a user has given as local."""
+    """The layers that a user has declared local."""
     layers = [] if local_layers is None else keras.tree.flatten(local_layers)
     if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise TowerError("local_layers takes a Keras layer or a list of them.")

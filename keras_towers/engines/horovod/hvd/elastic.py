@@ -1,4 +1,4 @@
-"""``hvd.elastic``: training that goes on when workers die or join.
+"""``hvd.elastic``: training that continues when workers die or join.
 
 In a script written for ``horovod.keras.elastic``, only the import changes, and
 what Keras 3 calls otherwise (``optimizer.lr`` is ``optimizer.learning_rate``):
@@ -24,7 +24,7 @@ from typing import Any
 import keras
 from horovod.common.exceptions import HorovodInternalError
 
-from keras_towers.engines.dropin.optimizer import restart_passes
+from keras_towers.engines.dropin.distributed_optimizer import restart_passes
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
     ObjectState,
@@ -141,9 +141,9 @@ class TensorFlowState(VariablesState):
         del session
         if variables is None:
             raise TowerError(
-                "TensorFlowState needs variables: TensorFlow 2 keeps no list "
-                "of all. Give variables=model.variables + optimizer.variables, "
-                "or use hvd.elastic.KerasState(model)."
+                "TensorFlowState needs variables: TensorFlow 2 has no global "
+                "list of variables. Give variables=model.variables + "
+                "optimizer.variables, or use hvd.elastic.KerasState(model)."
             )
         self.variables: list[Any] = list(variables)
         super().__init__(**kwargs)

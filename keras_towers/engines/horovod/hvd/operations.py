@@ -44,7 +44,7 @@ def shutdown() -> None:
 
 
 def prepare_process() -> None:
-    """Prepare this process as ``init`` does, once Horovod's own has run."""
+    """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
     distributed_models.replace_compile(hvd.is_initialized, HorovodTransport)
 

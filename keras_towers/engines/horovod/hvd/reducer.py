@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.engines.dropin import plain
-from keras_towers.engines.dropin.optimizer import Reducer
+from keras_towers.engines.dropin.distributed_optimizer import Reducer
 from keras_towers.engines.horovod.horovod_transport import is_elastic
 from keras_towers.errors import TowerError
-from keras_towers.reduction import divided
+from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
 
 # Greater than any number that stands for gradients; these are positive.
@@ -79,7 +79,7 @@ class GradientReducer(Reducer):
     def scaled_local(self, grad: Any) -> Any:
         if not self.options.scale_local_gradients:
             return grad
-        return self._divided(grad)
+        return self._divide_by_size(grad)
 
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
@@ -118,7 +118,7 @@ class GradientReducer(Reducer):
         groups: list[list[int]],
         described: list[tuple[str, str]],
     ) -> list[Any]:
-        """Reduce gradients, or fail on all ranks if theirs differ."""
+        """Reduce gradients, or fail on all ranks if the gradients differ."""
         # What is made in a graph of TensorFlow 1 is of use only there.
         eager = tf.compat.v1.executing_eagerly_outside_functions()
         in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
@@ -137,7 +137,7 @@ class GradientReducer(Reducer):
 
     @functools.cached_property
     def _counts(self) -> tuple[tf.Variable, tf.Variable]:
-        """How many reductions were begun, and how many ended."""
+        """How many reductions have begun, and how many have ended."""
         begun, ended = (
             compat.hidden_variable("CPU:0", 0, tf.int64) for _ in range(2)
         )
@@ -151,7 +151,7 @@ class GradientReducer(Reducer):
     def _compare_gradients(
         self, described: Sequence[tuple[str, str]]
     ) -> tf.Tensor:
-        """Compare the gradients of all ranks; needs nothing of the step.
+        """Compare the names and kinds of gradients of all ranks.
 
         If ranks had gradients of different names, each would wait for what the
         others never send. A number stands for the names, of which the ranks
@@ -232,7 +232,7 @@ class GradientReducer(Reducer):
         gathered = tf.IndexedSlices(values, indices, grad.dense_shape)
         if self.options.op == hvd.Sum:
             return gathered
-        return self._divided(gathered)
+        return self._divide_by_size(gathered)
 
     def _arguments(self) -> dict[str, Any]:
         # Horovod divides by the number of ranks after the sum in any case.
@@ -247,14 +247,14 @@ class GradientReducer(Reducer):
             "ignore_name_scope": True,
         }
 
-    def _divided(self, grad: Any) -> Any:
+    def _divide_by_size(self, grad: Any) -> Any:
         processes = self.options.process_set
         size = (
             hvd.size_op(process_set_id=processes.process_set_id)
             if is_elastic()
             else processes.size()
         )
-        return divided(grad, size)
+        return divide(grad, size)
 
     def _groups(
         self, grads: Sequence[Any], variables: Sequence[Any]
@@ -321,7 +321,7 @@ def _name(variable: Any) -> str:
 
 
 def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
-    """What the gradients of all ranks have in common, and that with a path."""
+    """What a gradient has in common on all ranks, without and with its path."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
     kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
     path = getattr(variable, "path", None) or _name(variable)

@@ -84,8 +84,8 @@ class LeastLoadedPlacement:
         size = byte_size(shape, dtype)
         if size is None:
             logger.warning(
-                "the size of variable %r with shape %s and dtype %s is not "
-                "known: it is counted as 0 bytes when placing variables",
+                "the size of variable %r with shape %s and dtype %s is "
+                "unknown: it counts as 0 bytes when variables are placed",
                 name,
                 shape,
                 tf.as_dtype(dtype).name,

@@ -74,10 +74,10 @@ class Reducer(ABC):
     def reduce_shared(
         self, grads: list[Any], variables: list[Any], indices: list[int]
     ) -> list[Any]:
-        """Reduce the gradients that all ranks have; indices are among all."""
+        """Reduce the gradients that all ranks have, given their indices."""
 
     def scaled_local(self, grad: Any) -> Any:
-        """Return the gradient of a local variable as it is applied."""
+        """Return the scaled gradient of a local variable."""
         return grad
 
     def _as_tensor(self, grad: Any) -> Any:
@@ -141,7 +141,7 @@ def move_outward(optimizer: Any) -> None:
 
 
 def restart_passes(optimizer: Any) -> None:
-    """Let a distributed optimizer begin to sum backward passes anew."""
+    """Restart the sum of backward passes of a distributed optimizer."""
     reducer = reducer_of(optimizer)
     if reducer is not None and reducer.passes is not None:
         reducer.passes.restart()
@@ -184,7 +184,7 @@ def _apply(
 def _apply_gradients(
     optimizer: Any, original: Callable[..., Any], grads_and_vars: Any
 ) -> Any:
-    """Replace ``apply_gradients``, which hooks of a strategy may be in."""
+    """Replace ``apply_gradients``, which a strategy may have hooked."""
     _refuse_strategies()
     return original(grads_and_vars)
 
@@ -196,7 +196,7 @@ _METHODS: patches.Shadows = {
 
 
 def _give(optimizer: Any, reducer: Reducer) -> None:
-    """Let an optimizer reduce by a reducer."""
+    """Make an optimizer use a reducer."""
 
     def register_local_var(var: Any) -> None:
         """Do not reduce the gradient of a variable, as in Horovod."""
@@ -268,7 +268,7 @@ class Passes:
         tf.cond(count >= self._number, step, lambda: tf.constant(False))
 
     def restart(self) -> None:
-        """Forget the sums that were begun."""
+        """Discard partial sums."""
         for variable in (self._count, *self._sums.values()):
             if variable is not None:
                 variable.assign(tf.zeros_like(variable))

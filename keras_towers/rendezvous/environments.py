@@ -1,4 +1,4 @@
-"""Launchers that make a process one of several, by the variables they set."""
+"""Launchers of several processes, recognized by the variables they set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW_TO_BE_ALONE: str = (
 
 
 class ClusterEnvironment:
-    """A process that a launcher has started as one of several."""
+    """A process started by a launcher as one of several."""
 
     # The size is None where the launcher does not tell how many there are.
 
@@ -34,7 +34,7 @@ class ClusterEnvironment:
     """Variables that together tell this job from others."""
     mpi_in: ClassVar[tuple[str, ...]] = ()
     """Variables of which each says that an MPI library finds the others."""
-    placed: ClassVar[bool] = False
+    horovod_reads_variables: ClassVar[bool] = False
     """Whether Horovod reads the launcher's variables."""
 
     def __init__(self, variables: Mapping[str, str]):
@@ -51,7 +51,7 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, variables: Mapping[str, str]) -> Self | None:
-        """The environment, None if another launcher started the process."""
+        """The environment; None if another launcher started the process."""
         if number(variables, cls.rank_in) is None:
             return None
         if any(name not in variables for name in cls.needs):
@@ -60,11 +60,11 @@ class ClusterEnvironment:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others, as far as the launcher tells."""
+        """Whether the launcher says that there are no other processes."""
         return self.size == 1
 
     def identity(self) -> str:
-        """A text common to the ranks of this job, and to no others."""
+        """A text shared by the ranks of this job and by no other job."""
         known = f"{self.job} {os.environ.get(RENDEZVOUS, '')}".strip()
         if self.one_machine and not known:
             known = starter()
@@ -72,8 +72,8 @@ class ClusterEnvironment:
             return known
         raise TowerError(
             f"{self.name} does not tell the ranks which job they belong to: "
-            f"set {JOB} to the same word for all ranks of this job and no "
-            f"other, or {RENDEZVOUS} and {SECRET}."
+            f"set {JOB} to a word that is the same on all ranks of this job "
+            f"and differs between jobs, or {RENDEZVOUS} and {SECRET}."
         )
 
     def __str__(self) -> str:
@@ -86,11 +86,11 @@ class Horovodrun(ClusterEnvironment):
 
     name = "keras-towers run or horovodrun"
     rank_in, size_in = "HOROVOD_RANK", "HOROVOD_SIZE"
-    placed = True
+    horovod_reads_variables = True
 
 
-class ByHand(ClusterEnvironment):
-    """A rank whose place the user sets, whatever launcher started it."""
+class UserSet(ClusterEnvironment):
+    """A rank whose place the user has set, whatever launched it."""
 
     name = rank_in = RANK
     size_in = SIZE
@@ -107,7 +107,7 @@ class EnvironmentVariables(ClusterEnvironment):
 
 
 class Torchrun(EnvironmentVariables):
-    """``torchrun``, whose restarts are jobs of their own."""
+    """``torchrun``; each of its restarts is a new job."""
 
     name = "torchrun"
     needs = ("TORCHELASTIC_RUN_ID",)
@@ -159,7 +159,7 @@ class PMI(ClusterEnvironment):
 
 
 class PMIx(ClusterEnvironment):
-    """Another launcher that speaks PMIx, which tells no number of ranks."""
+    """Another launcher that speaks PMIx; the number of ranks is unknown."""
 
     name = "a launcher with PMIx"
     rank_in, size_in = "PMIX_RANK", SIZE
@@ -195,7 +195,7 @@ class Slurm(ClusterEnvironment):
 # starts its daemons by srun, whose variables the ranks inherit.
 LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
     Horovodrun,
-    ByHand,
+    UserSet,
     Torchrun,
     OpenMPI,
     Hydra,
@@ -210,18 +210,18 @@ LAUNCHERS: tuple[type[ClusterEnvironment], ...] = (
 def detect(
     variables: Mapping[str, str] = os.environ,
 ) -> ClusterEnvironment | None:
-    """This process as one of several, None if nothing says so."""
+    """Detect the launcher of this process; None if there is none."""
     found = (launcher.detect(variables) for launcher in LAUNCHERS)
     return next(filter(None, found), None)
 
 
 def number(variables: Mapping[str, str], name: str) -> int | None:
-    """The whole number in a variable, None if there is none."""
+    """The whole number in a variable; None if it is not set."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else None
 
 
 def starter() -> str:
-    """The process that started the session of this one; may be empty."""
+    """The process that started the session of this process; may be empty."""
     parent = psutil.Process(os.getsid(0)).parent()
     return f"{parent.pid} {parent.create_time()}" if parent else ""

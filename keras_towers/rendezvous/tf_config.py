@@ -37,7 +37,7 @@ class Cluster:
 
     @property
     def tasks(self) -> tuple[tuple[str, int], ...]:
-        """Role and index of each task that trains; the chief is the first."""
+        """Role and index of each training task, the chief first."""
         return tuple(
             (role, index)
             for role in _TRAINING
@@ -66,12 +66,12 @@ class Cluster:
 
     @property
     def rank(self) -> int:
-        """This process among ``workers``, from 0."""
+        """The index of this process among ``workers``."""
         return self.tasks.index((self.role, self.index))
 
     @property
     def number(self) -> int:
-        """This process among all tasks, role by role, from 0."""
+        """The index of this process among all tasks, role by role."""
         before = list(self.jobs)[: list(self.jobs).index(self.role)]
         return sum(len(self.jobs[role]) for role in before) + self.index
 
@@ -87,22 +87,22 @@ class Cluster:
 
     @property
     def connected_by(self) -> str:
-        """The strategy that trains one model in all tasks."""
+        """The name of the strategy that trains one model in all tasks."""
         kind = "DistributedReplicated" if self.ps else "MultiWorkerTower"
         return f"{kind}Strategy"
 
     @property
     def local_rank(self) -> int:
-        """This process among ``workers`` with its host, from 0."""
+        """The index of this process among the ``workers`` on its host."""
         return self._neighbours().index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """The number of ``workers`` with this process's host."""
+        """The number of ``workers`` on this process's host."""
         return len(self._neighbours())
 
     def identity(self) -> str:
-        """A text that this job's tasks have in common, and no other job."""
+        """A text shared by the tasks of this job and by no other job."""
         return json.dumps(dict(self.jobs), sort_keys=True)
 
     def written(self) -> str:
@@ -121,7 +121,7 @@ class Cluster:
 def from_environment(
     environment: Mapping[str, str] = os.environ,
 ) -> Cluster | None:
-    """Read the cluster from ``TF_CONFIG``, None if it names no cluster."""
+    """Read the cluster from ``TF_CONFIG``; None if it names none."""
     config = read(environment)
     if not config.get("cluster"):
         return None
@@ -131,7 +131,7 @@ def from_environment(
 
 
 def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Read ``TF_CONFIG`` as it is; empty where it is not set."""
+    """Return the parsed ``TF_CONFIG``; empty if it is not set."""
     text = environment.get(VARIABLE, "").strip()
     try:
         config = json.loads(text or "{}")
@@ -143,7 +143,7 @@ def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def refuse_apart(engine: str) -> None:
-    """Refuse an engine where each of several tasks would train by itself."""
+    """Refuse an engine if each of several tasks would train alone."""
     cluster = from_environment()
     if cluster is None or (cluster.trains and cluster.members == 1):
         return
@@ -159,7 +159,7 @@ def refuse_apart(engine: str) -> None:
 
 
 def required(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Read the cluster from ``TF_CONFIG``, which has to be there."""
+    """Read the cluster from ``TF_CONFIG``, or raise an error."""
     cluster = from_environment(environment)
     if cluster is None:
         _refuse("is not set, or names no cluster")

@@ -1,4 +1,4 @@
-"""The step that this thread traces or runs for towers."""
+"""The step that this thread is tracing or running for towers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from keras_towers.fit.contract import UpdateCall
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Tracing:
-    """A step that this thread traces, or runs.
+class ActiveStep:
+    """A step that a thread is tracing or running.
 
     Attributes:
         training: whether it is a step of training.
         apply: takes the calls of optimizers.
-        graph: where these are taken: not in its branches, loops and functions,
-            in which they are traced as all else; None: everywhere.
+        graph: the graph in which calls are passed to ``apply``; its branches,
+            loops and functions trace them like any other code. None: every
+            graph.
         own_statistics: whether BatchNormalization takes the statistics of each
             tower's rows.
         index: the tower that runs it; 0 where towers divide one step.
@@ -38,24 +39,24 @@ class Tracing:
 
     @property
     def takes_updates(self) -> bool:
-        """Whether calls of optimizers are taken here."""
+        """Whether calls of optimizers are passed to ``apply`` here."""
         return self.graph in (None, compat.get_default_graph())
 
 
-_tracing: Slot[Tracing] = Slot()
+_tracing: Slot[ActiveStep] = Slot()
 
 # Whether the Keras call that this thread runs without a strategy, as with a
 # single tower, trains; None if there is no such call.
 training_alone: Slot[bool] = Slot()
 
 
-def current() -> Tracing | None:
-    """Return the step that this thread traces, or None."""
+def current() -> ActiveStep | None:
+    """Return the step that this thread is tracing or running, or None."""
     return _tracing.get()
 
 
-def tracing(step: Tracing) -> contextlib.AbstractContextManager[None]:
-    """Note the step that is traced in a block."""
+def tracing(step: ActiveStep) -> contextlib.AbstractContextManager[None]:
+    """Make a step the active one in this block."""
     return _tracing.filled(step)
 
 

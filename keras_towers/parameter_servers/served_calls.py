@@ -13,36 +13,36 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callbacks as callbacks_lib
+from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
+from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import (
+    Session,
+    WorkerUpdates,
+    current_session,
+)
+from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradients
-from keras_towers.replicas import Quorum, ReplicaCounts
 from keras_towers.replicas.asynchronous.hogwild import (
     add_atomically,
     seed_of_replica,
 )
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
     TrainFunction,
     refuse_eager,
 )
-from keras_towers.replicas.servers.averaged_updates import AveragedUpdates
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import (
-    Session,
-    WorkerUpdates,
-    current_session,
-)
-from keras_towers.replicas.servers.workers import Workers
 
 
 class _ToServers:
@@ -57,7 +57,7 @@ class _ToServers:
             raise TowerError(
                 f"{self.config.name} trains by fit() only: it keeps workers "
                 "in step from the beginning of a fit to its end. For "
-                "train_on_batch and loops of your own use HorovodStrategy or "
+                "train_on_batch and custom loops use HorovodStrategy or "
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
@@ -84,7 +84,7 @@ class CachedOnce(_ToServers, UpdateAtVariable):
 
 
 class ServedCalls(TowerCalls):
-    """Trains together with other workers; evaluates by itself."""
+    """Trains together with the other workers; evaluates alone."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ServedCalls(TowerCalls):
         self._by_itself = self._step.alone()
         self._peers = peers
         self._make_updates = make_updates
-        self._sessions: ByIdentity[keras.Model, Session] = ByIdentity()
+        self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
         self._numbers = itertools.count(1)
         self._fits = 0
         self._quorum = quorum
@@ -115,13 +115,13 @@ class ServedCalls(TowerCalls):
             return ReplicaCounts.none(peers.size)
         if session.trains and peers.rank > 0:
             raise TowerError(
-                "while fit runs, counts are known to the chief only: ask for "
-                "them where strategy.is_chief, or when fit has ended."
+                "while fit runs, only the chief knows counts: read them "
+                "there, where strategy.is_chief is True, or after fit."
             )
         return session.updates.counts
 
     def session_of(self, model: keras.Model) -> Session:
-        """Return how the workers train a model together."""
+        """Return the session in which the workers train a model."""
         if model not in self._sessions:
             served = ServedModel(
                 self._peers,
@@ -133,7 +133,7 @@ class ServedCalls(TowerCalls):
         return self._sessions[model]
 
     def run(self, keras_call: KerasCall) -> Any:
-        """Run one call; a fit that fails is known to the other workers."""
+        """Run one call; tell the other workers if a ``fit`` fails."""
         if keras_call.kind != "fit":
             return super().run(keras_call)
         session = self.session_of(keras_call.model)
@@ -208,7 +208,7 @@ class ServedFit(ReplicaCall):
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self.begin, on_epoch_end=self.end_epoch
         )
-        arguments["callbacks"] = callbacks_lib.with_added(
+        arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
         )
         # The session ends before the optimizer gives the weights their final
@@ -219,7 +219,7 @@ class ServedFit(ReplicaCall):
             methods = {"finalize_variable_values": self._finalize}
         with (
             patches.held(_share_variables),
-            self.reported(),
+            self.reporting_dropped_gradients(),
             self._ended(),
             current_session.filled(self.session),
             patches.shadowed(optimizer, patches.bound(optimizer, methods)),
@@ -261,7 +261,7 @@ class ServedFit(ReplicaCall):
         self.session.served.variables.hold(self.model, seeds)
 
     def begin(self, logs: Any = None) -> None:
-        """Take over where the chief begins, when all callbacks have begun."""
+        """Start at the chief's position, after all callbacks have begun."""
         session, model = self.session, self.model
         self._begun = True
         self._before = model._initial_epoch
@@ -324,7 +324,7 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """End the training after a block, as a whole or by an error."""
+        """End the training after this block, whether it succeeds or fails."""
         error: BaseException | None = None
         try:
             yield
@@ -338,14 +338,14 @@ class ServedFit(ReplicaCall):
 
 
 def _share_variables() -> None:
-    """Replace how workers draw, and write variables that they share."""
+    """Patch how workers draw random numbers and write shared variables."""
     add_atomically()
     patches.replace(compat.KerasVariable, "assign", _assign)
     patches.replace(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Assign; what a callback of the chief assigns reaches the servers."""
+    """Assign a value; those of the chief's callbacks also go to the servers."""
     result = original(variable, value)
     session = current_session.get()
     if session is not None and tf.executing_eagerly():
@@ -356,7 +356,7 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 def _next_seed(
     original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Let workers that read data of their own draw numbers of their own."""
+    """Make workers with their own data draw their own random numbers."""
     seed = original(generator, *args, **kwargs)
     session = current_session.get()
     if session is None or session.served.splits_batches:

@@ -12,24 +12,24 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
+from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
+from keras_towers.parameter_servers.barrier import PARTS
 from keras_towers.parameter_servers.connection import Connection, ServerPeers
-from keras_towers.placement import LeastLoadedPlacement
+from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
-from keras_towers.replicas.servers.barrier import PARTS
-from keras_towers.replicas.servers.workers import Workers
 
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
 
 
 class ServedModel:
-    """What the parts of a session share: the model's place among the workers.
+    """State that the parts of a session share.
 
     Attributes:
         variables: its copies on the servers.
@@ -79,7 +79,7 @@ class ServerVariables:
         self._drop_with = connection.dropped.drop_with
         self._calls = Functions(run)
         self._place = LeastLoadedPlacement(connection.devices)
-        self._copies: ByIdentity[keras.Variable, tf.Variable] = ByIdentity()
+        self._copies: IdentityDict[keras.Variable, tf.Variable] = IdentityDict()
         self._count = 0
         self.trained: list[keras.Variable] = []
         self.others: list[keras.Variable] = []
@@ -93,10 +93,10 @@ class ServerVariables:
         return [*self.trained, *self.others, *self._of_optimizers]
 
     def hold(self, model: keras.Model, seeds: bool) -> None:
-        """Give all variables that the workers share a copy on the servers.
+        """Create a copy on the servers of each variable that the workers share.
 
         Args:
-            model: it.
+            model: the model.
             seeds: whether all workers draw the same random numbers.
         """
         state = state_lib.collect(model)
@@ -120,7 +120,7 @@ class ServerVariables:
     def _add(
         self, local: keras.Variable, beside: keras.Variable | None
     ) -> None:
-        """Put a copy beside that of a variable, or on the least full server."""
+        """Put a copy beside a variable's copy, or on the least full server."""
         if beside is not None and beside in self._copies:
             device = self._copies[beside].device
         else:
@@ -153,7 +153,7 @@ class ServerVariables:
             )
 
     def refuse_writes(self, graph: Any) -> None:
-        """Refuse a traced step that writes into trained weights itself.
+        """Refuse a traced step that writes trained weights itself.
 
         The servers' weights replace these values after the step. What calls an
         optimizer in a condition or a loop writes them, too.
@@ -181,7 +181,7 @@ class ServerVariables:
             )
 
     def put(self, variables: Sequence[keras.Variable] | None = None) -> None:
-        """Write local values into the copies; None: of all variables."""
+        """Write local values into the copies; None: for all variables."""
         changed = [
             local
             for local in self._held(variables)
@@ -205,12 +205,12 @@ class ServerVariables:
     def copy_here(
         self, variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Do as ``get``, as part of a function; None: the trained weights."""
+        """Like ``get``, inside a function; None: the trained weights."""
         variables = self.trained if variables is None else variables
         self.write_here(variables, self.read(variables))
 
     def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Read the copies, where they are, as part of a function."""
+        """Read the copies on their own devices, inside a function."""
         values = []
         for local in variables:
             copy = self._copies[local]
@@ -223,7 +223,7 @@ class ServerVariables:
         variables: Sequence[keras.Variable],
         values: Sequence[tf.Tensor],
     ) -> None:
-        """Write what was read into the local variables."""
+        """Write the values that were read into the local variables."""
         for local, value in zip(variables, values, strict=True):
             native = component(local._value)
             if native is not self._copies[local]:
@@ -277,11 +277,11 @@ class ServerVariables:
             self._calls((what, *(id(v._value) for v in variables)), body)
 
     def forget_traces(self) -> None:
-        """Drop functions of local variables, which may have been replaced."""
+        """Drop the traced functions, whose variables may have been replaced."""
         self._calls.forget()
 
     def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Let the optimizers' variables be those on the servers."""
+        """Make the optimizers use the variables on the servers."""
         return self._replaced(self._of_optimizers)
 
     @contextlib.contextmanager
@@ -302,7 +302,7 @@ class ServerVariables:
     def at_servers(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> Iterator[None]:
-        """Let weights and optimizers be those on the servers."""
+        """Make the model and optimizers use the variables on the servers."""
         self._check(variables)
         with (
             self._replaced([*self.trained, *self._of_optimizers]),
@@ -325,7 +325,7 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
 
 
 def _kept(grad: tf.Tensor) -> tf.Tensor:
-    """An identity that TensorFlow does not optimise away with its order."""
+    """An identity that TensorFlow does not optimise away."""
     return tf.raw_ops.PreventGradient(input=grad)
 
 

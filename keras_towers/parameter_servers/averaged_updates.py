@@ -1,4 +1,4 @@
-"""Workers that are replicas: each update averages the gradients of several."""
+"""Workers as replicas: each update averages the gradients of several."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.replicas import Quorum, ReplicaCounts
+from keras_towers.parameter_servers.barrier import Notes
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import WorkerUpdates
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
 from keras_towers.replicas.group import Event, Group
-from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import WorkerUpdates
+from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class AveragedUpdates(WorkerUpdates):
-    """Gradients meet in accumulators; the chief has their averages applied."""
+    """Workers push gradients to accumulators; the chief applies averages."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class AveragedUpdates(WorkerUpdates):
             self._after_update(call.variables)
 
     def _publish_parts(self) -> None:
-        """Publish that a part of the weights is updated as soon as it is."""
+        """Publish each part of the weights as soon as it is updated."""
         if not self._group.early:
             return
         variables = self._served.variables

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers import placement as p
+from keras_towers.fit.weights import placement as p
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.replicas.servers.workers import FitEnded, Workers
+from keras_towers.parameter_servers.workers import FitEnded, Workers
 from tests.kit.leaving import Boom
 
 
@@ -80,7 +80,7 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     told = " ".join(caplog.messages)
     assert "worker 2 has failed: fit ends without it" in told
     assert "worker 4 has given no sign of life for " in told
-    assert "worker 5 cannot be reached any more: fit ends" in told
+    assert "worker 5 can no longer be reached: fit ends" in told
     assert "worker 1 has" not in told and "worker 3 has" not in told
     # Each that is lost is told of once.
     assert sorted(lost) == [4, 5]
@@ -121,7 +121,7 @@ def test_a_chief_that_fails_or_dies_ends_the_others(job):
     it = job(2)
     _, worker = of(it, 0, 1, stall_shutdown_s=60)
     it.kill(0)
-    ends_with(soon(worker.wait_for_end), "the chief cannot be reached any more")
+    ends_with(soon(worker.wait_for_end), "the chief can no longer be reached")
 
 
 def test_a_chief_that_was_not_started_yet_is_waited_for(job):
@@ -157,7 +157,7 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)
     # One whose process has ended may come back; a host or one that hangs not.
     it.kill(3)
-    said = "has ended: if worker 0 cannot do without it"
+    said = "has ended: if worker 0 needs it"
     until_told(caplog, said, *looks)
     it.hang(1)
     meanwhile(1, looks[2])

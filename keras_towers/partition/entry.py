@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.partition.builder import Builder
+from keras_towers.partition.called_functions import has_control_flow_v1
 from keras_towers.partition.conversions import SIZE, CannotGather, local_shape
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
@@ -25,7 +27,7 @@ from keras_towers.partition.layouts import (
     Unit,
     Value,
 )
-from keras_towers.partition.partitioner import Partitioner, Updating
+from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
     Inputs,
     Program,
@@ -44,17 +46,17 @@ from keras_towers.partition.sizes import (
 )
 
 
-def partitioned(*given: Any, **options: Any) -> Program:
-    """Lay out a graph over towers; as ``laid_out``, return the program."""
-    program, _ = laid_out(*given, **options)
+def partition_graph(*arguments: Any, **options: Any) -> Program:
+    """Lay out a graph as ``lay_out`` does; return the program only."""
+    program, _ = lay_out(*arguments, **options)
     return program
 
 
-def laid_out(
+def lay_out(
     graph: Any,
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
-    updates: Mapping[str, Updating] = MappingProxyType({}),
+    updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
     xla: bool = False,
@@ -64,8 +66,8 @@ def laid_out(
 
     Args:
         graph: the trace of what one device does.
-        layouts: those of its N inputs.
-        wanted: tensors of the graph that are to be known to all.
+        layouts: how its N inputs are laid out.
+        wanted: the tensors of the graph whose wholes the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
         ranks: whether several processes run the program.
         mirrored: for each of the N inputs: whether it is the handle of a
@@ -77,6 +79,12 @@ def laid_out(
     Returns:
         The program, and what is known of the graph's tensors by their names.
     """
+    if has_control_flow_v1(graph):
+        raise TowerError(
+            "the step has a loop or a branch of TensorFlow 1 (Enter, Switch), "
+            "such as one of an imported GraphDef, which towers cannot divide: "
+            "import it in tf.compat.v1.wrap_function, and call that."
+        )
     builder = Builder()
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
@@ -94,7 +102,7 @@ def laid_out(
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
-    partition.updating = updates
+    partition.update_infos = updates
     copies = {
         index: dataclasses.replace(tensor, on_towers=True)
         for index, tensor in enumerate(tensors)
@@ -116,7 +124,7 @@ def laid_out(
         results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
     except CannotGather:
         # A list of rows meets what has no rule.
-        return laid_out(
+        return lay_out(
             graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
         )
     ends = [*results, *(t for u in partition.updates for t in u.given)]
@@ -207,7 +215,7 @@ def _value(
         unit: Any = partition.unit
         if layout.unit is not None:
             count = _units(partition, tensor, layout)
-            unit = partition.found_unit(layout.unit, count)
+            unit = partition.data_dependent_unit(layout.unit, count)
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if traced.shape.rank is not None:
@@ -232,7 +240,7 @@ def _sparse_indices(
     partition: Partitioner, own: Tensor, layout: SparseIndices
 ) -> Value:
     """Where sparse rows have entries."""
-    unit = partition.found_unit(layout.unit, partition.length(own))
+    unit = partition.data_dependent_unit(layout.unit, partition.length(own))
     rows, of = Sharded(0, unit), Sharded(0, partition.unit)
     return indices_of(partition, own, rows, of, int(own.shape[1] or 0))
 
@@ -260,7 +268,9 @@ def _row_splits(
     """Where ragged rows begin and end."""
     build, dtype = partition.builder, own.dtype
     last = build.op("Max", [own, build.constant([0], "int32")], ())
-    unit = partition.found_unit(layout.unit, partition.cast(last, SIZE))
+    unit = partition.data_dependent_unit(
+        layout.unit, partition.cast(last, SIZE)
+    )
     begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
     ends = build.op("Slice", [own, begin, all_], (None,))
     start = partition.cast(unit.start, dtype)

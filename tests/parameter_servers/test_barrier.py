@@ -2,8 +2,8 @@
 
 import threading
 
+from keras_towers.parameter_servers.barrier import Barrier
 from keras_towers.replicas.resources import Functions
-from keras_towers.replicas.servers.barrier import Barrier
 
 DEVICE = "/device:CPU:0"
 

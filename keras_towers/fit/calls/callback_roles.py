@@ -1,4 +1,4 @@
-"""Callbacks: which ranks run them, and what they ask of a ``fit``."""
+"""Callbacks: which ranks run them, and what they require of ``fit``."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class _Marked(keras.callbacks.Callback):
         self.callback = callback
 
     def set_params(self, params: Any) -> None:
-        """Hand the parameters on."""
+        """Forward the parameters."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Hand the model on."""
+        """Forward the model."""
         super().set_model(model)
         self.callback.set_model(model)
 
@@ -108,7 +108,7 @@ _SAVES = "_saves_by_itself"
 def saves_by_itself(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.Callback:
-    """Let a callback write its files on this rank, whatever other ranks do."""
+    """Make a callback write its files on this rank, whatever other ranks do."""
     for name in EVENTS:
         method = getattr(callback, name)
         function = getattr(method, "__func__", method)
@@ -168,7 +168,7 @@ def listed(callbacks: Any) -> list[Any]:
 
 
 def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
-    """Return callbacks with one of ours at the end."""
+    """Append a callback to the callbacks of ``fit``."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [*listed(callbacks), added]
     # The user's own list may be used again, without ours.
@@ -180,7 +180,7 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
 
 
 def resuming(keras_call: KerasCall) -> ResumesFit | None:
-    """Find the callback that makes ``fit`` go on in the middle, if any."""
+    """Find the callback that makes ``fit`` resume an epoch, if any."""
     callbacks = _of_kind(ResumesFit, keras_call)
     if len(callbacks) > 1:
         names = " and ".join(type(c).__name__ for c in callbacks)
@@ -192,7 +192,7 @@ def resuming(keras_call: KerasCall) -> ResumesFit | None:
 
 
 def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
-    """Find the callbacks of a type that a ``fit`` got."""
+    """Find the callbacks of a type passed to ``fit``."""
     if keras_call.kind != "fit":
         return []
     callbacks = listed(keras_call.arguments.get("callbacks"))
@@ -202,7 +202,7 @@ def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
             held, wanted
         ):
             raise TowerError(
-                f"{type(held).__name__} knows itself which rank does what: "
+                f"{type(held).__name__} already decides which rank does what: "
                 f"give it without {type(callback).__name__}."
             )
     return [c for c in callbacks if isinstance(c, wanted)]
@@ -223,7 +223,7 @@ def observing(keras_call: KerasCall) -> ObservesFit | None:
 def observed(
     keras_call: KerasCall, config: TowerConfig | None = None
 ) -> Iterator[None]:
-    """Let a callback observe the ``fit`` in this block, if one does."""
+    """Run the observing callback, if any, around this block."""
     # Without towers (``config`` is None) Keras trains as without a strategy.
     observer = observing(keras_call)
     if observer is None:
@@ -246,7 +246,7 @@ def observed(
 
 
 def warn_of_counters(arguments: dict[str, Any]) -> None:
-    """Name the callbacks that begin to count anew where ``fit`` goes on."""
+    """Warn of callbacks that restart their counters when ``fit`` resumes."""
     names = [
         type(callback).__name__
         for callback in listed(arguments.get("callbacks"))
@@ -263,7 +263,7 @@ def warn_of_counters(arguments: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def on_one_device(arguments: dict[str, Any]) -> Iterator[None]:
-    """Make ``SwapEMAWeights`` work with weights on towers, for a block."""
+    """Make ``SwapEMAWeights`` work with weights on towers in this block."""
     with contextlib.ExitStack() as stack:
         for callback in listed(arguments.get("callbacks")):
             if isinstance(callback, keras.callbacks.SwapEMAWeights):

@@ -35,7 +35,7 @@ _ALL = -1
 
 
 class Notes:
-    """Lets workers wait until others have published that they are far enough.
+    """Lets workers wait until others have published enough progress.
 
     A publisher puts a note into the queue of each worker: the part, who it is,
     and a number that only grows. What a worker has received stays on the
@@ -46,7 +46,7 @@ class Notes:
     def __init__(
         self, name: str, device: str, rank: int, size: int, publishers: int
     ):
-        """Create those of ``size`` workers, so many of which publish notes."""
+        """Create the notes of ``publishers`` workers for ``size`` workers."""
         self._device = device
         self.rank: int = rank
         self._publishers = publishers
@@ -59,12 +59,12 @@ class Notes:
         )
 
     def begin(self) -> None:
-        """Begin anew; one worker does it, while nobody uses it."""
+        """Start over; one worker does so, while nobody uses the notes."""
         for queue in self._queues:
             queue.clear()
 
     def reset(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Begin to wait; the publishers are known to be as far as this."""
+        """Start waiting, given the present progress of the publishers."""
         with tf.device(self._device):
             known = tf.broadcast_to(numbers, (PARTS + 1, self._publishers))
             return tf.identity(self._known.assign(known))
@@ -72,19 +72,19 @@ class Notes:
     def publish(
         self, who: int, number: tf.Tensor, part: int = _WHOLE
     ) -> list[tf.Operation | None]:
-        """Publish to all workers that a part of the weights is so far."""
+        """Publish to all workers the progress of a part of the weights."""
         with tf.device(self._device):
             note = tf.constant([part, who], tf.int64)
             return [q.put(note[0], note[1], number) for q in self._queues]
 
     def release(self) -> None:
-        """Let all workers go on."""
+        """Let all workers continue."""
         with tf.device(self._device):
             for who in range(self._publishers):
                 self.publish(who, tf.constant(LEFT, tf.int64), _ALL)
 
     def wait(self, number: tf.Tensor, part: int = _WHOLE) -> tf.Tensor:
-        """Wait until all publishers are so far with a part of the weights."""
+        """Wait for the progress of all publishers in a part of the weights."""
 
         def is_early(known: tf.Tensor) -> tf.Tensor:
             with tf.device(self._device):
@@ -108,7 +108,7 @@ class Notes:
 
 
 class Barrier(Notes):
-    """Lets workers go on when all have come as often as each of them.
+    """Lets workers continue once all have arrived equally often.
 
     How often a worker has come stays on the server, for the case that it dies
     and returns.
@@ -128,14 +128,14 @@ class Barrier(Notes):
                 counter.assign(tf.zeros((), tf.int64), read_value=False)
 
     def enter(self) -> tf.Tensor:
-        """Return how often this worker has come, maybe before it died."""
+        """Return how often this worker has arrived, also before it died."""
         with tf.device(self._device):
             visits = [counter.read_value() for counter in self._visits]
             with tf.control_dependencies([self.reset(tf.stack(visits))]):
                 return tf.identity(visits[self.rank])
 
     def visits(self) -> tf.Tensor:
-        """Return how often this worker has come so far."""
+        """Return how often this worker has arrived so far."""
         with tf.device(self._device):
             return self._visits[self.rank].read_value()
 
@@ -154,14 +154,14 @@ class Barrier(Notes):
         return super().wait(self.visits() if number is None else number, part)
 
     def arrive(self) -> list[Any]:
-        """Come once more, without waiting."""
+        """Arrive once more, without waiting."""
         with tf.device(self._device):
             one = tf.ones((), tf.int64)
             visits = tf.identity(self._visits[self.rank].assign_add(one))
             return [visits, *self.publish(self.rank, visits)]
 
     def leave(self) -> None:
-        """Let the others go on without this worker."""
+        """Let the others continue without this worker."""
         with tf.device(self._device):
             counter = self._visits[self.rank]
             left = tf.identity(counter.assign(tf.constant(LEFT, tf.int64)))

@@ -1,4 +1,4 @@
-"""What engines have in common: their import, and collectives of ranks."""
+"""The common part of all engines: import, and collectives."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class EngineTransport(Transport):
 
     @abstractmethod
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
-        """Sum tensors of dtypes that engines sum."""
+        """Sum tensors of dtypes that engines can sum."""
 
     @abstractmethod
     def _send(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        """Give all ranks the root's tensors, of dtypes that are carried."""
+        """Send the root's tensors, of dtypes in ``carries``, to all ranks."""
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
@@ -120,14 +120,14 @@ class EngineTransport(Transport):
         watch.mark(what)
 
     def passed(self) -> None:
-        """Record that this rank waits no longer for what it marked last."""
+        """Record that the wait marked last is over."""
         watch.passed()
 
     def gather_objects(self, value: Any) -> list[Any]:
         return plain.gather(self.all_gather, value)
 
     def compare_once(self, engine: str = "") -> None:
-        """Compare what the ranks run where this process connects first."""
+        """Compare what the ranks run, when this process first connects."""
         if not EngineTransport._compared and self.size > 1:
             self.compare(engine)
             EngineTransport._compared = True

@@ -1,4 +1,4 @@
-"""A model that several workers train by way of parameter servers.
+"""A model that several workers train through parameter servers.
 
 Every worker computes with weights of its own, which it reads from the servers.
 A session is composed of parts that do one thing each:
@@ -43,13 +43,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
+from keras_towers.parameter_servers.barrier import Notes
 from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.served_model import ServedModel
 from keras_towers.parameter_servers.server_store import value_of
+from keras_towers.parameter_servers.workers import FitEnded
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
-from keras_towers.replicas.servers.barrier import Notes
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.workers import FitEnded
 
 _HOST = "/device:CPU:0"
 
@@ -74,15 +74,15 @@ class WorkerUpdates:
     spare: int
 
     def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Prepare for a step to be traced anew; refuse what cannot be."""
+        """Prepare for a new trace of the step; refuse what is unsupported."""
         raise NotImplementedError
 
     def begin(self, fit: int) -> None:
-        """Create what the workers of a ``fit`` share; on the chief only."""
+        """Create the shared state of a ``fit``; on the chief only."""
         raise NotImplementedError
 
     def come_back(self) -> int | None:
-        """How many batches a worker that died has trained on.
+        """How many batches this worker trained on before it died.
 
         None: the others have ended the ``fit``, or do so without it.
         """
@@ -93,18 +93,18 @@ class WorkerUpdates:
         raise NotImplementedError
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
-        """Trace a step in a block, and that it has been made."""
+        """Trace a step in this block, and its counting."""
         raise NotImplementedError
 
     def take(self, call: UpdateCall) -> None:
-        """Take this worker's sums of gradients, as part of a traced step."""
+        """Receive this worker's gradient sums, inside a traced step."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """The worker has made a step."""
+        """Called after each step of this worker."""
 
     def due(self) -> tf.Tensor:
-        """The number that notes have when the next weights are ready."""
+        """The number in notes that says that the next weights are ready."""
         raise NotImplementedError
 
     def wait(self, number: tf.Tensor) -> tf.Tensor:
@@ -112,21 +112,21 @@ class WorkerUpdates:
         raise NotImplementedError
 
     def have_read(self, values: Sequence[tf.Tensor]) -> None:
-        """Let others update the weights once these values have been read."""
+        """Allow others to update the weights once these values are read."""
 
     def leave(self) -> None:
-        """Let the others go on without this worker."""
+        """Let the others continue without this worker."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether nobody waits for those who have not left; on the chief."""
+        """Whether no remaining worker is waited for; on the chief."""
         return False
 
     def finish(self) -> None:
         """End the training, when all have left; on the chief only."""
 
     def end(self) -> None:
-        """End what still runs: the ``fit`` has ended, or failed."""
+        """Clean up after a ``fit`` that has ended or failed."""
 
 
 class NextWeights:
@@ -151,7 +151,7 @@ class NextWeights:
         return self._served.connection.store.get(self._stopped) or 0
 
     def ask(self) -> None:
-        """Ask for parts of the weights while a step runs, before ``read``."""
+        """Request parts of the weights during a step, before ``read``."""
         if self._updates.reads_parts and self._running is None:
             parts = self._served.variables.parts
             ahead = self._served.calls.traced(
@@ -160,7 +160,7 @@ class NextWeights:
             self._running = remote.Running(ahead)
 
     def cancel(self) -> None:
-        """Ask no more."""
+        """Cancel the requests."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -255,7 +255,7 @@ class Session:
         return epoch, behind
 
     def _batches_before(self) -> int:
-        """How many batches a worker that comes back has trained on."""
+        """How many batches a returning worker has trained on."""
         workers = self.served.workers
         steps = None
         if workers.ended_after() is None:
@@ -268,7 +268,7 @@ class Session:
         return steps
 
     def start(self) -> None:
-        """Enter the first step, unless there is none any more."""
+        """Enter the first step, if there is one left."""
         try:
             if self.updates.enter():
                 there_are, _ = self._next_weights.read()
@@ -277,7 +277,7 @@ class Session:
             self.has_left = True
 
     def ask(self) -> None:
-        """Ask for the next step's weights, which are sent as they get ready."""
+        """Request the next step's weights, sent as they become ready."""
         self._next_weights.ask()
 
     def step(self) -> bool:
@@ -352,23 +352,23 @@ class Session:
     # What the chief's copy of the model gets reaches the servers.
 
     def put_finalized(self) -> None:
-        """Give the servers the final weights, which the chief has."""
+        """Write the chief's final weights to the servers."""
         if self._is_chief:
             self.served.variables.put(self.served.variables.trained)
 
     def put_assigned(self, variable: keras.Variable) -> None:
-        """Give the servers the value that the chief has assigned."""
+        """Write a value that the chief has assigned to the servers."""
         if self._is_chief and self._fits:
             self.served.variables.put([variable])
 
     def put_others(self) -> None:
-        """Have the servers hold what no optimizer trains as the chief does."""
+        """Write the chief's values of untrained variables to the servers."""
         if self._is_chief and self._fits:
             self.served.variables.put(self.served.variables.others)
 
 
 def _free_dropped(peers: ServerPeers, where: str) -> None:
-    """Free what no worker needs any more; the chief does it for all."""
+    """Free resources that no worker needs any more; on the chief only."""
     dropped = peers.connection.dropped
     by_rank = check.gather(peers, dropped.take_dropped(), where)
     for name in dropped.merge(by_rank):
@@ -383,8 +383,8 @@ def _free_dropped(peers: ServerPeers, where: str) -> None:
 def _check_not_freed(served: ServedModel) -> None:
     if served.connection.store.get(f"{served.name}/freed") is not None:
         raise TowerError(
-            f"worker {served.rank} of this job has come back, and its script "
+            f"worker {served.rank} of this job was restarted, and its script "
             "begins with a model that all workers had deleted: the parameter "
-            "servers have freed its weights. Start all tasks of the job again, "
-            "from a backup."
+            "servers have freed its weights. Start all tasks of the job "
+            "again, from a backup."
         )

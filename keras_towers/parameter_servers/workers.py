@@ -41,10 +41,10 @@ class Watch(Liveness):
             settings.LOST_S,
         )
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for new signs of all workers."""
         self.missing = missing_workers(self._store, self._prefix)
-        super().look()
+        super().refresh()
 
     def unreachable(self) -> dict[int, State]:
         """Return the workers that have not answered for long."""
@@ -55,7 +55,13 @@ class Workers:
     """The workers of one ``fit``, as one of them sees them."""
 
     def __init__(self, peers: ServerPeers, fit: int, spare: int = 0):
-        """Of a fit that goes on without so many lost workers."""
+        """Watch the workers of a fit.
+
+        Args:
+            peers: connects the workers.
+            fit: the number of the fit.
+            spare: how many lost workers the fit tolerates.
+        """
         self._connection = connection = peers.connection
         self._name = name = f"{peers.prefix}/fit_{fit}"
         self._stall_shutdown_s = peers.stall_shutdown_s
@@ -71,7 +77,7 @@ class Workers:
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """Publish that this worker trains; return whether it comes back."""
+        """Publish that this worker trains; return whether it is returning."""
         back = self._store.get(self._key("begun")) is not None
         self._store.put(self._key("begun"), True)
         self._store.put(self._key("failed"), "")
@@ -81,7 +87,7 @@ class Workers:
         return Watch(self._connection, self._name)
 
     def beat(self) -> None:
-        """Publish that this worker goes on, not more often than need be."""
+        """Publish a sign of life, no more often than necessary."""
         now = time.monotonic()
         if now - self._last_beat < settings.BEAT_S:
             return
@@ -90,7 +96,7 @@ class Workers:
         self._announce_gone()
 
     def _announce_gone(self) -> None:
-        """Announce once each other worker that does not answer any more."""
+        """Announce, once, each worker that has stopped answering."""
         states = missing_workers(self._store, self._connection.prefix)
         for rank, state in states.items():
             if (
@@ -101,12 +107,12 @@ class Workers:
                 continue
             self._announced.add(rank)
             if state == State.LOST:
-                announce(f"{self._lost([rank])}; fit goes on where it can")
+                announce(f"{self._lost([rank])}; fit continues where possible")
                 continue
             announce(
                 f"{self._who(rank)} at {self._at(rank)} has ended: if "
-                f"{self._who(self._rank)} cannot do without it, it waits for "
-                f"it to come back, for {self._stall_shutdown_s:g} s at most"
+                f"{self._who(self._rank)} needs it, it waits for its return, "
+                f"for {self._stall_shutdown_s:g} s at most"
             )
 
     def _lost(self, ranks: Iterable[int]) -> str:
@@ -122,7 +128,7 @@ class Workers:
         self._store.put(self._ended, steps)
 
     def ended_after(self) -> int | None:
-        """After how many steps the chief has ended; None if it has not."""
+        """The number of steps after which the chief ended; None before."""
         steps: int | None = self._store.get(self._ended)
         return steps
 
@@ -155,7 +161,7 @@ class Workers:
                 )
 
     def fail(self, error: BaseException) -> None:
-        """Publish what has ended this worker's ``fit``, if that is possible."""
+        """Publish the error that ended this worker's ``fit``, if possible."""
         self._error = error
         with contextlib.suppress(tf.errors.OpError, TowerError):
             text = f"{type(error).__name__}: {error}"
@@ -163,7 +169,7 @@ class Workers:
 
     def _look_at_chief(self, watch: Watch) -> None:
         self.beat()
-        watch.look()
+        watch.refresh()
         failure = self._store.get(f"{self._name}/failed-0")
         if failure:
             raise TowerError(
@@ -172,13 +178,12 @@ class Workers:
         if 0 in watch.unreachable():
             system.end_in_time()
             raise TowerError(
-                "the chief cannot be reached any more at "
-                f"{self._at(0)}: start all tasks of the job again, from a "
-                "backup."
+                f"the chief can no longer be reached at {self._at(0)}: start "
+                "all tasks of the job again, from a backup."
             )
 
     def check_failed(self) -> None:
-        """Raise what has ended this ``fit`` or the chief's, if anything has."""
+        """Raise the error that ended this ``fit`` or the chief's, if any."""
         if self._error is not None:
             raise self._error
         if self._rank > 0:
@@ -198,7 +203,7 @@ class Workers:
                     raise FitEnded
             else:
                 self.beat()
-                watch.look()
+                watch.refresh()
             gone = watch.unreachable()
             lost = [r for r in self._others if gone.get(r) == State.LOST]
             if len(lost) > spare:
@@ -217,13 +222,13 @@ class Workers:
             )
 
     def loss_poller(self, lost: Callable[[int], None]) -> Callable[[], None]:
-        """Return what to call every now and then, to learn who is lost."""
+        """Return a function to call regularly, which detects lost workers."""
         # It may be called in any thread, and is no sign that fit goes on.
         watch = self._begin_to_watch()
         alive = set(self._others)
 
         def poll() -> None:
-            watch.look()
+            watch.refresh()
             for rank in sorted(alive):
                 if self._trouble(watch, rank, self._stall_shutdown_s):
                     alive.discard(rank)
@@ -232,7 +237,7 @@ class Workers:
         return poll
 
     def wait_for_others(self, is_over: Callable[[], bool]) -> None:
-        """Wait until all workers that live have left."""
+        """Wait until all living workers have left."""
         watch = self._begin_to_watch()
         missing = list(self._others)
         announced, over = False, None
@@ -243,7 +248,7 @@ class Workers:
             if happened:
                 continue
             self.beat()
-            watch.look()
+            watch.refresh()
             failed = self._by_rank("failed")
             if over is None and is_over():
                 over = time.monotonic()
@@ -265,20 +270,20 @@ class Workers:
                 announce(f"the chief waits for {who} to end its fit")
 
     def _trouble(self, watch: Watch, rank: int, silent_s: float) -> str:
-        """Why a worker may not go on, empty if nothing is known."""
+        """Why a worker may be stuck; empty if unknown."""
         if rank in watch.unreachable():
-            return "cannot be reached any more"
+            return "can no longer be reached"
         if watch.silent_s(rank) > silent_s:
             seconds = f"{watch.silent_s(rank):.0f} s"
             return f"has given no sign of life for {seconds}"
         return ""
 
     def run(self, function: Any, in_step: bool = False) -> Any:
-        """Call a concrete function; fail if it waits for too long."""
+        """Call a concrete function; fail if it takes too long."""
         return self.wait(remote.Running(function), in_step)
 
     def wait(self, running: remote.Running, in_step: bool = False) -> Any:
-        """Wait for a function that runs; fail if it takes too long."""
+        """Wait for a running function; fail if it takes too long."""
         poll = self.poller(in_step)
         with self._connection.naming_lost_servers():
             try:
@@ -287,9 +292,9 @@ class Workers:
                 raise self._stalled() from None
 
     def _stalled(self) -> TowerError:
-        """Say who may be the reason of a wait that was too long."""
+        """Say which workers may have caused a wait that was too long."""
         timeout_s = self._stall_shutdown_s
-        self._watch.look()
+        self._watch.refresh()
         failed = self._by_rank("failed")
         reasons = []
         for rank in self._others:

@@ -11,18 +11,18 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
+from keras_towers.parameter_servers.barrier import LEFT, Barrier
+from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.session import WorkerUpdates
 from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import refuse_without_update
 from keras_towers.replicas.resources import Functions, after_writes
-from keras_towers.replicas.servers.barrier import LEFT, Barrier
-from keras_towers.replicas.servers.served_model import ServedModel
-from keras_towers.replicas.servers.session import WorkerUpdates
 
 logger = logging.getLogger("keras_towers")
 
 
 class DirectUpdates(WorkerUpdates):
-    """Every worker updates the weights on the servers by itself.
+    """Every worker updates the weights on the servers independently.
 
     All workers come to a barrier when they have read the weights, and when they
     have updated them. Where nobody waits for others, each has a barrier of its
@@ -54,8 +54,8 @@ class DirectUpdates(WorkerUpdates):
             if takes_turns(optimizer, self._served.variables.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
-                    "averages weights, scales the loss or has a constraint to "
-                    "obey, which workers cannot do at the same time: use "
+                    "averages weights, scales the loss or trains a weight with "
+                    "a constraint, which concurrent workers cannot do: use "
                     "SyncReplicasStrategy, which updates once for all of them."
                 )
             if self._sync and self._served.rank == 0:
@@ -137,7 +137,7 @@ class DirectUpdates(WorkerUpdates):
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
-    """Say why the weights will not be those of one device, if they will not."""
+    """Warn if the weights will differ from those of one device, and why."""
     config = optimizer.get_config()
     reasons = [
         f"{name}={config[name]}"
@@ -156,8 +156,8 @@ def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:
         reasons.append("a schedule of learning rates, which counts updates")
     if reasons:
         logger.warning(
-            "every worker updates the weights by itself, several times a step: "
-            "with %s they will not be those of one device. "
-            "SyncReplicasStrategy updates once a step.",
+            "every worker updates the weights independently, several times "
+            "per step: with %s they will differ from those of one device. "
+            "SyncReplicasStrategy updates once per step.",
             ", ".join(reasons),
         )

@@ -1,4 +1,4 @@
-"""Notes about objects that have no usable ``==``, such as Keras variables."""
+"""A dictionary for keys without a usable ``==``, such as Keras variables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class ByIdentity(MutableMapping[K, V]):
-    """A mapping from objects, by identity, in the order of insertion."""
+class IdentityDict(MutableMapping[K, V]):
+    """A mapping that compares its keys by identity, in insertion order."""
 
     def __init__(self, weak: bool = True):
         self._weak = weak

@@ -5,11 +5,11 @@ import gc
 import keras
 import pytest
 
-from keras_towers.fit.context.by_identity import ByIdentity
+from keras_towers.fit.context.identity_dict import IdentityDict
 
 
 def test_equal_objects_are_different_keys():
-    notes: ByIdentity[keras.Variable, str] = ByIdentity()
+    notes: IdentityDict[keras.Variable, str] = IdentityDict()
     one, other = keras.Variable(1.0), keras.Variable(1.0)
     notes[one] = "one"
     assert one in notes and other not in notes
@@ -26,8 +26,8 @@ def test_equal_objects_are_different_keys():
 
 
 def test_an_object_with_the_id_of_a_dead_one_is_new():
-    notes: ByIdentity[object, str] = ByIdentity()
-    keeping: ByIdentity[object, str] = ByIdentity(weak=False)
+    notes: IdentityDict[object, str] = IdentityDict()
+    keeping: IdentityDict[object, str] = IdentityDict(weak=False)
     for number in range(100):
 
         class Thing:

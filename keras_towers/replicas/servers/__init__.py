@@ -1,1 +1,0 @@
-"""Weights that parameter servers hold for several processes."""
