@@ -20,7 +20,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
+from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
