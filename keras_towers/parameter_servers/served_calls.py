@@ -233,8 +233,7 @@ class ServedFit(ReplicaCall):
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
-        optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.prepare(optimizers)
+        self.session.updates.begin_trace()
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
@@ -259,6 +258,8 @@ class ServedFit(ReplicaCall):
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
         self.session.served.variables.hold(self.model, seeds)
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.check(optimizers)
 
     def begin(self, logs: Any = None) -> None:
         """Start at the chief's position, after all callbacks have begun."""
