@@ -35,7 +35,7 @@ from keras_towers.transport import Transport
 
 if TYPE_CHECKING:
     from keras_towers.fit.calls.synchronous import TowerCalls
-    from keras_towers.fit.update.reduce import WeightUpdate
+    from keras_towers.fit.update.weight_update import WeightUpdate
     from keras_towers.fit.weights.adoption import Adoption
 
 Batches: TypeAlias = Literal["split", "each"]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from keras_towers.rendezvous.environment_variables import is_elastic
 from keras_towers.settings import SEED
 
 
@@ -148,7 +149,7 @@ def _saved_once() -> contextlib.AbstractContextManager[None]:
     elif cluster and cluster.trains:
         rank, size = cluster.rank, cluster.size
     # In an elastic job the ranks change, and with them who has saved what.
-    if board is None or size == 1 or "HOROVOD_ELASTIC" in os.environ:
+    if board is None or size == 1 or is_elastic():
         return contextlib.nullcontext()
     return saving.once(rank, size, board)
 

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_towers import settings
@@ -71,7 +70,7 @@ class AveragedUpdates(WorkerUpdates):
         updates, used, dropped = counts
         return ReplicaCounts(updates, tuple(used), tuple(dropped))
 
-    def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    def begin_trace(self) -> None:
         # A model that was compiled again may have other optimizers.
         self._traces += 1
         name = f"{self._served.name}/averages_{self._traces}"
@@ -99,7 +98,6 @@ class AveragedUpdates(WorkerUpdates):
 
     def enter(self) -> bool:
         self._coordinator = None
-        self._abandoned = False
         comes_back, self._comes_back = self._comes_back, False
         if not comes_back:
             self._group.send(Event.STARTED, self._served.rank)
@@ -142,6 +140,8 @@ class AveragedUpdates(WorkerUpdates):
             self._coordinator = self._start_coordinator()
 
     def _start_coordinator(self) -> Coordinator:
+        # Until now that of an earlier fit may have been about to end.
+        self._abandoned = False
         kind, function = Coordinator, self._averages.function()
         if self._group.early:
             kind = EarlyCoordinator

@@ -49,7 +49,7 @@ class DirectUpdates(WorkerUpdates):
         self._visits: int | None = None
         self._taken = False
 
-    def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
         for optimizer in optimizers:
             if takes_turns(optimizer, self._served.variables.trained):
                 raise TowerError(

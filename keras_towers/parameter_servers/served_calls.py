@@ -20,7 +20,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig, UpdateCall
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.update.reduce import UpdateAtVariable, WeightUpdate
+from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
@@ -233,8 +233,7 @@ class ServedFit(ReplicaCall):
         if isinstance(self.model.train_function, TrainFunction) and not force:
             return
         self.model.train_function = None
-        optimizers = state_lib.collect(self.model).optimizers
-        self.session.updates.prepare(optimizers)
+        self.session.updates.begin_trace()
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
@@ -259,6 +258,8 @@ class ServedFit(ReplicaCall):
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
         self.session.served.variables.hold(self.model, seeds)
+        optimizers = state_lib.collect(self.model).optimizers
+        self.session.updates.check(optimizers)
 
     def begin(self, logs: Any = None) -> None:
         """Start at the chief's position, after all callbacks have begun."""

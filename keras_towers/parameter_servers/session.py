@@ -73,9 +73,11 @@ class WorkerUpdates:
     epochs_together: bool
     spare: int
 
-    def prepare(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Prepare for a new trace of the step; refuse what is unsupported."""
-        raise NotImplementedError
+    def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        """Refuse optimizers with which workers cannot train."""
+
+    def begin_trace(self) -> None:
+        """Prepare for a new trace of the step."""
 
     def begin(self, fit: int) -> None:
         """Create the shared state of a ``fit``; on the chief only."""

@@ -90,7 +90,7 @@ def value_in_function(partition: Partitioner, value: Value) -> Value:
         value,
         layout=REPLICATED,
         local=None,
-        whole=partition.local(value),
+        whole=partition.replicated(value),
         linear=None,
     )
 
@@ -116,7 +116,9 @@ def tensor_with_layout(
         tensor = list_on_tower(partition, value, layout)
     elif value.is_replicated:
         split = isinstance(layout, Partial)
-        tensor = partition.partial(value) if split else partition.local(value)
+        tensor = (
+            partition.partial(value) if split else partition.replicated(value)
+        )
     elif value.is_partial and isinstance(layout, Partial):
         tensor = partition.partial(value)
     if tensor is None:

@@ -35,7 +35,7 @@ SIZE = tf.int64
 
 
 class CannotGather(Exception):
-    """A list of rows meets what has no rule."""
+    """An operation without a rule needs a list of rows."""
 
 
 class Converter:
@@ -178,8 +178,8 @@ class Converter:
         given = [tensor, self.vector(target, SIZE)]
         return self.builder.op("Reshape", given, static(sizes))
 
-    def local(self, value: Value) -> Tensor:
-        """Return the value of one device where a tower uses it."""
+    def replicated(self, value: Value) -> Tensor:
+        """Return the whole value, as every tower has it."""
         if value.layout == REPLICATED and value.local is not None:
             return value.local
         return self.whole(value)
@@ -201,7 +201,11 @@ class Converter:
         return self._rows[key]
 
     def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        tensor, unit, axis = self.local(value), layout.unit, layout.axis
+        tensor, unit, axis = (
+            self.replicated(value),
+            layout.unit,
+            layout.axis,
+        )
         first = self.times(layout.rows, unit.start)
         count = self.times(layout.rows, unit.count)
         shape: Any = value.shape
@@ -217,7 +221,7 @@ class Converter:
         if value.is_partial:
             return cast("Tensor", value.local)
         if value not in self._parts:
-            whole = self.local(value)
+            whole = self.replicated(value)
             zeros = self.builder.op("ZerosLike", [whole], whole.shape)
             self._parts[value] = self.builder.op(
                 "SelectV2", [self.is_first, whole, zeros], whole.shape
@@ -378,7 +382,7 @@ class Converter:
             vector: what one device is given.
             entries: sizes, or tensors of towers; None: as on one device.
         """
-        like = self.local(vector)
+        like = self.replicated(vector)
         if all(isinstance(entry, int) for entry in entries):
             return self.builder.constant(entries, like.dtype)
         found: list[Tensor] = []

@@ -74,7 +74,7 @@ def _common_input(
     """What all towers are given for an input."""
     if index in factors.entries:
         return partition.vector_like(value, factors.entries[index])
-    return partition.local(value)
+    return partition.replicated(value)
 
 
 def _chosen(

@@ -211,7 +211,7 @@ def computed_once(
         outputs = _done(partition, node, operands)
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
     order = partition.order
-    locals_ = [partition.local(value) for value in inputs]
+    locals_ = [partition.replicated(value) for value in inputs]
     wholes = [value.whole for value in inputs if value.whole is not None]
     is_there = len(wholes) == len(locals_) and (
         order.after(node, wholes, True) <= order.after(node, locals_, True)
@@ -235,7 +235,7 @@ def _with_effect(
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:
         # Each tower writes its own copies.
-        locals_ = [partition.local(value) for value in inputs]
+        locals_ = [partition.replicated(value) for value in inputs]
         made = _done(partition, node, locals_, reads=False)
         return [Value(REPLICATED, local) for local in made]
     at_root = partition.ranks and effect is Effect.OUTSIDE
@@ -324,7 +324,7 @@ def _copy_to_all(
     )
     if at_root:
         value = build.exchange("root", value)
-    operands = [partition.local(variable), value]
+    operands = [partition.replicated(variable), value]
     build.add(
         "AssignVariableOp",
         operands,

@@ -123,7 +123,7 @@ def lay_out(
         by_name = partition.run(graph, values)
         results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
     except CannotGather:
-        # A list of rows meets what has no rule.
+        # An operation without a rule needs a list of rows.
         return lay_out(
             graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
         )

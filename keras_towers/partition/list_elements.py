@@ -155,11 +155,11 @@ def list_on_tower(
     if not value.is_replicated or elements is None:
         return None
     if _has_nothing(elements):
-        return partition.local(value)
+        return partition.replicated(value)
     declared = _declared_shape(partition, elements, element)
     if declared is None:
         return None
-    build, handle = partition.builder, partition.local(value)
+    build, handle = partition.builder, partition.replicated(value)
     if elements.item is None:
         if isinstance(element, Sharded) and element.axis < 0:
             length = partition.cast(element.unit.count, tf.int32)

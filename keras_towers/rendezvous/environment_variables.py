@@ -18,6 +18,13 @@ from keras_towers.rendezvous.store import (
 from keras_towers.settings import SECRET, SEED
 from keras_towers.system import usable_cores
 
+_ELASTIC = "HOROVOD_ELASTIC"
+
+
+def is_elastic() -> bool:
+    """Whether the ranks of this process's job come and go."""
+    return os.environ.get(_ELASTIC, "0") not in ("", "0")
+
 
 def process_environment(
     stall_warning_s: int, stall_shutdown_s: int, seed: int | None = None
@@ -71,7 +78,7 @@ def job_environment(
         environment["HOROVOD_GLOO_IFACE"] = interface
         environment["NCCL_SOCKET_IFNAME"] = interface
     if elastic:
-        environment["HOROVOD_ELASTIC"] = "1"
+        environment[_ELASTIC] = "1"
     if "HOROVOD_GLOO_TIMEOUT_SECONDS" not in os.environ:
         # How long a rank waits for others that died unnoticed, and for the
         # last one to start. In an elastic job the rendezvous waits for the

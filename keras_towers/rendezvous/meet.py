@@ -29,6 +29,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import environments, store, watch
 from keras_towers.rendezvous.environment_variables import (
+    is_elastic,
     process_environment,
     rank_environment,
     seconds,
@@ -111,8 +112,7 @@ def take_place() -> None:
     Later Horovod asks by itself.
     """
     server = store.from_environment()
-    elastic = os.environ.get("HOROVOD_ELASTIC")
-    if server is None or not server.signed or not elastic:
+    if server is None or not server.signed or not is_elastic():
         return
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")

@@ -29,6 +29,7 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
+from keras_towers.rendezvous.environment_variables import is_elastic
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.store import StoreClient
 
@@ -292,7 +293,7 @@ def from_environment(rank: int, size: int) -> StallWatch | None:
     if os.environ.get(settings.STALL_DISABLE, "0") != "0":
         warning_s = math.inf
     shutdown = os.environ.get(settings.STALL_SHUTDOWN, 0)
-    if os.environ.get("HOROVOD_ELASTIC"):
+    if is_elastic():
         shutdown = 0  # Others can go on, and the driver decides with whom.
     watch = StallWatch(rank, size, store, warning_s, float(shutdown))
     watch.start()
@@ -329,7 +330,7 @@ def mark(what: str) -> None:
 def failed_before(call: int, why: str) -> str:
     """Report a failed call; return which rank failed before, and why."""
     # Of an elastic job the others go on.
-    if _watch is None or os.environ.get("HOROVOD_ELASTIC"):
+    if _watch is None or is_elastic():
         return ""
     first = _watch.place[0], why
     with contextlib.suppress(OSError):

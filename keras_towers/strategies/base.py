@@ -31,7 +31,7 @@ from keras_towers.fit.contract import (
 )
 from keras_towers.fit.hooks import keras as hooks
 from keras_towers.fit.step import description as step_costs
-from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone
 from keras_towers.rendezvous.check import Peers
@@ -389,7 +389,7 @@ def _warn_of_others(name: str) -> None:
     # One of an unknown number may be meant to train by itself.
     in_job = member is not None and member.size not in (None, 1)
     if member is None:
-        # One process needs no cluster, and none that is described well.
+        # One process needs no cluster: a malformed TF_CONFIG does no harm.
         with contextlib.suppress(TowerError):
             member = tf_config.from_environment()
         if member is not None:

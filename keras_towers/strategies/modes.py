@@ -12,7 +12,7 @@ from keras_towers import devices as devices_lib
 from keras_towers import reduction
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.update.reduce import UpdateEach, WeightUpdate
+from keras_towers.fit.update.weight_update import UpdateEach, WeightUpdate
 from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.reduction import compression as compression_lib
 from keras_towers.transport import Transport

@@ -8,7 +8,7 @@ from keras_towers import devices as devices_lib
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.noop_calls import NoOpCalls
-from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.strategies.base import BaseStrategy
 
 

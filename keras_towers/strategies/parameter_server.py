@@ -8,7 +8,7 @@ import keras
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import active_step
-from keras_towers.fit.update.reduce import UpdateAtVariable
+from keras_towers.fit.update.weight_update import UpdateAtVariable
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (

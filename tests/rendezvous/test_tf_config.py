@@ -72,3 +72,12 @@ def test_without_a_cluster_a_process_is_alone(text):
 def test_what_is_wrong_is_said_where(config, what):
     with pytest.raises(TowerError, match=f"^TF_CONFIG .*{what}"):
         read(config) if isinstance(config, str) else described(*config)
+
+
+def test_addresses_by_index():
+    """As TensorFlow takes them."""
+    cluster = described({"worker": {"1": "b:2", "0": "a:1"}})
+    assert cluster is not None
+    assert cluster.jobs == {"worker": ("a:1", "b:2")}
+    with pytest.raises(TowerError, match="instead of a list"):
+        described({"worker": {"1": "b:2"}})

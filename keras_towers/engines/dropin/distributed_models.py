@@ -32,10 +32,14 @@ _FORGOTTEN = "experimental_run_tf_function"
 _undo: list[Callable[[], None]] = []
 
 
-def replace_compile(
+def patch_keras(
     is_initialized: Callable[[], bool], transport: Callable[[], Transport]
 ) -> None:
-    """Replace ``compile`` and ``fit`` of models until the engine shuts down."""
+    """Patch ``compile`` and ``fit`` of models until the engine shuts down.
+
+    A ``LossScaleOptimizer`` is patched as well: it has to reduce gradients in
+    place of the optimizer that it wraps.
+    """
     if _undo:
         return
     # In the class that defines it: Keras regards any other ``compile`` as a
@@ -54,7 +58,7 @@ def replace_compile(
         optimizer = args[0] if args else kwargs.get("optimizer")
         distributed = is_initialized() and is_distributed(optimizer)
         if not is_initialized():
-            restore_compile()  # By its own shutdown, not by the drop-in's.
+            unpatch_keras()  # By its own shutdown, not by the drop-in's.
         if distributed:
             kwargs.pop(_FORGOTTEN, None)
         original(model, *args, **kwargs)
@@ -86,8 +90,8 @@ def replace_compile(
     _undo.append(patches.wrap(scaling, "__init__", scale))
 
 
-def restore_compile() -> None:
-    """Undo ``replace_compile``."""
+def unpatch_keras() -> None:
+    """Undo ``patch_keras``."""
     while _undo:
         _undo.pop()()
 

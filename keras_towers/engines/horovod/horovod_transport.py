@@ -29,6 +29,7 @@ from keras_towers.rendezvous import (
     versions,
     watch,
 )
+from keras_towers.rendezvous.environment_variables import is_elastic
 from keras_towers.transport import engine_transport, messages
 
 
@@ -64,11 +65,6 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     may_be_one = args or kwargs.get("comm") or is_elastic()
     if member and not member.alone and hvd.size() == 1 and not may_be_one:
         raise _unconnected(member)
-
-
-def is_elastic() -> bool:
-    """Whether ranks come and go."""
-    return os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0")
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ _FIXED, _OVER_NCCL, _FIRST_PADDED = 1, 2, 3
 
 # Numbers of elements that those of unknown size are padded to. Such collectives
 # have the same instance whatever their size, and the group tells them apart.
-# With more numbers there would be more groups, with fewer more padding. None is
-# 0: TensorFlow's gather of nothing ends the process.
+# With more numbers there would be more groups, with fewer more padding. No size
+# is 0: TensorFlow's gather of nothing ends the process.
 _PADDED_SIZES: tuple[int, ...] = tuple(
     (4 + part) * 2**octave for octave in range(2, 38) for part in range(4)
 )

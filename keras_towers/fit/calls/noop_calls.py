@@ -17,7 +17,7 @@ from keras_towers.fit.calls.synchronous import TowerCalls, run_alone
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import KerasCall
 from keras_towers.fit.data.iterator import Undistributed
-from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 
 
 class NoOpCalls(TowerCalls):

@@ -16,7 +16,7 @@ from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
-from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights.adoption import Adoption
 
 

@@ -83,7 +83,10 @@ def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
         there = getattr(owner, name)
         cell = _cell_of_wrapped(there)
         if cell is None:
+            is_inherited = name not in vars(owner)
             setattr(owner, name, _calling(ours, there))
+            if is_inherited:
+                return lambda: delattr(owner, name)
             return lambda: setattr(owner, name, there)
         original = cell.cell_contents
         cell.cell_contents = there.__wrapped__ = _calling(ours, original)

@@ -1,4 +1,4 @@
-"""Every Keras name that is patched, and for how long.
+"""Every Keras name that strategies patch, and for how long.
 
 The names in ``_install`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
@@ -10,7 +10,10 @@ are patched while ``fit`` creates its data on several ranks with different seeds
 While asynchronous towers train, they patch ``assign``, ``assign_add`` and
 ``assign_sub`` of Keras variables, and ``next`` of seed generators
 (``replicas/asynchronous/hogwild.py``); a worker of parameter servers patches
-those of variables (``parameter_servers/served_calls.py``).
+the same names (``parameter_servers/served_calls.py``). ``kt.verify`` patches
+how variables are initialised while it measures. The drop-ins of Horovod and
+BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
+until the engine shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: model
 attributes during a call (``TowerCall.shadows``, ``without_xla``,

@@ -3,8 +3,9 @@
 They run a model's methods on the towers of its strategy, and connect
 ``keras.distribution`` to towers. Keras's TensorFlow backend has no code behind
 that; the functions that its JAX backend has are filled in where Keras itself
-looks for them. Two more are wrapped: the six methods of a model, and the
-function by which Keras stores the distribution.
+looks for them. Three more are wrapped: the six methods of a model, the function
+by which Keras stores the distribution, and the one that decides which frames a
+traceback shows.
 """
 
 from __future__ import annotations

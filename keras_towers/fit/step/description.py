@@ -129,8 +129,10 @@ def costs_of(program: Program, towers: int) -> StepCosts:
     fixed: int | None = 0
     per_example = 0
     for _, own, axis, size in given:
-        shape = own.shape if own.shape.rank is not None else [None]
-        sizes = [s for a, s in enumerate(shape) if a != axis]
+        if own.shape.rank is None:
+            fixed = None
+            continue
+        sizes = [s for a, s in enumerate(own.shape) if a != axis]
         known = [s for s in sizes if s is not None]
         entry = math.prod(known) * own.dtype.size
         if len(known) < len(sizes):

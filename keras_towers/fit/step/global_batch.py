@@ -27,8 +27,8 @@ from keras_towers.fit.step.inputs import (
 )
 from keras_towers.fit.step.tower_program import TowerProgram
 from keras_towers.fit.step.trace import Trace, trace, with_components
-from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import REPLICATED

@@ -380,8 +380,8 @@ def exchanged(
 
     Args:
         exchanges: N exchanges of a level.
-        every: for each of them what the K towers of this process give; nothing
-            where only the first process has it.
+        values_of_towers: for each exchange what the K towers of this process
+            give; nothing where only the first process has it.
         transport: connects the processes.
 
     Returns:

@@ -84,14 +84,16 @@ class LocalSGD:
 
     def end(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
-        counts = {
-            round_: int(round_.updates.numpy())
-            for round_ in self._round_of.values()
-        }
-        begun = [round_ for round_, updates in counts.items() if updates]
-        counts_here = [counts[round_] for round_ in begun]
-        ranks = check.gather(self._config.peers, counts_here, "ends a round")
-        if all(rank == counts_here for rank in ranks):
+        begun: list[_Round] = []
+        updates_here: list[str] = []
+        for optimizer, round_ in self._round_of.items():
+            updates = int(round_.updates.numpy())
+            if updates:
+                begun.append(round_)
+                name = check.without_numbers(optimizer.name)
+                updates_here.append(f"{updates} of {name!r}")
+        ranks = check.gather(self._config.peers, updates_here, "ends a round")
+        if all(rank == updates_here for rank in ranks):
             for round_ in begun:
                 self._average(round_, order)
             return
@@ -102,7 +104,9 @@ class LocalSGD:
                 "(%s), for example after an error, or train_on_batch on some "
                 "ranks only: their weights are not averaged. fit() starts "
                 "with the weights of rank 0.",
-                check.describe_ranks([str(rank) for rank in ranks]),
+                check.describe_ranks(
+                    [", ".join(rank) or "none" for rank in ranks]
+                ),
             )
 
     def forget(self) -> None:

@@ -63,7 +63,7 @@ def apply(
     if active_step.current() and all(
         gradient is None for gradient in call.grads
     ):
-        # It has its own words for that.
+        # Keras raises an error of its own.
         original(grads, trainable_variables)
     else:
         take(call)

@@ -21,8 +21,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.reduce import WeightUpdate
 from keras_towers.fit.update.step_order import done_by_all
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
@@ -374,7 +374,7 @@ class SlotsSharedByRanks:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        # Ranks have to gather the same variables, so they pop_original none.
+        # Ranks have to gather the same variables, so none is ever forgotten.
         self._ranks: IdentityDict[keras.Variable, int] = IdentityDict(
             weak=False
         )

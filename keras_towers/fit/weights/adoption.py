@@ -32,7 +32,7 @@ from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous.check import Peers
 
 if TYPE_CHECKING:
-    from keras_towers.fit.update.reduce import WeightUpdate
+    from keras_towers.fit.update.weight_update import WeightUpdate
 
 
 logger = logging.getLogger("keras_towers")

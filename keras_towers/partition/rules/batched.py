@@ -131,7 +131,7 @@ def _to_images(
             if axis and isinstance(known, int):
                 sizes[axis] = known
     target = partition.local_target(size, sizes, layout)
-    same = [partition.local(value) for value in kernel]
+    same = [partition.replicated(value) for value in kernel]
     operands = [target, *same, gradient.local]
     return partition.on_towers(node, operands, layout, shapes=[sizes])
 

@@ -86,7 +86,7 @@ def _lay_out_branches(
     inputs: Sequence[Value],
 ) -> list[Value] | None:
     # All towers go the same way.
-    way = partition.local(chosen)
+    way = partition.replicated(chosen)
     branches = [partition.for_function(Builder(meets=False)) for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):

@@ -44,8 +44,8 @@ _STATEFUL = (
 )
 # TensorFlow's numbers of the algorithms that are Philox on a CPU or a GPU.
 _PHILOX = (1, 3)
-# How many numbers a count gives: 128 bits, but no more than four.
-_BITS, _MOST = 16, 4
+# A count gives 16 bytes of random numbers, but at most four numbers.
+_BYTES_PER_COUNT, _MOST_PER_COUNT = 16, 4
 # How many TensorFlow reserves for one that may be rejected.
 _RESERVED = 256
 # What XLA takes for a uniform number that is less, before its logarithm.
@@ -74,14 +74,16 @@ def _drawn(
     each = partition.size(rest)
     if each is None or None in sizes:
         return None
-    group = min(_MOST, _BITS // dtype.size)
+    group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
     pairs = partition.xla and node.type == "StatelessRandomNormalV2"
     if pairs and dtype != tf.float32:
         return None
     if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
-        counts = group * _RESERVED // _MOST
-    of_all = [partition.local(value) for value in (key, algorithm, *limits)]
+        counts = group * _RESERVED // _MOST_PER_COUNT
+    of_all = [
+        partition.replicated(value) for value in (key, algorithm, *limits)
+    ]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
         operands = [shape, of_all[0], _later(partition, counter, steps)]
@@ -247,7 +249,7 @@ def _normal_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
 
 def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    build, start = partition.builder, partition.local(counter)
+    build, start = partition.builder, partition.replicated(counter)
     more = partition.vector([steps, build.constant(0, SIZE)], start.dtype)
     return build.op("AddV2", [start, more], start.shape)
 

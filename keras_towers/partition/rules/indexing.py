@@ -113,7 +113,7 @@ def _own(
     if role in ("numbers", "indices"):
         return places.local
     if role == "same" or (role == "entries" and value.shape == ()):
-        return partition.local(value)
+        return partition.replicated(value)
     if role == "entries":
         return partition.rows(value, places.layout)
     if role == "rows":
@@ -123,7 +123,7 @@ def _own(
         return None
     if role == "count":
         count = partition.times(target.rows, target.unit.count)
-        return partition.cast(count, partition.local(value).dtype)
+        return partition.cast(count, partition.replicated(value).dtype)
     return partition.local_target(value, list(value.known), target)
 
 
@@ -138,7 +138,7 @@ def _product(
         return None
     places, operands = numbered
     if not node.attr("adjoint_a"):
-        operands.append(partition.local(factor))
+        operands.append(partition.replicated(factor))
         return partition.on_towers(node, operands, places.target)
     # Each row of the matrix meets one of the factor.
     layout = places.target.along(int(node.attr("adjoint_b")))
@@ -239,7 +239,7 @@ def _picked(
     rows = values.local
     if batch or rows is None or values.sharded != numbered.target.along(axis):
         return None
-    operands = [rows, numbered.local, partition.local(at)]
+    operands = [rows, numbered.local, partition.replicated(at)]
     layout = numbered.layout.along(axis + numbered.layout.axis)
     return partition.on_towers(node, operands, layout)
 
@@ -284,7 +284,7 @@ def _looked_up(
     if layout is None or places.local is None or node.attr("batch_dims"):
         return None
     # The variable is read once, for all towers, or each reads its own copy.
-    variable = partition.local(handle)
+    variable = partition.replicated(handle)
     least = partition.order.use(node, [variable], True)
     table = build.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
     local = build.op(
@@ -386,7 +386,7 @@ def _extremes(
     rows = [partition.rows(value, layout) for value in (values, segments)]
     if rows[0] is None or rows[1] is None:
         return None
-    operands = [rows[0], rows[1], partition.local(count)]
+    operands = [rows[0], rows[1], partition.replicated(count)]
     (extremes,) = build.copy(node.operation, operands)
     if extremes.shape.rank is None:
         return None

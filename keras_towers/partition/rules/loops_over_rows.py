@@ -149,7 +149,7 @@ class _Loop:
             return None
         starts = [self._start(index) for index in range(len(self._inputs))]
         round_, tensors, ends = self._settled(starts)
-        outputs = [round_.local(ends[index]) for index in self._carried]
+        outputs = [round_.replicated(ends[index]) for index in self._carried]
         # Each tower goes round for its own rows.
         asked = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
         at = next(k for k, i in enumerate(self._carried) if i in self._counters)
@@ -178,7 +178,7 @@ class _Loop:
             return partition.cast(self._unit.start, dtype, is_repeated=False)
         use = self._use(index)
         if use in ("same", "empty"):
-            return partition.local(value)
+            return partition.replicated(value)
         if use == "sum":
             # Texts are joined, in an order.
             is_number = dtype.is_floating or dtype.is_integer
@@ -420,7 +420,7 @@ class _Round(Partitioner):
         """The place of a row among those of a tower."""
         if place not in self.places:
             raise NeedsExchange
-        number = self.local(place)
+        number = self.replicated(place)
         start = self.cast(self._row.start, number.dtype)
         index = self.builder.op("Sub", [number, start], ())
         return Value(REPLICATED, whole=index, shape=())

@@ -38,7 +38,7 @@ def _part(
         part = "begin"
     else:
         return
-    local_ends = [partition.local(value) for value in inputs[1:]]
+    local_ends = [partition.replicated(value) for value in inputs[1:]]
     (local,) = partition.builder.copy(
         node.operation, [splits.local, *local_ends]
     )
@@ -80,7 +80,7 @@ def _filled_up(
     rows = partition.rows(entries, Sharded(0, splits.unit))
     if rows is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
         return None
-    all_have = [partition.local(value) for value in (target, default)]
+    all_have = [partition.replicated(value) for value in (target, default)]
     operands = [all_have[0], rows, all_have[1], splits.local]
     return partition.on_towers(node, operands, Sharded(0, partition.unit))
 

@@ -113,7 +113,7 @@ def _broadcast(
             return None
         axis = layout.axis - ahead
         if axis < 0 or value.shape[axis] == 1:
-            rows = partition.local(value)
+            rows = partition.replicated(value)
         else:
             rows = partition.rows(value, layout.along(axis))
     if rows is None:
@@ -131,7 +131,7 @@ def _filled(
     if sizes is None or layout is None:
         return None
     shape = partition.local_target(target, sizes, layout)
-    operands = [shape, partition.local(value)]
+    operands = [shape, partition.replicated(value)]
     return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
@@ -239,7 +239,7 @@ def _tiled(
         if layout is None or value.shape[axis] != 1:
             continue
         shape = partition.local_target(times, times.known, layout)
-        given = [partition.local(value), shape]
+        given = [partition.replicated(value), shape]
         return partition.on_towers(node, given, layout, shapes=[sizes])
     return None
 
@@ -351,5 +351,5 @@ def _concat(
         blocks += layout.blocks
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    operands.append(partition.local(over))
+    operands.append(partition.replicated(over))
     return partition.on_towers(node, operands, joined, shapes=[shape])

@@ -208,7 +208,7 @@ def _strided_gradient(
     assert value.local is not None
     spread = layout.along(axis)
     local_target = partition.local_target(target, sizes, spread)
-    operands = [local_target, *map(partition.local, ends), value.local]
+    operands = [local_target, *map(partition.replicated, ends), value.local]
     return partition.on_towers(node, operands, spread, shapes=[sizes])
 
 

@@ -22,7 +22,7 @@ from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
 from keras_towers.fit.update.optimizers import home, updating
-from keras_towers.fit.update.reduce import WeightUpdate
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
 

@@ -63,12 +63,12 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    distributed_models.replace_compile(lambda: True, transport)
+    distributed_models.patch_keras(lambda: True, transport)
 
 
 def shutdown() -> None:
     """Restore Keras; this process leaves the job when it ends."""
-    distributed_models.restore_compile()
+    distributed_models.unpatch_keras()
 
 
 def compressed_sums(compression: Any) -> CommunicationHook:

@@ -56,6 +56,10 @@ from keras_towers.engines.horovod.hvd.sync_batch_norm import (
 )
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_horovod)})
+
+
 def __getattr__(name: str) -> Any:
     """Look up in Horovod whatever Keras 3 has not changed."""
     if name == "keras":

@@ -38,7 +38,7 @@ def init(*args: Any, **kwargs: Any) -> None:
 @functools.wraps(hvd.shutdown)
 def shutdown() -> None:
     """Horovod's ``shutdown``; also restores Keras to before ``init``."""
-    distributed_models.restore_compile()
+    distributed_models.unpatch_keras()
     if hvd.is_initialized():
         HorovodTransport().disconnect()
 
@@ -46,7 +46,7 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    distributed_models.replace_compile(hvd.is_initialized, HorovodTransport)
+    distributed_models.patch_keras(hvd.is_initialized, HorovodTransport)
 
 
 def _tensor(value: Any) -> Any:

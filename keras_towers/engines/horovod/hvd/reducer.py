@@ -17,10 +17,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import plain
 from keras_towers.engines.dropin.distributed_optimizer import Reducer
-from keras_towers.engines.horovod.horovod_transport import is_elastic
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
+from keras_towers.rendezvous.environment_variables import is_elastic
 
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2
