@@ -24,6 +24,20 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import lists_by_weight
 
+# Optimizers whose operations are the same for weights of every shape.
+_FOR_ANY_SHAPE = frozenset(
+    {
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+        keras.optimizers.Adamax,
+        keras.optimizers.AdamW,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+        keras.optimizers.Nadam,
+        keras.optimizers.RMSprop,
+    }
+)
 _HERE = contextlib.nullcontext()
 
 
@@ -122,7 +136,10 @@ class _Repeated:
             update()
             return
         slots = _slots(optimizer, variable)
-        kind = map(_signature, (gradient, variable, *slots))
+        kind = [
+            _signature(optimizer, tensor, variable.shape)
+            for tensor in (gradient, variable, *slots)
+        ]
         inputs = [gradient, variable.handle]
         inputs += [slot.handle for slot in slots if slot is not None]
         self._once_for(
@@ -147,7 +164,7 @@ class _Repeated:
                 decay()
                 continue
             with tf.device(value.device):
-                kind = "decay", _signature(value)
+                kind = "decay", _signature(optimizer, value, value.shape)
                 self._once_for(kind, value, [value.handle], decay)
 
     def _once_for(
@@ -185,11 +202,19 @@ def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
     return [None if slot is None else slot._value for slot in row]
 
 
-def _signature(tensor: Any) -> Any:
-    """Return the properties that determine the operations of an update."""
+def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
+    """Return the properties that determine the operations of an update.
+
+    Args:
+        optimizer: the optimizer that updates a weight.
+        tensor: the weight, its gradient, or a slot of it.
+        shape: the weight's shape.
+    """
     if tensor is None:
         return None
     place = getattr(tensor, "device", None)
+    if tensor.shape == shape and type(optimizer) in _FOR_ANY_SHAPE:
+        return tensor.dtype, place
     return tensor.dtype, place, tuple(tensor.shape)
 
 
