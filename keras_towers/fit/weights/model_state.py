@@ -131,9 +131,10 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Iterator[tuple[keras.Variable, Any]]:
-    """Find the slots of a built optimizer, each with its weight."""
-    # Of others, that are in no list with an entry for each weight, nobody knows
-    # whose they are.
+    """Find the slots of a built optimizer, each with its weight.
+
+    Variables that are in no list with an entry for each weight belong to none.
+    """
     by_place = _by_place(optimizer)
     for slot in optimizer.variables:
         weight = by_place.get(id(slot))
