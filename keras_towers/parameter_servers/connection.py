@@ -46,43 +46,25 @@ _connection: Connection | None = None
 
 
 class Dropped:
-    """Finds the names of shared resources that all workers have dropped.
+    """Finds the names of shared resources whose owners are gone."""
 
-    A worker drops a name when the objects by which it knew the resource are
-    gone. What every worker has dropped can be freed: nobody is late, and nobody
-    asks for it again, except for a worker that dies and runs its program from
-    the beginning.
-    """
-
-    def __init__(self, size: int):
-        self._size = size
+    def __init__(self) -> None:
         self._watched = 0
         self._names: list[str] = []
-        self._by: dict[str, set[int]] = {}
 
     def drop_with(self, owner: object, name: str) -> None:
         """Drop a name with an object, when that is gone."""
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def take_dropped(self) -> list[str]:
-        """The names that this worker has dropped since the last time."""
+    def take(self) -> list[str]:
+        """The names that were dropped since the last time."""
         if self._watched:
             # Models are in cycles of references.
             gc.collect()
             self._watched = 0
         names, self._names[:] = list(self._names), []
         return names
-
-    def merge(self, dropped: Sequence[Sequence[str]]) -> list[str]:
-        """Return the names that all ranks have dropped by now."""
-        for rank, names in enumerate(dropped):
-            for name in names:
-                self._by.setdefault(name, set()).add(rank)
-        free = [n for n, by in self._by.items() if len(by) == self._size]
-        for name in free:
-            del self._by[name]
-        return free
 
 
 class Connection:
@@ -99,7 +81,7 @@ class Connection:
             self.devices[0], self.naming_lost_servers
         )
         self.prefix: str = prefix(cluster)
-        self.dropped: Dropped = Dropped(self.size)
+        self.dropped: Dropped = Dropped()
         self.finished: bool = True
         self._left = False
         self._name = task_name(cluster, self.rank)

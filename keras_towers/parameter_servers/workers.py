@@ -123,6 +123,10 @@ class Workers:
         """Publish that this worker has left."""
         self._store.put(self._key("left"), True)
 
+    def has_left(self) -> bool:
+        """Whether this worker has left, maybe before it died."""
+        return self._store.get(self._key("left")) is not None
+
     def end(self, steps: int) -> None:
         """Publish that the ``fit`` has ended; on the chief only."""
         self._store.put(self._ended, steps)

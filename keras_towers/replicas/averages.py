@@ -136,18 +136,14 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def function(
+    def apply(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = _averaged
     ) -> Apply:
-        """Return an update with the averages of all parts, run by ``run``."""
-        traced = self._traced_function()
+        """Return what makes an update; to be called in the main thread."""
+        function = self._update_function()
+        return lambda count, tokens: run(function, arguments(count, tokens))
 
-        def applied(count: int, tokens: Sequence[int]) -> Any:
-            return run(traced, arguments(count, tokens))
-
-        return applied
-
-    def _traced_function(self) -> Any:
+    def _update_function(self) -> Any:
         if self._function is not None:
             return self._function
 

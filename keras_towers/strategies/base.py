@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -80,12 +79,9 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             devices, self._options.mode, self._options.packer
         )
         transport = transport or SingleProcess()
-        reduce = self._mode.reduce
-        if transport.size > 1:
-            reduce = reduction_lib.across_ranks(reduce, transport)
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
-            self, TowerExtended(self, devices, reduce, transport)
+            self, TowerExtended(self, devices, transport)
         )
         if replica_noun is None:
             one_each = transport.size > 1 and len(devices) == 1

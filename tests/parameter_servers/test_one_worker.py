@@ -41,7 +41,7 @@ def test_after_an_epoch_the_servers_hold_the_model(strategy, name):
     model, mine = normalised(), strategy(name)
 
     def compare(epoch, logs):
-        held = mine._components.calls.last.served.variables
+        held = mine._components.calls.last.variables
         for local in model.weights:
             np.testing.assert_array_equal(local, held.copy_of(local))
         # After a step they are not what they were.
@@ -199,5 +199,5 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.served.workers._by_rank("failed")[0]
+    told = mine._components.calls.last.workers._by_rank("failed")[0]
     assert told.startswith("ValueError: Data cardinality")

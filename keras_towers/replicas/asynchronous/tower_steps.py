@@ -129,7 +129,7 @@ class ReplicaSchedule(UpdateSchedule):
             self._update.after_update(call.variables)
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
-        apply = self._averages.function()
+        apply = self._averages.apply()
         self._failed = failed
         self._averages.begin()
         self._coordinator = Coordinator(
