@@ -180,7 +180,6 @@ class SyncReplicasStrategy(BaseStrategy):
             devices,
             options,
             others=self._servers.peers if self._servers else None,
-            replica_noun="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
         if self._servers is None:
