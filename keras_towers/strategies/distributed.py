@@ -28,7 +28,7 @@ from keras_towers.strategies.options import (
     check,
     options_of,
 )
-from keras_towers.strategies.parameter_server import Where, choose_homes
+from keras_towers.strategies.parameter_server import Where, choose_places
 
 _numbers = itertools.count()
 
@@ -172,9 +172,9 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         check("caching_device", caching_device, Where | None)
         super().__init__(towers, cluster, options)
         self.sync = sync
-        where, homes = choose_homes(self._servers.devices, caching_device)
+        where, places = choose_places(self._servers.devices, caching_device)
         self.caching_device: Where = where
-        place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)
+        place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
         self._train(CachedOnce(self._config, place.of), sync)
 
 

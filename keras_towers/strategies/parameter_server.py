@@ -20,14 +20,14 @@ Where: TypeAlias = Literal["cpu", "gpu"]
 """Whether weights are held on the host, or spread over the towers."""
 
 
-def choose_homes(
+def choose_places(
     devices: Sequence[str], where: Where | None
 ) -> tuple[Where, list[str]]:
     """Choose the devices that hold weights; on one or two towers, these."""
     if where is None:
         where = "gpu" if len(devices) <= 2 else "cpu"
-    homes = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
-    return where, [active_step.short_name(home) for home in homes]
+    places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
+    return where, [active_step.short_name(place) for place in places]
 
 
 class ParameterServerTowerStrategy(BaseStrategy):
@@ -90,9 +90,9 @@ class ParameterServerTowerStrategy(BaseStrategy):
         check("ps_device", ps_device, Where | None)
         checked = options_of(self, StepKeywords, options)
         devices = devices_lib.resolve(towers)
-        where, homes = choose_homes(devices, ps_device)
+        where, places = choose_places(devices, ps_device)
         self.ps_device: Where = where
-        self.placement: LeastLoadedPlacement = LeastLoadedPlacement(homes)
+        self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
         self._compose(UpdateAtVariable(self._config, self.placement.of))
 
