@@ -299,10 +299,10 @@ class ServedFit(ReplicaCall):
             self.session.leave(bool(self.model.stop_training))
         original(variables)
         if self._begun:
-            self.session.put_finalized()
+            self.session.put(self.session.variables.trained)
 
     def end_of_steps(self, logs: Any) -> Any:
-        self.session.put_others()
+        self.session.put(self.session.variables.others)
         return logs
 
     @contextlib.contextmanager
@@ -332,7 +332,7 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     result = original(variable, value)
     session = current_session.get()
     if session is not None and tf.executing_eagerly():
-        session.put_assigned(variable)
+        session.put([variable])
     return result
 
 

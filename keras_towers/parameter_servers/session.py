@@ -374,7 +374,7 @@ class Session:
             # For one that is not waited for, and goes on later.
             self._stop(self._fits)
             self.updates.finish()
-            self.put_others()
+            self.put(self.variables.others)
             self._in_place.close()
             self.variables.get()
 
@@ -399,19 +399,7 @@ class Session:
         if error is None:
             self.variables.get()
 
-    # What the chief's copy of the model gets reaches the servers.
-
-    def put_finalized(self) -> None:
-        """Write the chief's final weights to the servers."""
-        if self._is_chief:
-            self.variables.put(self.variables.trained)
-
-    def put_assigned(self, variable: keras.Variable) -> None:
-        """Write a value that the chief has assigned to the servers."""
+    def put(self, variables: Sequence[keras.Variable]) -> None:
+        """Write the chief's values of variables to the servers."""
         if self._is_chief and self._fits:
-            self.variables.put([variable])
-
-    def put_others(self) -> None:
-        """Write the chief's values of untrained variables to the servers."""
-        if self._is_chief and self._fits:
-            self.variables.put(self.variables.others)
+            self.variables.put(variables)
