@@ -304,15 +304,16 @@ class Session:
 
     def _batches_before(self) -> int:
         """How many batches a returning worker has trained on."""
-        with contextlib.suppress(FitEnded):
-            if self.workers.has_left():
-                # The updates may not know it yet.
+        workers = self.workers
+        if workers.ended_after() is None:
+            with contextlib.suppress(FitEnded):
+                if not workers.has_left():
+                    return self.updates.come_back()
+                # It may have died before it could say so.
                 self.updates.leave()
-                self.workers.wait_for_end()
-            elif self.workers.ended_after() is None:
-                return self.updates.come_back()
+                workers.wait_for_end()
         self.has_left = True
-        steps = self.workers.ended_after()
+        steps = workers.ended_after()
         assert steps is not None
         return steps
 
