@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +22,10 @@ from keras_towers.launching.job import (
     run_cluster,
     run_job,
 )
+from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.environments import ClusterEnvironment
 from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
+from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
 
@@ -141,7 +141,7 @@ def run(
         int,
         typer.Option(
             min=0,
-            envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
+            envvar=settings.STALL_WARNING,
             help="Seconds until a waiting rank reports which ranks it waits "
             "for; 0: never.",
         ),
@@ -150,7 +150,7 @@ def run(
         int,
         typer.Option(
             min=0,
-            envvar="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+            envvar=settings.STALL_SHUTDOWN,
             help="Seconds until a stalled job is ended; 0: never.",
         ),
     ] = settings.STALL_SHUTDOWN_S,
@@ -172,17 +172,11 @@ def run(
     ] = None,
     min_np: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: minimum number of ranks.",
-        ),
+        typer.Option(min=1, help="Elastic jobs: minimum number of ranks."),
     ] = None,
     max_np: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: maximum number of ranks.",
-        ),
+        typer.Option(min=1, help="Elastic jobs: maximum number of ranks."),
     ] = None,
     host_discovery_script: Annotated[
         Path | None,
@@ -237,25 +231,16 @@ def run(
         )
     plan = _plan(processes, _hosts(hosts, hostfile), tasks, elastic)
     _check_script(script, module)
-    if no_strategy and (strategy or plan.has_servers):
-        other = "--strategy" if strategy else "--ps"
-        raise TowerError(f"give --no-strategy or {other}, not both")
-    known = STRATEGIES.get(strategy or "")
-    if known and known.one_process and plan.has_several_ranks:
-        raise TowerError(
-            f"the strategy {strategy} works in one process only: use "
-            "-np 1, or --strategy horovod"
-        )
-    program = _program(
-        [script, *(arguments or [])],
-        strategy,
-        towers,
-        module,
-        plan.has_servers,
-        None if strategy or no_strategy else plan.advice(servers),
+    _check_strategy(strategy, no_strategy, towers, plan)
+    setup = Setup(
+        strategy=strategy,
+        advice=None if strategy or no_strategy else plan.advice(servers),
+        connects=plan.has_servers,
+        towers=towers,
+        module=module,
     )
     job = Job(
-        command=program,
+        command=setup.command(script, *(arguments or [])),
         ranks=plan.processes or min_np or 0,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
         interface=None if plan.is_task else network_interface,
@@ -396,32 +381,23 @@ def _check_script(script: str, module: bool) -> None:
     raise TowerError(f"script not found: {script}{hint}")
 
 
-def _program(
-    command: Sequence[str],
-    strategy: str | None,
-    towers: int | None,
-    module: bool,
-    has_servers: bool,
-    advice: str | None,
-) -> list[str]:
-    """Return the command of a rank; ``advice``: a strategy that fits."""
-    if strategy is None and towers is not None and not has_servers:
+def _check_strategy(
+    strategy: str | None, no_strategy: bool, towers: int | None, plan: Plan
+) -> None:
+    if no_strategy and (strategy or plan.has_servers):
+        other = "--strategy" if strategy else "--ps"
+        raise TowerError(f"give --no-strategy or {other}, not both")
+    if towers is not None and not strategy and not plan.has_servers:
         raise TowerError("--towers needs --strategy, or --ps")
-    if strategy is None and advice is None and not has_servers:
-        return [sys.executable, *(["-m"] if module else []), *command]
-    if strategy is not None:
-        find(strategy)
-    return [
-        sys.executable,
-        "-m",
-        "keras_towers.launching.script",
-        *(["--strategy", strategy] if strategy else []),
-        *(["--advice", advice] if advice else []),
-        *(["--connects"] if has_servers else []),
-        *(["--towers", str(towers)] if towers else []),
-        *(["--module"] if module else []),
-        *command,
-    ]
+    if strategy is None:
+        return
+    find(strategy)
+    known = STRATEGIES.get(strategy)
+    if known and known.one_process and plan.has_several_ranks:
+        raise TowerError(
+            f"the strategy {strategy} works in one process only: use "
+            "-np 1, or --strategy horovod"
+        )
 
 
 def _servers(

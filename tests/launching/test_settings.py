@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_towers.launching.agent import share_cores
+from keras_towers.agent import set_up_host
 from keras_towers.launching.elastic_job import elastic_options
 from keras_towers.launching.rank_process import exported
-from keras_towers.rendezvous.environment_variables import (
+from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
@@ -58,10 +58,12 @@ def test_what_ranks_are_told(changes, inherited, name, value, monkeypatch):
 
 def test_what_is_not_taken_from_the_user_or_the_machine():
     environment = {"TF_NUM_INTRAOP_THREADS": "77"}
-    share_cores(environment, 1000)
+    set_up_host(environment, "127.0.0.1", 1000)
     assert environment == {
         "TF_NUM_INTRAOP_THREADS": "77",
         "OMP_NUM_THREADS": "1",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     here = {"PATH": "/a", "HOME": "/b", "SSH_AUTH_SOCK": "c", "PYTHONPATH": "d"}
     assert exported(here) == {"PATH": "/a", "PYTHONPATH": "d"}

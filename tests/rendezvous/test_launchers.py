@@ -3,8 +3,8 @@
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.rendezvous.environments import detect
 from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
+from keras_towers.rendezvous.launchers import detect
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core
