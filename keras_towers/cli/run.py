@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -243,7 +242,7 @@ def run(
         command=setup.command(script, *(arguments or [])),
         ranks=plan.processes or min_np or 0,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
-        interface=None if plan.is_task else network_interface,
+        interface=network_interface,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
         seed=_seed(seed, plan.member) if strategy else None,
@@ -253,7 +252,7 @@ def run(
         alone=no_strategy,
     )
     if plan.member:
-        if output and not plan.is_task:
+        if output:
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
@@ -288,33 +287,26 @@ class Plan:
             name a number.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
-        tasks: for a job on TensorFlow's runtime, how many tasks each role has.
+        tasks: how many tasks of TensorFlow's runtime each role has; empty: the
+            processes are ranks.
         member: the rank or task that another launcher made of this process.
     """
 
     processes: int | None
     hosts: dict[str, int] | None = None
     elastic: bool = False
-    tasks: Mapping[str, int] | None = None
+    tasks: dict[str, int] = dataclasses.field(default_factory=dict)
     member: ClusterEnvironment | Cluster | None = None
-
-    @property
-    def is_task(self) -> bool:
-        """Whether this process becomes a task on TensorFlow's runtime."""
-        return isinstance(self.member, Cluster)
 
     @property
     def has_servers(self) -> bool:
         """Whether there are parameter servers."""
-        if isinstance(self.member, Cluster):
-            return bool(self.member.ps)
-        return bool(self.tasks and "ps" in self.tasks)
+        return bool(self.tasks.get("ps"))
 
     @property
-    def has_several_ranks(self) -> bool:
-        """Whether a strategy for one process is a mistake."""
-        several = self.elastic or self.member or self.processes != 1
-        return bool(several and not self.is_task)
+    def has_several(self) -> bool:
+        """Whether there may be several processes that train."""
+        return bool(self.elastic or self.member or self.processes != 1)
 
     def advice(self, servers: int | None) -> str | None:
         """Return the strategy that fits; None where there is one process."""
@@ -322,7 +314,7 @@ class Plan:
             return None
         if self.has_servers:
             return "sync-replicas"
-        if self.tasks or self.is_task:
+        if self.tasks:
             return engines.find("runtime").strategy
         return engines.engine_of_job(servers).strategy
 
@@ -330,7 +322,7 @@ class Plan:
 def _plan(
     processes: int | None,
     hosts: dict[str, int] | None,
-    tasks: dict[str, int] | None,
+    tasks: dict[str, int],
     elastic: bool,
 ) -> Plan:
     """Decide what the command is to start."""
@@ -340,10 +332,12 @@ def _plan(
         return Plan(processes, hosts, elastic=True)
     if hosts is None:
         rank = rank_to_be(processes)
+        task = tf_config.from_environment() if rank and not processes else None
+        if task:
+            roles = {"worker": task.size, "ps": len(task.ps)}
+            return Plan(task.size, tasks=roles, member=task)
         if rank:
-            task = None if processes else tf_config.from_environment()
-            member = task or rank
-            return Plan(member.size, member=member)
+            return Plan(rank.size, member=rank)
         hosts = allocated(processes)
     if processes is None:
         if hosts is None:
@@ -393,7 +387,7 @@ def _check_strategy(
         return
     find(strategy)
     known = STRATEGIES.get(strategy)
-    if known and known.one_process and plan.has_several_ranks:
+    if known and known.one_process and plan.has_several and not plan.tasks:
         raise TowerError(
             f"the strategy {strategy} works in one process only: use "
             "-np 1, or --strategy horovod"
@@ -425,12 +419,12 @@ def _tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
-) -> dict[str, int] | None:
-    """Return the number of tasks of each role, None without the runtime."""
+) -> dict[str, int]:
+    """Return the number of tasks of each role, none without the runtime."""
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()
     if (ps, workers) == (None, None) and (not roles or processes == 1):
-        return None
+        return {}
     if known and not roles:
         raise TowerError(
             f"--ps and --workers are not for the strategy {strategy}, whose "
