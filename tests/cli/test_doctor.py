@@ -8,7 +8,7 @@ from keras_towers import compat, subprocesses
 from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli import doctor as doctor_lib
 from keras_towers.cli.main import app
-from keras_towers.doctor import checks, probe
+from keras_towers.doctor import probe
 from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
@@ -55,16 +55,13 @@ def doctor(monkeypatch):
         (0, {}, "0.28.1 for TensorFlow 2.21.0; built in: Gloo"),
         (0, {}, "No problems found."),
         (0, {"horovod": None}, "keras-towers install horovod"),
-        (0, {"byteps": None}, "keras-towers install byteps"),
         (0, {"tensorflow": "2.99.0"}, "2.99.0 is untested"),
-        (0, {"keras": "3.2.0"}, "3.2.0 is untested"),
         (0, {"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
         (0, {"packages": {"Keras": NIGHTLY}}, "3.15.1 (keras-nightly)"),
         (0, {"packages": {"TensorFlow": TWO}}, UNINSTALL),
         (1, {"error": "ImportError: no"}, "cpu]'"),
         (1, {"keras_error": "ImportError: no"}, "--upgrade keras"),
         (1, {"backend": "jax"}, SWITCH),
-        (1, {"backend": "torch", "keras_error": "no"}, SWITCH),
         (1, {"compat_error": "X is gone"}, "X is gone"),
         (1, {"horovod": BROKEN}, "no such symbol"),
         (1, {"byteps": BROKEN}, "install byteps --rebuild"),
@@ -79,13 +76,6 @@ def test_each_state_of_a_machine_is_found_with_advice(
     assert ("What to do next" in output) >= bool(code)
     # Another Keras would not help where the backend is another.
     assert not (said == SWITCH and "upgrade keras" in output)
-
-
-def test_this_environment_is_healthy(forked_processes):
-    facts = probe.tensorflow_state()
-    assert set(facts["tested_versions"]) == {"TensorFlow", "Keras"}
-    states = {finding.state for finding in checks.versions(facts)}
-    assert states <= {Status.OK, Status.WARNING}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +114,7 @@ def test_two_processes_train_as_one(over, forked, monkeypatch):
     [
         (True, HOROVOD, 0, "how far apart"),
         (False, HOROVOD, 1, "[a] traceback"),
-        (True, None, 0, "how far apart"),
         (True, BROKEN, 1, "not run: see the problems above"),
-        (False, None, 1, "[a] traceback"),
     ],
 )
 def test_the_self_test_runs_only_where_all_works(

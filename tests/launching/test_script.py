@@ -159,7 +159,6 @@ def test_models_of_their_own_are_permitted(run):
     "own",
     [
         "keras_towers.NoOpStrategy()",
-        "keras_towers.TowerStrategy(2).scope()",
         "tensorflow.distribute.OneDeviceStrategy('/cpu:0').scope()",
     ],
 )

@@ -23,14 +23,11 @@ PREPARES = "the preparation of step 3"
     ("before", "now", "found"),
     [
         (STEP, STEP, "has stopped giving signs of life"),
-        (STEP, Progress(7, "step 3", 6), None),
         (None, None, "has given no sign of life"),
         (STEP, Progress(6, "step 2 of fit", 9), "is still in step 2 of fit"),
-        (STEP, Progress(5, "", 9), "is still outside of training"),
         (STEP, Progress(8, "step 4", 9), None),
         # It waits, too, but for something else.
         (STEP, Progress(7, "the end of epoch 1", 9), "is in the end of epoch"),
-        (STEP, Progress(7, "", 9), "is outside of training"),
         # It has not come to where the others wait.
         (STEP, Progress(7, PREPARES, 9), f"is in {PREPARES}"),
     ],
@@ -97,7 +94,6 @@ def watch(exits):
 
 
 SILENT = "rank 1 on b", State.LOST
-ENDED = "rank 1 on b", State.ENDED
 STEPS = ["step 1", "step 2", "step 3"]
 
 
@@ -138,11 +134,9 @@ def test_the_job_is_ended_at_last(capfd, exits, watch):
     ("lost", "marks", "said"),
     [
         ({"1": SILENT}, ["step 0"], "rank 1 on b is lost: it gives"),
-        ({"1": ENDED}, ["step 0"], "rank 1 on b has ended. Ending"),
         # Without a wait nobody needs them: a save goes on to its end.
         ({"1": SILENT}, ["step 0", ""], None),
         ({"0": SILENT}, ["step 0"], None),
-        ({}, ["step 0"], None),
         (ConnectionRefusedError(), ["step 0"], "rank 1 on b has ended."),
         (OSError("no route"), ["step 0"], "rank 1 on b is lost: it gives"),
     ],
