@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,11 @@ from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
 
 
+def _number(text: str, *names: str, least: int = 1, **more: Any) -> Any:
+    """An option that takes a whole number, from ``least``."""
+    return typer.Option(*names, min=least, metavar="N", help=text, **more)
+
+
 def run(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="What each rank runs.")
@@ -42,13 +47,11 @@ def run(
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        _number(
+            "Number of processes. Default: the slots of the hosts that are "
+            "named or that a cluster has allocated.",
             "-np",
             "--num-proc",
-            min=1,
-            metavar="N",
-            help="Number of processes. Default: the slots of the hosts that "
-            "are named or that a cluster has allocated.",
         ),
     ] = None,
     hosts: Annotated[
@@ -66,21 +69,13 @@ def run(
         typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
     ] = None,
     ps: Annotated[
-        int | None,
-        typer.Option(
-            "--ps",
-            min=1,
-            metavar="N",
-            help="Number of parameter servers, on this machine.",
-        ),
+        int | None, _number("Number of parameter servers, on this machine.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of processes that train, connected by TensorFlow on "
-            "this machine. Each task finds the others by TF_CONFIG.",
+        _number(
+            "Number of processes that train, connected by TensorFlow on this "
+            "machine. Each task finds the others by TF_CONFIG."
         ),
     ] = None,
     strategy: Annotated[
@@ -102,27 +97,25 @@ def run(
     ] = False,
     towers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Towers per process, with --strategy or --ps. Without GPUs "
-            "the CPU is split into as many.",
+        _number(
+            "Towers per process, with --strategy or --ps. Without GPUs the CPU "
+            "is split into as many."
         ),
     ] = None,
     servers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Servers of BytePS to start beside the processes. Default: 1 "
-            "with --strategy byteps, else none.",
+        _number(
+            "Servers of BytePS to start beside the processes. Default: 1 with "
+            "--strategy byteps, else none."
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=2**32 - 1,
-            help="Random seed of all ranks, with --strategy. Default: a random "
+        _number(
+            "Random seed of all ranks, with --strategy. Default: a random "
             "seed.",
+            least=0,
+            max=2**32 - 1,
         ),
     ] = None,
     module: Annotated[
@@ -138,27 +131,27 @@ def run(
     ] = None,
     stall_warning: Annotated[
         int,
-        typer.Option(
-            min=0,
+        _number(
+            "Seconds until a waiting rank reports which ranks it waits for; 0: "
+            "never.",
+            least=0,
             envvar=settings.STALL_WARNING,
-            help="Seconds until a waiting rank reports which ranks it waits "
-            "for; 0: never.",
         ),
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
         int,
-        typer.Option(
-            min=0,
+        _number(
+            "Seconds until a stalled job is ended; 0: never.",
+            least=0,
             envvar=settings.STALL_SHUTDOWN,
-            help="Seconds until a stalled job is ended; 0: never.",
         ),
     ] = settings.STALL_SHUTDOWN_S,
     grace: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="Seconds that a script may take to end after SIGTERM, for a "
-            "backup (kt.Backup), before it is killed.",
+        _number(
+            "Seconds that a script may take to end after SIGTERM, for a backup "
+            "(kt.Backup), before it is killed.",
+            least=0,
         ),
     ] = settings.SCRIPT_GRACE_S,
     network_interface: Annotated[
@@ -170,12 +163,10 @@ def run(
         ),
     ] = None,
     min_np: Annotated[
-        int | None,
-        typer.Option(min=1, help="Elastic jobs: minimum number of ranks."),
+        int | None, _number("Elastic jobs: minimum number of ranks.")
     ] = None,
     max_np: Annotated[
-        int | None,
-        typer.Option(min=1, help="Elastic jobs: maximum number of ranks."),
+        int | None, _number("Elastic jobs: maximum number of ranks.")
     ] = None,
     host_discovery_script: Annotated[
         Path | None,
@@ -187,10 +178,8 @@ def run(
     ] = None,
     elastic_timeout: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: seconds to wait for --min-np slots before "
-            "giving up.",
+        _number(
+            "Elastic jobs: seconds to wait for --min-np slots before giving up."
         ),
     ] = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: Annotated[
@@ -203,10 +192,10 @@ def run(
     ] = (5, 600),
     reset_limit: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Elastic jobs: end the job after ranks have joined or left "
-            "this many times.",
+        _number(
+            "Elastic jobs: end the job after ranks have joined or left this "
+            "many times.",
+            least=0,
         ),
     ] = None,
 ) -> None:
