@@ -153,19 +153,16 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
-    from keras_towers.rendezvous import store, tf_config
+    from keras_towers.rendezvous import launchers, store, tf_config
 
-    board, cluster = store.from_environment(), tf_config.from_environment()
-    rank, size = 0, 1
-    if os.environ.get("HOROVOD_RANK"):
-        names = "HOROVOD_RANK", "HOROVOD_SIZE"
-        rank, size = (int(os.environ[name]) for name in names)
-    elif cluster and cluster.trains:
-        rank, size = cluster.rank, cluster.size
+    board = store.from_environment()
+    place = launchers.detect() or tf_config.from_environment()
     # In an elastic job the ranks change, and with them who has saved what.
-    if board is None or size == 1 or is_elastic():
+    if board is None or place is None or is_elastic():
         return contextlib.nullcontext()
-    return saving.once(rank, size, board)
+    if place.size is None or place.size == 1:
+        return contextlib.nullcontext()
+    return saving.once(place.rank, place.size, board)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
