@@ -363,7 +363,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Warn if several processes each train a model of their own."""
-    from keras_towers.rendezvous.environments import (
+    from keras_towers.rendezvous.launchers import (
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
         detect,
