@@ -247,12 +247,6 @@ class SyncReplicasStrategy(BaseStrategy):
                     [getattr(v, "_value", v) for v in variables]
                 )
 
-    def __repr__(self) -> str:
-        # What one device does not do, even if it is the only one.
-        several = self.replicas_to_aggregate > self.total_num_replicas
-        says = f"; every update averages {self.replicas_to_aggregate} gradients"
-        return f"{super().__repr__()}{says if several else ''}"
-
     def _description_lines(self) -> list[str]:
         wanted, total = self.replicas_to_aggregate, self.total_num_replicas
         spare = total - wanted
