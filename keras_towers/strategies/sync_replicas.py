@@ -14,6 +14,7 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
+from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
@@ -191,7 +192,9 @@ class SyncReplicasStrategy(BaseStrategy):
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
             make_updates = functools.partial(
-                AveragedUpdates, quorum=quorum, after_update=self._average
+                EarlyUpdates if quorum.each_once else AveragedUpdates,
+                quorum=quorum,
+                after_update=self._average,
             )
             self._calls = ServedCalls(copies, self._servers.peers, make_updates)
             self._compose(copies, self._calls)
