@@ -22,10 +22,11 @@ from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
+    Where,
     check,
     options_of,
 )
-from keras_towers.strategies.parameter_server import Where, choose_places
+from keras_towers.strategies.parameter_server import choose_places
 
 _numbers = itertools.count()
 

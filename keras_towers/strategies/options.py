@@ -9,7 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.contract import (
@@ -25,6 +25,9 @@ from keras_towers.reduction import (
     GradientPacker,
 )
 from keras_towers.strategies.modes import ModeName
+
+Where: TypeAlias = Literal["cpu", "gpu"]
+"""Whether weights are held on the host, or spread over the towers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
