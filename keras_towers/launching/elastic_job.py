@@ -289,16 +289,15 @@ class Driver:
         """Avoid the hosts of failed workers, or end the job."""
         plan, ended = self.rounds.plan, self.rounds.ended
         workers = [self.workers.get(key) for key in ended]
-        failed = {plan[key].hostname for key in ended}
-        if any(worker and worker.code == 0 for worker in workers) or len(
-            ended
-        ) == len(plan):
+        finished = any(worker and worker.code == 0 for worker in workers)
+        if finished or len(ended) == len(plan):
             raise _JobEnded(self.verdict())
+        failed = {plan[key].hostname for key in ended}
         for host in failed:
             self.hosts.avoid(host)
-        left = {k: slot for k, slot in plan.items() if slot.hostname in failed}
-        end_all([self.workers[key] for key in left if key in self.workers])
-        if len(left) == len(plan):
+        given_up = [k for k, slot in plan.items() if slot.hostname in failed]
+        end_all([self.workers[k] for k in given_up if k in self.workers])
+        if len(given_up) == len(plan):
             raise _JobEnded(self.verdict())
         limit = self._elastic.reset_limit
         if limit is not None and changes >= limit:
