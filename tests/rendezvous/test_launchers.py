@@ -99,6 +99,7 @@ MPI_OPERATOR = "the MPI Operator"
         # A shell that salloc has opened.
         (f"{OF_STEP}=4294967290", "", "Slurm", ALLOCATED),
         ("PBS_NODEFILE=hosts", "a\na\nb.x\n", "PBS", {"a": 2, "b.x": 1}),
+        ("LSB_DJOB_HOSTFILE=hosts", "a\nb\nb\n", "LSF", {"a": 1, "b": 2}),
         (
             "OMPI_MCA_orte_default_hostfile=hosts",
             *("w-0.svc slots=2\nw-1 slots=1\n", MPI_OPERATOR),
@@ -115,7 +116,6 @@ def test_allocation(tmp_path, monkeypatch, told, text, manager, hosts):
 
 
 def test_allocation_without_a_file():
-    assert allocation({"LSB_MCPU_HOSTS": "a 4 b 2"})[1] == {"a": 4, "b": 2}
     assert allocation({}) is None
     with pytest.raises(TowerError, match="list of this job's hosts"):
         allocation({"PBS_NODEFILE": "/none"})
