@@ -13,25 +13,24 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.builder import SIZE, Builder
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
     Layout,
     ListOf,
+    NotDivided,
     Partial,
     Sharded,
     Unit,
     Value,
+    require,
 )
 from keras_towers.partition.list_elements import whole_list
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, name_of, own_symbol
-
-# What sizes are computed in.
-SIZE = tf.int64
 
 
 class CannotGather(Exception):
@@ -109,10 +108,11 @@ class Converter:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            whole = whole_list(self, value) if self.builder.meets else None
-            if whole is None:
-                raise CannotGather if self.builder.meets else NeedsExchange
-            return whole
+            require(self.builder.meets)
+            try:
+                return whole_list(self, value)
+            except NotDivided:
+                raise CannotGather from None
         if value.linear is not None:
             # Less to exchange, as it follows from what is needed elsewhere.
             source, index, inputs = value.linear
@@ -167,14 +167,12 @@ class Converter:
         before = self.builder.op(
             "Shape", [tensor], is_repeated=True, out_type=SIZE
         )
-        target = []
-        for index, size in enumerate(sizes):
-            if isinstance(size, int):
-                size = self.builder.constant(size, SIZE)
-            elif not isinstance(size, Tensor):
-                at = index if index < axis else index + shift
-                size = self.entry(before, at)
-            target.append(size)
+        target = [
+            size
+            if isinstance(size, (int, Tensor))
+            else self.entry(before, index if index < axis else index + shift)
+            for index, size in enumerate(sizes)
+        ]
         given = [tensor, self.vector(target, SIZE)]
         return self.builder.op("Reshape", given, static(sizes))
 
@@ -184,28 +182,26 @@ class Converter:
             return value.local
         return self.whole(value)
 
-    def rows(self, value: Value, layout: Sharded) -> Tensor | None:
-        """Return each tower's own rows of a value; None: it has no such.
+    def rows(self, value: Value, layout: Sharded) -> Tensor:
+        """Return each tower's own rows of a value.
 
         Args:
             value: the value.
             layout: where its rows are to be.
+
+        Raises:
+            NotDivided: if it has no such.
         """
         if value.layout == layout:
-            return value.local
-        if value.shape is None or value.shape[layout.axis] != layout.size:
-            return None
+            return cast("Tensor", value.local)
+        require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
             self._rows[key] = self._own_rows(value, layout)
         return self._rows[key]
 
     def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        tensor, unit, axis = (
-            self.replicated(value),
-            layout.unit,
-            layout.axis,
-        )
+        tensor, unit, axis = self.replicated(value), layout.unit, layout.axis
         first = self.times(layout.rows, unit.start)
         count = self.times(layout.rows, unit.count)
         shape: Any = value.shape
@@ -279,22 +275,17 @@ class Converter:
 
     def times(self, number: int, tensor: Tensor) -> Tensor:
         """Return a number of sizes."""
-        if number == 1:
-            return tensor
-        factor = self.builder.constant(number, SIZE)
-        return self.product(tensor, factor)
+        return tensor if number == 1 else self.product(tensor, number)
 
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
+    def product(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Return the product of two sizes."""
         return self.builder.op("Mul", [a, b], (), is_repeated=True)
 
     def entry(self, vector: Tensor, index: int) -> Tensor:
         """Return an entry of a vector."""
-        build = self.builder
-        ends = [build.constant([k], tf.int32) for k in (index, index + 1, 1)]
-        return build.op(
+        return self.builder.op(
             "StridedSlice",
-            [vector, *ends],
+            [vector, [index], [index + 1], [1]],
             (),
             is_repeated=True,
             shrink_axis_mask=1,
@@ -322,15 +313,17 @@ class Converter:
             factors += [factor] * power
         return self.times(size.number, functools.reduce(self.product, factors))
 
-    def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
+    def vector(self, entries: Sequence[Tensor | int], dtype: Any) -> Tensor:
         """Return a vector of sizes."""
         build, shape = self.builder, (len(entries),)
-        if not entries:
-            return build.constant([], dtype)
+        if not any(isinstance(entry, Tensor) for entry in entries):
+            return build.constant(entries, dtype)
         packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(packed, dtype)
 
-    def along(self, axis: int, rank: int, size: Tensor, others: int) -> Tensor:
+    def along(
+        self, axis: int, rank: int, size: Tensor | int, others: int
+    ) -> Tensor:
         """Return a vector of a size for an axis, and a number for the others.
 
         Args:
@@ -339,8 +332,7 @@ class Converter:
             size: what is given for the axis.
             others: what is given for each of the others.
         """
-        rest = self.builder.constant(others, SIZE)
-        entries = [size if k == axis else rest for k in range(rank)]
+        entries = [size if k == axis else others for k in range(rank)]
         return self.vector(entries, SIZE)
 
     def sliced(
@@ -348,7 +340,7 @@ class Converter:
         tensor: Tensor,
         shape: Sequence[Any],
         axis: int,
-        first: Tensor,
+        first: Tensor | int,
         count: Tensor,
     ) -> Tensor:
         """Return some rows of a tensor.

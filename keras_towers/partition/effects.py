@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import NeedsExchange, attribute
+from keras_towers.partition.builder import attribute
 from keras_towers.partition.conversions import is_small
-from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.layouts import REPLICATED, Value, require
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 
@@ -228,9 +228,11 @@ def computed_once(
 def _with_effect(
     partition: Partitioner, node: Node, inputs: Sequence[Value], effect: Effect
 ) -> list[Value]:
-    """Do what has an effect as often as one device does, for all."""
-    if not partition.builder.meets:
-        raise NeedsExchange
+    """Do what has an effect as often as one device does, for all.
+
+    In a loop or a branch, all of that is done once.
+    """
+    require(partition.builder.meets)
     variables = written(node.operation)
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:

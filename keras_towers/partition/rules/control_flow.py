@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.builder import attribute
 from keras_towers.partition.called_functions import (
     Draft,
     called,
@@ -25,7 +26,12 @@ from keras_towers.partition.called_functions import (
     with_parts_or_sums,
 )
 from keras_towers.partition.conversions import local_shape
-from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    NotDivided,
+    Value,
+    require,
+)
 from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -35,14 +41,10 @@ from keras_towers.partition.rules.means import lay_out_own_mean
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _called(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _called(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
     """The operations of a function take the place of its call."""
     is_named = node.type.endswith("PartitionedCall")
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
-    if graph is None:
-        return None
     means = lay_out_own_mean(partition, graph, inputs)
     if means is not None:
         return [means]
@@ -53,23 +55,25 @@ def _called(
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
-) -> list[Value] | None:
+) -> list[Value]:
     graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
-    if None in graphs:
-        return None
     known = None if chosen.known is None else np.ravel(chosen.known)[0]
     if isinstance(known, (bool, int)) and chosen.shape == ():
         # The last branch is that of all other numbers.
         at = int(known) if 0 <= known < len(graphs) else -1
         return partition.call(graphs[at], inputs)[: node.num_outputs]
-    divided = not all(value.is_replicated for value in (chosen, *inputs))
-    if partition.builder.meets and not divided:
-        return None
+    _require_worth(partition, [chosen, *inputs])
     return with_parts_or_sums(
         partition,
         inputs,
         functools.partial(_lay_out_branches, partition, node, graphs, chosen),
     )
+
+
+def _require_worth(partition: Partitioner, values: Sequence[Value]) -> None:
+    """Have what all towers would do alike be done once."""
+    is_alike = all(value.is_replicated for value in values)
+    require(not (partition.builder.meets and is_alike))
 
 
 def _names(node: Node) -> list[str]:
@@ -84,10 +88,10 @@ def _lay_out_branches(
     graphs: Sequence[Any],
     chosen: Value,
     inputs: Sequence[Value],
-) -> list[Value] | None:
+) -> list[Value]:
     # All towers go the same way.
     way = partition.replicated(chosen)
-    branches = [partition.for_function(Builder(meets=False)) for _ in graphs]
+    branches = [partition.for_function() for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
         values = [value_in_function(partition, value) for value in inputs]
@@ -96,12 +100,8 @@ def _lay_out_branches(
         functools.reduce(joined, values, values[0])
         for values in zip(*ends, strict=True)
     ]
+    _require_worth(partition, results)
     layouts = [result.layout for result in results]
-    if partition.builder.meets and all(
-        layout == REPLICATED for layout in layouts
-    ):
-        # What all towers would do alike is better done once.
-        return None
     drafts = []
     for branch, values in zip(branches, ends, strict=True):
         outputs = [
@@ -137,21 +137,13 @@ _Pass: TypeAlias = "tuple[Partitioner, list[Tensor], list[Value]]"
 
 
 @rule("While", "StatelessWhile")
-def _looped(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    divided = not all(value.is_replicated for value in inputs)
-    if partition.builder.meets and not divided:
-        return None
+def _looped(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+    _require_worth(partition, inputs)
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
-    if body is None or condition is None:
-        return None
-    if len(body.outputs) != len(inputs):
-        return None
-    found = over_rows(partition, node, body, condition, inputs)
-    if found is not None:
-        return found
+    require(len(body.outputs) == len(inputs))
+    with contextlib.suppress(NotDivided):
+        return over_rows(partition, node, body, condition, inputs)
     loop = _Loop(partition, node, body, condition)
     return with_parts_or_sums(partition, inputs, loop.lay_out)
 
@@ -180,26 +172,22 @@ class _Loop:
             if source(tensor) is not body.inputs[index]
         ]
 
-    def lay_out(self, inputs: Sequence[Value]) -> list[Value] | None:
+    def lay_out(self, inputs: Sequence[Value]) -> list[Value]:
         """Add the loop; return the values of its outputs.
-
-        They are None if all towers would do the same.
 
         Args:
             inputs: what it is given.
 
         Raises:
-            NeedsExchange: if towers would have to meet in it.
+            NotDivided: if towers would have to meet in it, or all would do the
+                same.
         """
         partition = self._partition
-        if any(
-            self._body.inputs[i].dtype == tf.resource for i in self._carried
-        ):
-            raise NeedsExchange
+        dtypes = {self._body.inputs[index].dtype for index in self._carried}
+        require(tf.resource not in dtypes)
         states, (inner, tensors, ends) = self._settled(inputs)
         layouts = {index: state.layout for index, state in states.items()}
-        if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
-            return None
+        _require_worth(partition, [*states.values()])
         operands = [
             tensor_with_layout(partition, inputs[i], layouts[i])
             for i in layouts
@@ -234,13 +222,13 @@ class _Loop:
             if all(alike(states[i], joined_states[i]) for i in self._carried):
                 return states, last
             states = joined_states
-        raise NeedsExchange
+        raise NotDivided
 
     def _pass(
         self, graph: Any, inputs: Sequence[Value], states: dict[int, Value]
     ) -> _Pass:
         """Lay out a function."""
-        inner = self._partition.for_function(Builder(meets=False))
+        inner = self._partition.for_function()
         values = [
             states[index]
             if index in states
