@@ -15,7 +15,7 @@ from tests.partition.cases import CASES
 from tests.partition.cases.table import BATCH, EXAMPLES
 from tests.partition.steps import differences, fit, given, on_towers, used
 
-DRAWN = 150
+DRAWN = 60
 
 
 def _evaluate(model, case):

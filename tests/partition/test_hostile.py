@@ -12,7 +12,7 @@ from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.hostile import STEPS
 from tests.partition.steps import differences, on_towers, trained
 
-DRAWN = 40
+DRAWN = 20
 _WAYS = [(name, updates) for name in STEPS for updates in ("once", "each")]
 
 

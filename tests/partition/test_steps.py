@@ -16,7 +16,7 @@ from tests.partition.cases import CASES
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import differences, on_towers, trained
 
-DRAWN = 45
+DRAWN = 20
 GROUP = 12
 
 

@@ -37,11 +37,6 @@ def classes():
     return normal(WIDTH), whole(3, 1)
 
 
-def binary():
-    """Features, and three labels that are 0 or 1."""
-    return normal(WIDTH), whole(2, 3).astype("float32")
-
-
 def tokens():
     """Sequences of words, of which 0 is none, and one number for each."""
     return whole(9, 8), normal(1)

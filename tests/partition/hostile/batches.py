@@ -2,11 +2,8 @@
 
 import keras
 import tensorflow as tf
-from keras import layers, ops
 
-from tests.partition.cases.table import images
 from tests.partition.hostile.table import (
-    built,
     fitted,
     hand,
     mlp,
@@ -31,19 +28,6 @@ def quantiles_of_keras():
     )
     model.jit_compile = False
     return model
-
-
-@hand(net=net(8, 1))
-def cox(m, x, y):
-    """Partial likelihood of who is at risk when someone else is gone."""
-    risk, time = m.net(x)[:, 0], y[:, 0]
-    order = tf.argsort(time, direction="DESCENDING")
-    risk, event = tf.gather(risk, order), tf.gather(time > 0, order)
-    at_risk = tf.math.cumulative_logsumexp(risk)
-    event = tf.cast(event, tf.float32)
-    return -tf.reduce_sum((risk - at_risk) * event) / (
-        tf.reduce_sum(event) + 1e-7
-    )
 
 
 @hand(net=net(8, 2))
@@ -71,40 +55,6 @@ def trimmed_by_a_median(m, x, y):
 
 
 # Statistics of batches
-
-
-@hand(net=net(8, 4), head=net(1, shape=(4,)))
-def whitened_by_zca(m, x, y):
-    z = m.net(x)
-    z -= tf.reduce_mean(z, 0)
-    n = tf.cast(tf.shape(z)[0], tf.float32)
-    cov = tf.matmul(z, z, transpose_a=True) / n
-    cov += tf.linalg.diag([0.2, 0.4, 0.6, 0.8])
-    values, vectors = tf.linalg.eigh(cov)
-    root = vectors @ tf.linalg.diag(values**-0.5) @ tf.transpose(vectors)
-    return tf.reduce_mean((m.head(z @ root) - y) ** 2)
-
-
-@fitted(images)
-def spectral_and_standardised():
-    class Standardised(layers.Conv2D):
-        def convolution_op(self, inputs, kernel):
-            mean, var = ops.moments(kernel, [0, 1, 2], keepdims=True)
-            kernel = (kernel - mean) / ops.sqrt(var + 1e-5)
-            return super().convolution_op(inputs, kernel)
-
-    model = built(
-        Standardised(4, 3, activation="relu"),
-        layers.GroupNormalization(2),
-        layers.SpectralNormalization(layers.Conv2D(3, 3)),
-        layers.UnitNormalization(),
-        layers.Flatten(),
-        layers.Dense(1),
-        shape=(6, 6, 2),
-    )
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    model.jit_compile = False
-    return model
 
 
 # What depends on numbers of the step

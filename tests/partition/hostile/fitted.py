@@ -64,23 +64,6 @@ def many_inputs_and_outputs():
     return model
 
 
-@fitted(classes, class_weight={0: 1.0, 1: 3.0, 2: 0.2})
-def weighed_by_classes():
-    model = built(
-        layers.Dense(8, "relu", kernel_regularizer="l2"),
-        layers.Dense(8, activity_regularizer="l1"),
-        layers.Dense(3, "softmax", kernel_constraint="max_norm"),
-    )
-    model.compile(
-        keras.optimizers.Lion(0.001),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        weighted_metrics=["accuracy"],
-        jit_compile=False,
-    )
-    return model
-
-
 @fitted()
 def loss_scale_of_keras():
     model = mlp(8, 1)
@@ -143,34 +126,6 @@ def added_by_layers():
 
     model = built(layers.Dense(4, "tanh"), Decorrelated(), layers.Dense(1))
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    return model
-
-
-class Distiller(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.student, self.teacher = mlp(4, 3), mlp(8, 3)
-        self.teacher.trainable = False
-
-    def call(self, x):
-        return self.student(x)
-
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        soft = ops.softmax(self.teacher(x, training=False) / 3)
-        ours = ops.softmax(y_pred / 3)
-        gap = keras.losses.KLDivergence()(soft, ours) * 9
-        return 0.1 * super().compute_loss(x, y, y_pred, sample_weight) + gap
-
-
-@fitted(classes)
-def distilled():
-    model = Distiller()
-    model.compile(
-        keras.optimizers.SGD(0.05),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
     return model
 
 

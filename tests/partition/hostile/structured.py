@@ -1,15 +1,12 @@
 """Words, graphs and pictures, with masks and unknown lengths."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import generator, normal, tokens, whole
+from tests.partition.cases.table import normal, tokens, whole
 from tests.partition.hostile.table import (
-    BATCH,
     built,
-    cross_entropy,
     fitted,
     hand,
     net,
@@ -166,51 +163,7 @@ def conditional_random_field(m, x, y):
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
 
 
-@fitted(lambda: (normal(8, 3)[:32], normal(1)[:32]))
-def recurrent_with_state():
-    model = keras.Sequential(
-        [
-            keras.Input(batch_shape=(BATCH, 8, 3)),
-            layers.LSTM(4, stateful=True, return_sequences=True),
-            layers.SimpleRNN(4, stateful=True),
-            layers.Dense(1),
-        ]
-    )
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    return model
-
-
 # Graphs and pictures
-
-
-def _graphs():
-    sources, targets = whole(33, 2), generator().integers(0, 5, (33, 1))
-    return {"x": normal(6), "edges": sources}, targets.astype("int32") % 3
-
-
-@hand(_graphs, net=net(4), head=net(3, shape=(8,)))
-def graph_of_the_batch(m, x, y):
-    n = tf.shape(y)[0]
-    h = tf.nn.tanh(m.net(x["x"]))
-    edges = x["edges"] % n
-    messages = tf.gather(h, edges[:, 0])
-    got = tf.math.unsorted_segment_mean(messages, edges[:, 1], n)
-    score = tf.reduce_sum(tf.gather(h, edges[:, 1]) * messages, 1)
-    top = tf.math.unsorted_segment_max(score, edges[:, 1], n)
-    score = tf.exp(score - tf.gather(top, edges[:, 1]))
-    total = tf.math.unsorted_segment_sum(score, edges[:, 1], n)
-    weight = score / (tf.gather(total, edges[:, 1]) + 1e-9)
-    attended = tf.math.unsorted_segment_sum(
-        weight[:, None] * messages, edges[:, 1], n
-    )
-    out = m.head(tf.concat([h + got, attended], 1))
-    return tf.reduce_mean(cross_entropy(y, out))
-
-
-def _boxes():
-    g = generator()
-    boxes = np.sort(g.uniform(size=(33, 3, 2, 2)), 2).reshape(33, 3, 4)
-    return normal(6), {"boxes": boxes.astype("float32"), "count": 1 + whole(3)}
 
 
 def pixels():
@@ -234,16 +187,3 @@ def segmentation(m, x, y):
     both = tf.reduce_sum(p * t, 0)
     dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + t, 0) + 1)
     return tf.reduce_mean(lost) + tf.reduce_mean(dice)
-
-
-@fitted(lambda: (normal(6, 6, 2), whole(3, 6, 6)))
-def segmentation_of_keras():
-    net = pixels()
-    model = keras.Sequential([net, layers.Softmax()])
-    model.compile(
-        keras.optimizers.SGD(0.05),
-        keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-        metrics=["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False)],
-        jit_compile=False,
-    )
-    return model

@@ -11,7 +11,6 @@ from tests.partition.cases.table import (
     normal,
     numbers,
     tokens,
-    whole,
 )
 from tests.partition.hostile.table import (
     built,
@@ -21,8 +20,6 @@ from tests.partition.hostile.table import (
     hand,
     mlp,
     net,
-    state,
-    views,
 )
 
 
@@ -38,31 +35,6 @@ def pairs_above_the_diagonal(m, x, y):
     return tf.math.divide_no_nan(
         tf.reduce_sum(lost), tf.cast(tf.size(lost), tf.float32)
     ) + tf.reduce_mean(p**2)
-
-
-@hand(classes, net=net(8, 3))
-def pairs_by_where(m, x, y):
-    z, y = m.net(x), y[:, 0]
-    pairs = tf.where(tf.equal(y[:, None], y[None]))
-    a, b = tf.gather(z, pairs[:, 0]), tf.gather(z, pairs[:, 1])
-    others = tf.where(tf.not_equal(y[:, None], y[None]))
-    c, d = tf.gather(z, others[:, 0]), tf.gather(z, others[:, 1])
-    far = tf.reduce_sum(tf.nn.relu(1 - tf.norm(c - d + 1e-6, axis=1)))
-    return tf.reduce_mean((a - b) ** 2) + 0.01 * far
-
-
-@hand(classes, net=net(8, 3), centres=lambda: tf.Variable(normal(3)[:3]))
-def centre_loss(m, x, y):
-    y = y[:, 0]
-    with tf.GradientTape() as tape:
-        z = m.net(x)
-        gap = z - tf.gather(m.centres, y)
-        loss = tf.reduce_mean(tf.reduce_sum(gap**2, 1))
-    down(m, tape, loss)
-    _, where, counts = tf.unique_with_counts(y)
-    scaled = gap / tf.cast(tf.gather(counts, where) + 1, tf.float32)[:, None]
-    m.centres.scatter_add(tf.IndexedSlices(0.5 * scaled, y))
-    return {"loss": loss, "centres": tf.reduce_sum(m.centres**2)}
 
 
 @tf.custom_gradient
@@ -91,27 +63,6 @@ def domain_adversaries(m, x, y):
     lost = tf.nn.sigmoid_cross_entropy_with_logits(half, domain)
     ours = cross_entropy(y, m.label(normalized_gradient(z)))
     return tf.reduce_mean(lost) + tf.reduce_mean(ours)
-
-
-@hand(net=net(8, 1))
-def forward_mode(m, x, y):
-    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as ahead:
-        p = m.net(x)
-    along = ahead.jvp(p)
-    return tf.reduce_mean((p - y) ** 2) + 0.1 * tf.reduce_mean(along**2)
-
-
-@hand(lambda: (normal(32), normal(1)), net=net(8, 32, shape=(32,)))
-def spectral_losses(m, x, y):
-    made = m.net(x)
-    total = 0.0
-    for frame in (8, 16):
-        a, b = (tf.abs(tf.signal.stft(v, frame, frame // 2)) for v in (made, x))
-        converged = tf.norm(a - b) / (tf.norm(b) + 1e-6)
-        total += converged + tf.reduce_mean(tf.abs(a - b))
-    over_examples = tf.signal.fft(tf.cast(tf.transpose(made), tf.complex64))
-    phase = tf.reduce_mean(tf.math.real(over_examples) ** 2)
-    return total + 0.01 * phase
 
 
 @hand(
@@ -158,42 +109,6 @@ def set_prediction(m, x, y):
     return tf.reduce_mean(tf.abs(chosen - y)) + none / count
 
 
-@hand(net=net(8, 3), other=net(8, 3))
-def optimal_transport(m, x, y):
-    a, b = m.net(x), m.other(tf.reverse(x, [0]))
-    cost = tf.reduce_sum((a[:, None] - b[None]) ** 2, -1)
-    n = tf.cast(tf.shape(a)[0], tf.float32)
-    logits = tf.stop_gradient(-cost)
-    f = g = tf.zeros_like(a[:, 0])
-
-    def ahead(i, f, g, _):
-        new = -tf.reduce_logsumexp(logits + g[None], 1) - tf.math.log(n)
-        g = -tf.reduce_logsumexp(logits + new[:, None], 0) - tf.math.log(n)
-        return i + 1, new, g, tf.reduce_max(tf.abs(new - f))
-
-    _, f, g, _ = tf.while_loop(
-        lambda i, f, g, gap: (gap > 1e-3) & (i < 20),
-        ahead,
-        [tf.constant(0), f, g, tf.constant(1.0)],
-    )
-    plan = tf.exp(logits + f[:, None] + g[None])
-    return tf.reduce_sum(tf.stop_gradient(plan) * cost)
-
-
-@hand(net=net(8, 3))
-def determinantal(m, x, y):
-    z = m.net(x)
-    kernel = z @ tf.transpose(z) + tf.eye(tf.shape(z)[0])
-    values = tf.linalg.svd(z, compute_uv=False)
-    q, _ = tf.linalg.qr(tf.stop_gradient(z))
-    alike = tf.reduce_sum((tf.transpose(q) @ z) ** 2)
-    return (
-        -tf.linalg.slogdet(kernel)[1]
-        + 0.1 * tf.reduce_sum(values)
-        + 0.01 * alike
-    )
-
-
 @hand(net=net(8, 1))
 def histograms_and_bins(m, x, y):
     p = m.net(x)[:, 0]
@@ -222,44 +137,6 @@ def segments_of_the_batch(m, x, y):
     longest = sessions.to_tensor(0.0)
     totals = tf.reduce_sum(longest, 1) + tf.reduce_max(sessions, 1)
     return tf.reduce_mean((tf.reduce_sum(means, 1) - totals) ** 2)
-
-
-def _sentences():
-    words = np.array(list("abcdefghi"))[whole(9, 4)]
-    lines = np.array([" ".join(row) for row in words], object)
-    return tf.constant(lines[:, None]), normal(1)
-
-
-@fitted(_sentences)
-def looked_up_by_layers():
-    words = layers.TextVectorization(vocabulary=list("abcdef"))
-    given = keras.Input([1], dtype="string")
-    x = layers.Embedding(9, 4, mask_zero=True)(words(given))
-    x = layers.LSTM(4)(x)
-    model = keras.Model(given, layers.Dense(1)(x))
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    return model
-
-
-@hand(
-    net=net(8, 1),
-    replay=lambda: state(20, 7),
-    filled=lambda: state(dtype="int32"),
-)
-def replay_buffer(m, x, y):
-    rows = tf.concat([x, y], 1)
-    n = tf.shape(rows)[0]
-    where = (m.filled + tf.range(n)) % 20
-    m.replay.scatter_update(tf.IndexedSlices(rows, where))
-    m.filled.assign_add(n)
-    kept = tf.minimum(m.filled, 20)
-    draw = tf.random.stateless_uniform(
-        [n], tf.stack([m.filled, 1]), 0, kept, tf.int32
-    )
-    old = tf.gather(m.replay, draw)
-    both = tf.concat([rows, old], 0)
-    lost = (m.net(both[:, :6]) - both[:, 6:]) ** 2
-    return tf.reduce_mean(lost)
 
 
 @hand(tokens, net=lambda: built(layers.Embedding(9, 9), shape=(8,)))
@@ -322,40 +199,6 @@ def written_by_keras_operations():
     model = built(Mixed(), layers.Dense(1), shape=(6, 3))
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
     return model
-
-
-@hand(net=net(8, 3))
-def ordered_logits(m, x, y):
-    """Compare with a batch that is rolled, padded, tiled and turned."""
-    p = m.net(x)
-    n = tf.shape(p)[0]
-    rolled = tf.roll(p, 1, 0)
-    padded = tf.pad(p, [[1, 0], [0, 0]])[:-1]
-    tiled = tf.reshape(tf.tile(p[:, None], [1, 2, 1]), [2 * n, 3])[:n]
-    turned = tf.reshape(tf.transpose(p), [n, 3])
-    return sum(
-        tf.reduce_mean((p - other) ** 2 * (k + 1))
-        for k, other in enumerate((rolled, padded, tiled, turned, y))
-    )
-
-
-@hand(
-    net=net(8, 4), momentum=lambda: state(4), seen=lambda: state(dtype="int32")
-)
-def statistics_of_many_batches(m, x, y):
-    """Welford's mean over all that was seen, and a loss by it."""
-    a, _ = views(x)
-    z = m.net(a)
-    n = tf.shape(z)[0]
-    m.seen.assign_add(n)
-    share = tf.cast(n, tf.float32) / tf.cast(m.seen, tf.float32)
-    mean = tf.reduce_mean(z, 0)
-    m.momentum.assign_add(share * (tf.stop_gradient(mean) - m.momentum))
-    median = tf.sort(z, 0)[(n - 1) // 2]
-    skew = tf.reduce_mean((z - mean) ** 3, 0)
-    return tf.reduce_sum((z - m.momentum) ** 2) / tf.cast(
-        n, tf.float32
-    ) + tf.reduce_sum(tf.abs(median) + skew**2)
 
 
 class Reported(keras.Model):
