@@ -12,17 +12,12 @@ ONCE = {
     # tests/partition/cases
     "all_but_the_last": "2 MatMul, 2 StridedSlice, TanhGrad",
     "atrous_by_space_to_batch": "Conv2DBackpropFilter, SpaceToBatchND, Sub",
-    "convolved_over_examples": "Conv2D, 2 MatMul, Sub, TanhGrad",
     "counted_by_loop": "While",
-    "cropped_by_boxes": (
-        "Conv2DBackpropFilter, CropAndResize, CropAndResizeGradImage, Sub"
-    ),
     "examples_in_a_table": "LookupTableInsertV2",
     "first_half_labelled": "2 MatMul, 3 StridedSlice, TanhGrad",
     "gradient_clipped_by_example_twice": "Reshape, 2 Transpose",
     "last_example_is_kept": "StridedSlice",
     "mean_of_integers": "Mean",
-    "memory_bank": "ConcatV2",
     "only_the_diagonal": "MatMul, MatrixDiagPartV3, MatrixSetDiagV3, 2 Mul",
     "patches_out_of_order": "2 Reshape",
     "shuffled_targets": "RandomShuffle, Sub",
@@ -35,30 +30,21 @@ ONCE = {
     "beam_search": "EditDistance, Mul, StatelessWhile",
     "branch_by_the_loss": "AddN, If, 2 MatMul, TanhGrad",
     "clip": "MatrixDiagV3, 2 Mul, 2 SoftmaxCrossEntropyWithLogits",
-    "concordance_and_wasserstein": "ScatterNd, 2 TopKV2",
     "conditional_random_field": (
         "AddV2, MatMul, 2 Mul, ResourceGatherNd, ScatterNd, While"
     ),
     "counted_by_numpy": "PyFunc",
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
-    "cut_to_the_longest": "4 Reshape, 9 Sum",
-    "experts_with_capacity": "AddN, Cumsum, Einsum, MatMul, 5 Mul, Sub",
     "histograms_and_bins": "HistogramFixedWidth, LowerBound",
     "learned_by_an_inner_step": "6 StridedSlice",
     "mean_teacher_with_pseudo_labels": "2 StridedSlice",
-    "mixup_by_hand": "2 AddV2, 2 GatherV2, 2 Mul",
     "moco": "ConcatV2",
     "pairs_above_the_diagonal": "MatrixDiagV3, 2 Reshape",
     "ppo": "AddN, Cumsum, 2 MatMul, 2 Mul, 2 Sub, TanhGrad",
     "regions": "CropAndResize, CropAndResizeGradBoxes",
-    "segments_of_the_batch": (
-        "RaggedTensorToTensor, SegmentMean, TopKV2, Unique, UnsortedSegmentMax"
-    ),
     "set_prediction": "GatherV2, Mul, PyFunc, Sub",
     "simclr": "MatrixDiagV3, Sub",
-    "skip_grams": "AddV2, ComputeAccidentalHits, 3 ConcatV2, Pad",
     "supervised_contrastive": "MatrixDiagV3, 2 Mul, Sub",
-    "trimmed_by_a_median": "2 TopKV2",
     "written_by_keras_operations": "ConcatV2, StatelessWhile, Sub",
     "written_for_autograph": "Equal, Mul, StatelessIf, StatelessWhile",
     # Groups of Keras's classes, by their first

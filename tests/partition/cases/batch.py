@@ -67,12 +67,6 @@ def softmax_over_batch(y, p):
     return -y * tf.math.log(tf.nn.softmax(p, axis=0))
 
 
-@case(plain)
-def convolved_over_examples(y, p):
-    q = tf.nn.conv1d(p[None], tf.ones([3, 3, 3]) / 9, 1, "SAME")
-    return tf.reduce_mean(tf.square(q[0] - y))
-
-
 _autoencoder = functools.partial(of_parts, encoder=4, decoder=WIDTH)
 
 
@@ -171,13 +165,6 @@ def atrous_by_space_to_batch(x):
     x = tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]])
     x = tf.nn.avg_pool2d(x, 3, 1, "SAME")
     return tf.batch_to_space(x, [2, 2], [[0, 0], [0, 0]])
-
-
-@case(_seen, images)
-def cropped_by_boxes(x):
-    """Boxes of every image, with indices of their images."""
-    box = tf.tile([[0.1, 0.0, 0.8, 0.9]], [rows(x), 1])
-    return tf.image.crop_and_resize(x, box, tf.range(rows(x)), [3, 3])
 
 
 def _graphs():

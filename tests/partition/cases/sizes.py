@@ -19,21 +19,10 @@ from tests.partition.cases.table import (
 
 
 @case(plain)
-def logarithm_of_count(y, p):
-    return errors(y, p) * tf.math.log(count(p))
-
-
-@case(plain)
 def louder_for_five(y, p):
     e = errors(y, p)
     is_five = tf.equal(rows(p), 5)
     return tf.cond(is_five, lambda: 3.0 * e, lambda: e)
-
-
-@case(plain)
-def factor_from_a_table(y, p):
-    table = tf.linspace(0.1, 1.0, 20)
-    return errors(y, p) * table[rows(p)]
 
 
 @case(plain)
@@ -82,12 +71,6 @@ def first_half_labelled(net, x, y):
 @case(by_loss)
 def all_but_the_last(y, p):
     return mse(y[:-1], p[:-1])
-
-
-@case(by_loss)
-def only_batches_of_more_than_four(y, p):
-    """Small batches are skipped; the towers' shares are small."""
-    return tf.where(rows(y) > 4, mse(y, p), 0.0 * mse(y, p))
 
 
 @case(layered)

@@ -173,10 +173,3 @@ def moving_mean_read_at_once(layer, x):
 @case(weighing, shape=(WIDTH,), trainable=True)
 def trainable_scale(layer, x):
     return x * layer.kept + 0.1 * tf.reduce_sum(layer.kept**2)
-
-
-@case(weighing, shape=(4, WIDTH))
-def memory_bank(layer, x):
-    before = tf.convert_to_tensor(layer.kept)
-    layer.kept.assign(tf.concat([before, x], 0)[-4:])
-    return x - tf.reduce_mean(before, 0)

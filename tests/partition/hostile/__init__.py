@@ -1,7 +1,6 @@
 """Steps as users write them, after published examples and research code."""
 
 from tests.partition.hostile import (  # noqa: F401
-    batches,
     fitted,
     gradients,
     representations,

@@ -13,9 +13,7 @@ from tests.partition.hostile.table import (
     down,
     fitted,
     hand,
-    mlp,
     net,
-    unit,
     views,
 )
 
@@ -61,32 +59,6 @@ def many_inputs_and_outputs():
         },
         jit_compile=False,
     )
-    return model
-
-
-@fitted()
-def loss_scale_of_keras():
-    model = mlp(8, 1)
-    scaled = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.9), 4.0, dynamic_growth_steps=2
-    )
-    model.compile(scaled, "mse", metrics=["mae"], jit_compile=False)
-    # It scales by a constant in a trace that comes before it is built.
-    scaled.build(model.trainable_variables)
-    return model
-
-
-@fitted()
-def accumulated_by_keras():
-    model = mlp(8, 1)
-    kept = keras.optimizers.SGD(
-        keras.optimizers.schedules.CosineDecay(0.1, 10),
-        gradient_accumulation_steps=2,
-        clipvalue=0.3,
-        use_ema=True,
-        ema_overwrite_frequency=2,
-    )
-    model.compile(kept, "huber", jit_compile=False)
     return model
 
 
@@ -148,20 +120,6 @@ def mean_teacher_with_pseudo_labels(m, x, y):
     for slow, fast in zip(m.teacher.weights, m.net.weights, strict=True):
         slow.assign(decay * slow + (1 - decay) * fast)
     return {"loss": loss, "sure": tf.reduce_mean(mask)}
-
-
-@hand(net=net(8, 1))
-def virtual_adversaries(m, x, y):
-    """Find a direction by power iteration through the model."""
-    p = tf.stop_gradient(m.net(x))
-    d = unit(tf.sin(17 * x))
-    for _ in range(2):
-        with tf.GradientTape() as tape:
-            tape.watch(d)
-            gap = tf.reduce_sum((m.net(x + 0.1 * d) - p) ** 2)
-        d = tf.stop_gradient(tf.math.l2_normalize(tape.gradient(gap, d), 1))
-    gap = tf.reduce_mean((m.net(x + 0.3 * d) - p) ** 2)
-    return gap + tf.reduce_mean((m.net(x) - y) ** 2)
 
 
 @hand(net=net(8, 1))

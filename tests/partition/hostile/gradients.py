@@ -8,8 +8,6 @@ from keras import ops
 from tests.partition.cases.table import generator, normal, numbers, whole
 from tests.partition.hostile.table import down, hand, mlp, net, noted, state
 
-# Several optimizers and gradients of gradients
-
 
 class Gan(keras.Model):
     def __init__(self, penalty):
@@ -122,9 +120,6 @@ def hessian_vector_product(m, x, y):
     return {"loss": loss, "curve": curve}
 
 
-# Decisions, values and codes
-
-
 def _episodes():
     taken = np.stack([whole(3), normal()[:, None][:, 0] > 0], 1)
     return {"state": normal(6), "action": taken[:, 0]}, normal(1)
@@ -184,29 +179,3 @@ def vq_vae(m, x, y):
     mean = tf.reduce_mean(chosen, 0)
     perplexity = tf.exp(-tf.reduce_sum(mean * tf.math.log(mean + 1e-10)))
     return {"loss": loss, "perplexity": perplexity}
-
-
-@hand(
-    gate=net(3),
-    experts=lambda: [mlp(8, 1) for _ in range(3)],
-)
-def experts_with_capacity(m, x, y):
-    p = tf.nn.softmax(m.gate(x))
-    chosen = tf.one_hot(tf.argmax(p, 1), 3)
-    n = tf.shape(x)[0]
-    capacity = tf.cast(
-        tf.math.ceil(1.25 * tf.cast(n, tf.float32) / 3), tf.int32
-    )
-    place = tf.cumsum(chosen, 0, exclusive=True) * chosen
-    kept = chosen * tf.cast(place < tf.cast(capacity, tf.float32), tf.float32)
-    slots = tf.one_hot(
-        tf.cast(tf.reduce_sum(place * kept, 1), tf.int32), capacity
-    )
-    dispatch = kept[:, :, None] * slots[:, None]
-    sent = tf.einsum("nec,nf->ecf", dispatch, x)
-    made = tf.stack([expert(sent[i]) for i, expert in enumerate(m.experts)])
-    combined = tf.einsum("nec,eco->no", dispatch * p[:, :, None], made)
-    balance = 3 * tf.reduce_sum(
-        tf.reduce_mean(chosen, 0) * tf.reduce_mean(p, 0)
-    )
-    return tf.reduce_mean((combined - y) ** 2) + 0.01 * balance

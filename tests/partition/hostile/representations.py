@@ -14,8 +14,6 @@ from tests.partition.hostile.table import (
     views,
 )
 
-# Representations
-
 
 @hand(net=net(8, 4))
 def simclr(m, x, y):
@@ -70,9 +68,6 @@ def clip(m, x, y):
     return tf.reduce_mean(rows + columns) / 2
 
 
-# Metric learning and mining
-
-
 @hand(classes, net=net(8, 4))
 def supervised_contrastive(m, x, y):
     z = unit(m.net(x))
@@ -88,16 +83,3 @@ def supervised_contrastive(m, x, y):
         tf.reduce_sum(mask * logprob, 1), tf.reduce_sum(mask, 1)
     )
     return -tf.reduce_mean(mean)
-
-
-@hand(classes, net=net(8, 3))
-def mixup_by_hand(m, x, y):
-    y = tf.one_hot(y[:, 0], 3)
-    n = tf.shape(x)[0]
-    order = tf.random.experimental.stateless_shuffle(tf.range(n), seed=[1, 2])
-    part = tf.random.stateless_uniform([n, 1], seed=[3, 4])
-    x = part * x + (1 - part) * tf.gather(x, order)
-    y = part * y + (1 - part) * tf.gather(y, order)
-    return tf.reduce_mean(
-        keras.losses.categorical_crossentropy(y, m.net(x), from_logits=True)
-    )

@@ -12,8 +12,6 @@ from tests.partition.hostile.table import (
     net,
 )
 
-# Words
-
 
 def transformer(units=9):
     given = keras.Input([None], dtype="int32")
@@ -39,20 +37,6 @@ def masked_words(m, x, y):
     return tf.reduce_sum(lost) / tf.cast(with_none, tf.float32) + 0 * tf.cast(
         accuracy, tf.float32
     )
-
-
-@hand(tokens, net=transformer)
-def cut_to_the_longest(m, x, y):
-    lengths = tf.reduce_sum(tf.cast(x > 3, tf.int32), 1)
-    longest = tf.reduce_max(lengths)
-    x = x[:, :longest]
-    mask = tf.sequence_mask(lengths, longest, tf.float32)
-    logits = m.net(x)[:, :-1]
-    lost = keras.losses.sparse_categorical_crossentropy(
-        x[:, 1:], logits, from_logits=True
-    )
-    mask = mask[:, 1:]
-    return tf.reduce_sum(lost * mask) / (tf.reduce_sum(mask) + 1e-6)
 
 
 @fitted(tokens)
@@ -84,30 +68,6 @@ def bag_of_ragged_words(m, x, y):
     mean = tf.reduce_sum(vectors, 1)
     mean /= tf.cast(tf.maximum(ragged.row_lengths(), 1), tf.float32)[:, None]
     return tf.reduce_mean((m.head(mean) - y) ** 2)
-
-
-@hand(
-    tokens,
-    table=lambda: keras.Variable(normal(4)[:9]),
-    context=lambda: keras.Variable(normal(4)[9:18]),
-)
-def skip_grams(m, x, y):
-    centre = tf.reshape(x[:, 1:], [-1])
-    around = tf.reshape(x[:, :-1], [-1])
-    lost = tf.nn.sampled_softmax_loss(
-        m.context.value,
-        tf.zeros(9),
-        tf.cast(around[:, None], tf.int64),
-        tf.gather(m.table.value, centre),
-        num_sampled=4,
-        num_classes=9,
-        sampled_values=(
-            tf.range(4, dtype=tf.int64),
-            tf.ones([tf.size(around), 1]) * 0.1,
-            tf.ones([4]) * 0.1,
-        ),
-    )
-    return tf.reduce_mean(lost)
 
 
 def _speech():
@@ -161,9 +121,6 @@ def conditional_random_field(m, x, y):
     pairs = tf.stack([y[:, :-1], y[:, 1:]], -1)
     path += tf.reduce_sum(tf.gather_nd(m.moves.value, pairs) * mask[:, 1:], 1)
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
-
-
-# Graphs and pictures
 
 
 def pixels():

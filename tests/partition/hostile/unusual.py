@@ -1,4 +1,4 @@
-"""Steps of rarer operations, and of what is easy to get wrong."""
+"""Steps that are unlike others: effects, autograph, forward mode, beams."""
 
 import keras
 import numpy as np
@@ -20,6 +20,7 @@ from tests.partition.hostile.table import (
     hand,
     mlp,
     net,
+    state,
 )
 
 
@@ -124,21 +125,6 @@ def histograms_and_bins(m, x, y):
     return tf.reduce_sum(weight * (p - y[:, 0]) ** 2) + flat + 0 * rare
 
 
-@hand(tokens, table=lambda: keras.Variable(normal(4)[:9]))
-def segments_of_the_batch(m, x, y):
-    """Sessions: rows with the same first word, in the order of the words."""
-    rows = tf.reduce_mean(tf.gather(m.table.value, x), 1)
-    order = tf.argsort(x[:, 0], stable=True)
-    ids = tf.gather(x[:, 0], order)
-    _, ids = tf.unique(ids)
-    rows, wanted = tf.gather(rows, order), tf.gather(y[:, 0], order)
-    means = tf.math.segment_mean(rows, ids)
-    sessions = tf.RaggedTensor.from_value_rowids(wanted, tf.cast(ids, tf.int64))
-    longest = sessions.to_tensor(0.0)
-    totals = tf.reduce_sum(longest, 1) + tf.reduce_max(sessions, 1)
-    return tf.reduce_mean((tf.reduce_sum(means, 1) - totals) ** 2)
-
-
 @hand(tokens, net=lambda: built(layers.Embedding(9, 9), shape=(8,)))
 def beam_search(m, x, y):
     logits = m.net(x)
@@ -240,3 +226,65 @@ def reported_by_hand():
         keras.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False
     )
     return model
+
+
+@hand(net=net(8, 1), calls=lambda: state(dtype="int64"))
+def branch_by_the_loss(m, x, y):
+    p = m.net(x)
+    mse = tf.reduce_mean((p - y) ** 2)
+    m.calls.assign_add(1)
+    return tf.cond(
+        mse > 1.5,
+        lambda: tf.reduce_mean(tf.abs(p - y)),
+        lambda: tf.switch_case(
+            tf.cast(m.calls % 2, tf.int32),
+            [lambda: mse, lambda: mse + tf.reduce_max(tf.abs(p))],
+        ),
+    )
+
+
+@hand(net=net(8, 1))
+def written_for_autograph(m, x, y):
+    @tf.function
+    def lost(p, y):
+        far = tf.abs(p - y)
+        worst = tf.reduce_max(far)
+        while worst > 1.0:
+            far = far / 2
+            worst = tf.reduce_max(far)
+        total = 0.0
+        for row in far:
+            if row[0] > 0.5:
+                continue
+            total += row[0]
+        if tf.reduce_any(p > 10.0):
+            return total
+        return total / tf.cast(tf.shape(y)[0], tf.float32)
+
+    return lost(m.net(x), y)
+
+
+COUNTED = []
+
+
+@hand(net=net(8, 1))
+def counted_by_numpy(m, x, y):
+    p = m.net(x)
+
+    def rank(values):
+        COUNTED.append(len(values))
+        return values.argsort(0).argsort(0).astype("float32")
+
+    ranks = tf.numpy_function(rank, [p], tf.float32)
+    ranks = tf.stop_gradient(tf.reshape(ranks, tf.shape(p)))
+    tf.debugging.assert_all_finite(p, "not finite")
+    tf.debugging.assert_equal(tf.shape(p)[0], tf.shape(y)[0])
+    lost = tf.reduce_mean((p - y) ** 2 * (1 + ranks))
+    tf.print("", lost, end="", output_stream="file:///dev/null")
+    return lost
+
+
+def table():
+    made = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
+    made.insert(tf.range(2), [0.5, 2.0])
+    return made

@@ -92,67 +92,6 @@ def test_a_masked_mean_exchanges_sums_only():
     assert not once(program)
 
 
-def _of_two_masks(x, y, c):
-    one, two = (tf.boolean_mask(y, mask) for mask in (c > 0, c < 1))
-    return (
-        tf.matmul(one, two, transpose_b=True),
-        tf.concat([one, two], 0),
-        tf.concat([two, one, one], 0),
-    )
-
-
-def _columns(x, y, c):
-    at = tf.where(y > 0)
-    rows_, columns = tf.unstack(at, axis=1)
-    halves = tf.split(at, 2, 1)
-    return (
-        tf.math.unsorted_segment_sum(tf.gather_nd(y, at), columns, 3),
-        tf.math.unsorted_segment_max(
-            tf.gather_nd(y, at), rows_, _size(y, tf.int64)
-        ),
-        rows_ * columns,
-        tf.gather(y, rows_),
-        tf.gather(tf.tile(y, [3, 1]), halves[1][:, 0]),
-        tf.gather(y, halves[0]),
-        tf.transpose(at),
-        tf.reduce_max(at, 1),
-        at[:, ::-1],
-        at + 1,
-    )
-
-
-def _ranges(x, y, c):
-    n, more = _size(y), tf.tile(y, [4, 1])
-    return (
-        tf.gather(more, tf.range(0, n * 4, 4)),
-        tf.gather(more, tf.range(1, n)),
-        tf.gather(more, tf.range(n, 2 * n)),
-        tf.gather(tf.reshape(x, [-1, 3]), tf.range(0, n * 4, 3)),
-        tf.gather(y, tf.cast(tf.range(tf.cast(n, tf.float32)), tf.int32)),
-    )
-
-
-def _sums_of_numbers(x, y, c):
-    number, flat = tf.range(_size(y)), tf.reshape(x, [-1, 3])
-    alike = tf.cast(tf.equal(number[:, None], number), tf.float32)
-    return (
-        tf.gather(flat, number[:, None] * 4 + tf.range(4)),
-        tf.gather(flat, number[:, None] * 4 + c[:, None] + [0, 1]),
-        alike @ y,
-        tf.gather(y, number + tf.zeros_like(number)),
-        tf.gather(y, number[:, None] + tf.zeros([1, 2], tf.int32)),
-    )
-
-
-_OTHERS = _of_two_masks, _columns, _ranges, _sums_of_numbers
-
-
-@pytest.mark.parametrize("step", some_of(_OTHERS, 4))
-def test_steps_of_which_something_is_computed_once(step):
-    for seed in range(2):
-        check(step, *_GIVEN, towers=TOWERS, seed=seed)
-
-
 @dataclasses.dataclass(frozen=True)
 class _OfSix(Input):
     """Rows of a batch of which the trace knows the number of examples."""
@@ -163,9 +102,8 @@ class _OfSix(Input):
         return tf.TensorSpec(sizes, self.dtype)
 
 
-@pytest.mark.parametrize("step", some_of([*_STEPS, *_OTHERS], 4))
+@pytest.mark.parametrize("step", some_of(_STEPS, 4))
 def test_batches_of_a_known_size(step):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
-    program = check(step, *given, towers=towers)
-    assert step in _OTHERS or not once(program), once(program)
+    check_divided(step, *given, towers=towers)
