@@ -43,28 +43,24 @@ class Converter:
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
+        builder: takes the operations.
+
+    Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
             same on all towers.
-        builder: takes the operations.
+        units: other units, by what they follow from, and by the symbols of
+            their sizes.
     """
 
-    def __init__(
-        self,
-        unit: Unit,
-        is_first: Tensor,
-        sizes: Mapping[str, Tensor],
-        builder: Builder,
-    ):
+    def __init__(self, unit: Unit, is_first: Tensor, builder: Builder):
         self.unit = unit
         self.is_first = is_first
-        self.sizes = dict(sizes)
         self.builder = builder
-        self._shares: dict[Any, Tensor] = {}
+        self.sizes: dict[str, Tensor] = {}
+        self.units: dict[Any, DataDependentUnit] = {}
+        self._fractions: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-        # By what they follow from, and by the symbols of their sizes.
-        self._units_by_key: dict[Any, DataDependentUnit] = {}
-        self._units_by_symbol: dict[str, DataDependentUnit] = {}
 
     def on_towers(
         self,
@@ -233,38 +229,27 @@ class Converter:
             key: what the unit follows from: the same key, the same unit.
             count: how many of them a tower has.
         """
-        if key not in self._units_by_key:
-            size = own_symbol(f"found{len(self._units_by_symbol)}")
+        if key not in self.units:
+            size = own_symbol(f"found{len(self.units)}")
             unit = DataDependentUnit(size, count, self.builder)
-            self._units_by_key[key] = self._units_by_symbol[name_of(size)] = (
-                unit
-            )
-        return self._units_by_key[key]
+            self.units[key] = self.units[name_of(size)] = unit
+        return self.units[key]
 
-    def share_units_of(self, around: Converter) -> None:
-        """Have the same units as the program around a function."""
-        self._units_by_key = around._units_by_key
-        self._units_by_symbol = around._units_by_symbol
-
-    def note_unit(self, key: Any, unit: DataDependentUnit) -> None:
-        """Note which unit follows from a key, unless one does already."""
-        self._units_by_key.setdefault(key, unit)
-
-    def share(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
-        """Return of each tower the part of all that it has of a unit."""
+    def fraction(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
+        """Return which part of all units each tower has."""
         key = unit, dtype
-        if key not in self._shares:
+        if key not in self._fractions:
             counts = [
                 self.cast(count, tf.float64)
                 for count in (unit.count, unit.total)
             ]
-            share = self.builder.op("RealDiv", counts, ())
-            self._shares[key] = self.cast(share, dtype, is_repeated=False)
-        return self._shares[key]
+            fraction = self.builder.op("RealDiv", counts, ())
+            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
+        return self._fractions[key]
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self._units_by_symbol.values()):
+        for unit in (self.unit, *self.units.values()):
             layout = Sharded(axis, unit)
             rows = layout.units_in(size)
             if rows:
@@ -306,7 +291,7 @@ class Converter:
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
-            unit = self._units_by_symbol.get(symbol)
+            unit = self.units.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
             if factor is None or power < 1:
                 return None

@@ -98,7 +98,7 @@ def lay_out(
     ]
     # Of data without rows all is done once: whatever a tower has.
     unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(unit, is_first, {}, builder, lists, ranks, xla)
+    partition = Partitioner(unit, is_first, builder, lists, ranks, xla)
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total

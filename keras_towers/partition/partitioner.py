@@ -52,8 +52,6 @@ class Partitioner(Converter):
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        sizes: maps the symbol of a size to the tensor that holds its value, the
-            same on all towers.
         builder: takes the operations.
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
@@ -75,13 +73,12 @@ class Partitioner(Converter):
         self,
         unit: Unit,
         is_first: Tensor,
-        sizes: Mapping[str, Tensor],
         builder: Builder,
         lists: bool = True,
         ranks: bool = False,
         xla: bool = False,
     ):
-        super().__init__(unit, is_first, sizes, builder)
+        super().__init__(unit, is_first, builder)
         self.lists = lists
         self.ranks = ranks
         self.xla = xla
@@ -95,16 +92,12 @@ class Partitioner(Converter):
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
+        builder = Builder(meets=False)
         result = Partitioner(
-            self.unit,
-            self.is_first,
-            self.sizes,
-            Builder(meets=False),
-            self.lists,
-            xla=self.xla,
+            self.unit, self.is_first, builder, self.lists, xla=self.xla
         )
+        result.sizes, result.units = self.sizes, self.units
         result.graphs, result.once = self.graphs, self.once
-        result.share_units_of(self)
         return result
 
     def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:

@@ -360,11 +360,10 @@ class _Round(Partitioner):
         super().__init__(
             dataclasses.replace(partition.unit, size=symbol("none")),
             partition.is_first,
-            partition.sizes,
             Builder(meets=False),
             partition.lists,
         )
-        self.graphs = partition.graphs
+        self.sizes, self.graphs = partition.sizes, partition.graphs
         self._row = unit
         self.places: set[Value] = set()
         self.uses: dict[Value, tuple[Use, int | None]] = {}

@@ -45,8 +45,8 @@ def _mean(
         return [mean]
     # A sum might be too large for its dtype.
     (mean_of_tower,) = build.copy(node.operation, [rows, along])
-    share = partition.share(layout.unit, rows.dtype)
-    part = build.op("MulNoNan", [mean_of_tower, share], node.shapes[0])
+    fraction = partition.fraction(layout.unit, rows.dtype)
+    part = build.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
@@ -73,7 +73,7 @@ def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
         for operation in tensor.consumers():
             if operation.type in _COPIES:
                 waiting += operation.outputs
-            elif not _is_distance(operation, tensor, entries):
+            elif {*map(id, operation.inputs)} != {id(tensor), id(entries)}:
                 continue
             elif operation.type == "SquaredDifference":
                 yield operation.outputs[0]
@@ -81,15 +81,6 @@ def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
                 for square in operation.outputs[0].consumers():
                     if square.type == "Square":
                         yield square.outputs[0]
-
-
-def _is_distance(operation: Any, mean: Any, entries: Any) -> bool:
-    both = list(operation.inputs)
-    if len(both) != 2:
-        return False
-    return (both[0] is entries and both[1] is mean) or (
-        both[0] is mean and both[1] is entries
-    )
 
 
 def _same_axes(one: Any, other: Any) -> bool:
@@ -128,13 +119,14 @@ def _moments(
         build.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    share, ones = partition.share(layout.unit, rows.dtype), [1] * value.rank
-    share = build.op("Reshape", [share, ones], ones)
-    shares = build.exchange("gather", share, layout.axis)
+    fraction = partition.fraction(layout.unit, rows.dtype)
+    ones = [1] * value.rank
+    fraction = build.op("Reshape", [fraction, ones], ones)
+    fractions = build.exchange("gather", fraction, layout.axis)
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
-        weighted = build.op("MulNoNan", [tensors, shares], tensors.shape)
+        weighted = build.op("MulNoNan", [tensors, fractions], tensors.shape)
         return build.op(
             "Sum",
             [weighted, along],

@@ -54,7 +54,7 @@ def _lengths(
     layout = Sharded(0, partition.unit)
     lengths = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", lengths[0].local), last.unit)
+    partition.units.setdefault(("repeated", lengths[0].local), last.unit)
     return lengths
 
 
