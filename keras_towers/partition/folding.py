@@ -224,7 +224,7 @@ def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
     places = [np.ravel(array).astype(int) for array in arrays[:half]]
-    result = np.zeros(1 + max(map(np.max, places)), object)
+    result = np.zeros(1 + max(at.max(initial=-1) for at in places), object)
     for at, entries in zip(places, arrays[half:], strict=True):
         result[at] = np.ravel(entries)
     return result

@@ -25,7 +25,6 @@ ONCE = {
     "table_of_the_examples": "TensorScatterUpdate",
     "value_of_another": "2 MatMul, TanhGrad",
     "views_interleaved": "2 MatMul, 2 StridedSlice, Sub, TanhGrad",
-    # tests/partition/hostile
     "bag_of_ragged_words": "Cumsum, Sub, 2 UnsortedSegmentSum",
     "beam_search": "EditDistance, Mul, StatelessWhile",
     "branch_by_the_loss": "AddN, If, 2 MatMul, TanhGrad",

@@ -4,8 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.partition.cases.table import classes, normal, whole
-from tests.partition.hostile.table import (
+from tests.partition.cases.by_hand import (
     built,
     hand,
     net,
@@ -13,6 +12,7 @@ from tests.partition.hostile.table import (
     unit,
     views,
 )
+from tests.partition.cases.table import classes, normal, whole
 
 
 @hand(net=net(8, 4))

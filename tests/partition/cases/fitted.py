@@ -5,8 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import classes, normal, whole
-from tests.partition.hostile.table import (
+from tests.partition.cases.by_hand import (
     BATCH,
     built,
     cross_entropy,
@@ -16,6 +15,7 @@ from tests.partition.hostile.table import (
     net,
     views,
 )
+from tests.partition.cases.table import classes, normal, whole
 
 
 def _named():

@@ -4,13 +4,13 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import normal, tokens, whole
-from tests.partition.hostile.table import (
+from tests.partition.cases.by_hand import (
     built,
     fitted,
     hand,
     net,
 )
+from tests.partition.cases.table import normal, tokens, whole
 
 
 def transformer(units=9):

@@ -5,8 +5,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tests.partition.cases.by_hand import down, hand, mlp, net, noted, state
 from tests.partition.cases.table import generator, normal, numbers, whole
-from tests.partition.hostile.table import down, hand, mlp, net, noted, state
 
 
 class Gan(keras.Model):

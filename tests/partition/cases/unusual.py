@@ -5,14 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import (
-    classes,
-    images,
-    normal,
-    numbers,
-    tokens,
-)
-from tests.partition.hostile.table import (
+from tests.partition.cases.by_hand import (
     built,
     cross_entropy,
     down,
@@ -21,6 +14,13 @@ from tests.partition.hostile.table import (
     mlp,
     net,
     state,
+)
+from tests.partition.cases.table import (
+    classes,
+    images,
+    normal,
+    numbers,
+    tokens,
 )
 
 
