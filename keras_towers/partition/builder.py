@@ -10,12 +10,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.layouts import NotDivided
-from keras_towers.partition.program import (
-    Exchange,
-    Function,
-    Operation,
-    Tensor,
-)
+from keras_towers.partition.program import Exchange, Function, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
 # What sizes are computed in.

@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     Partial,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.list_elements import in_common, list_on_tower
@@ -129,10 +130,8 @@ def joined(a: Value, b: Value) -> Value:
 
 
 def with_parts_or_sums(
-    partition: Partitioner,
-    inputs: Sequence[Value],
-    lay_out: Callable[[Sequence[Value]], list[Value]],
-) -> list[Value]:
+    partition: Partitioner, inputs: Values, lay_out: Callable[[Values], Values]
+) -> Values:
     """Lay out what towers call.
 
     What is a part of a sum stays so, or else is summed before.

@@ -25,6 +25,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Unit,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.list_elements import whole_list
@@ -69,7 +70,7 @@ class Converter:
         *layouts: Layout,
         shapes: Sequence[Sequence[Any] | None] | None = None,
         attributes: Mapping[str, Any] | None = None,
-    ) -> list[Value]:
+    ) -> Values:
         """Have each tower compute an operation; return its N outputs.
 
         Args:

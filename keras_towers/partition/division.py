@@ -14,6 +14,7 @@ from keras_towers.partition.layouts import (
     ListOf,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.program import Tensor
@@ -22,8 +23,8 @@ from keras_towers.partition.sizes import Size
 
 
 def divided(
-    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
-) -> list[Value]:
+    partition: Converter, node: Node, inputs: Values, factors: Factors
+) -> Values:
     """Divide an operation by an axis of its inputs, or leave sums to later.
 
     Args:
@@ -80,7 +81,7 @@ def _common_input(
 
 def _chosen(
     partition: Converter,
-    inputs: Sequence[Value],
+    inputs: Values,
     labels_of_inputs: Sequence[Labels],
     factors: Factors,
 ) -> tuple[Any, Sharded] | None:
@@ -106,8 +107,8 @@ def _chosen(
 
 
 def _linear(
-    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
-) -> list[Value]:
+    partition: Converter, node: Node, inputs: Values, factors: Factors
+) -> Values:
     """What is linear leaves parts of a sum parts of a sum."""
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]

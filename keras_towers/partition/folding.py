@@ -11,12 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    broadcast,
-    compared,
-)
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
 from keras_towers.partition.slice_spans import spans
 
 # Larger constants are not folded.

@@ -26,6 +26,7 @@ from keras_towers.partition.layouts import (
     Shape,
     Unit,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.program import Tensor, Update
@@ -100,7 +101,7 @@ class Partitioner(Converter):
         result.graphs, result.once = self.graphs, self.once
         return result
 
-    def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
+    def run(self, graph: Any, inputs: Values) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors, by their names.
 
         Args:
@@ -135,12 +136,12 @@ class Partitioner(Converter):
         for tensor, value in zip(operation.outputs, outputs, strict=True):
             values[tensor.name] = value
 
-    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+    def call(self, graph: Any, inputs: Values) -> Values:
         """Lay out a graph; return the values of its outputs."""
         values = self.run(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
         if node.type == "Const":
             return [self._constant(node)]
         if node.operation.name in self.update_infos:
@@ -188,7 +189,7 @@ class Partitioner(Converter):
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def by_rule(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
+    def by_rule(self, node: Node, inputs: Values) -> Values:
         """Divide an operation.
 
         Raises:
@@ -206,9 +207,7 @@ class Partitioner(Converter):
         require(all(value.shape is not None for value in inputs))
         return divided(self, node, inputs, AXES[node.type](node, *inputs))
 
-    def _complete(
-        self, node: Node, inputs: Sequence[Value], outputs: Sequence[Value]
-    ) -> None:
+    def _complete(self, node: Node, inputs: Values, outputs: Values) -> None:
         """Add what the trace knows of shapes, and entries that are known."""
         entries = folded(node, [value.known for value in inputs])
         shapes = _symbolic_shapes(node, inputs)
@@ -231,9 +230,7 @@ class Partitioner(Converter):
             value.shape = tuple(sizes)
 
 
-def _symbolic_shapes(
-    node: Node, inputs: Sequence[Value]
-) -> Sequence[Shape | None]:
+def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """The shapes of outputs, where the trace does not know them."""
     unknown = [None] * node.num_outputs
     if all(shape.is_fully_defined() for shape in node.shapes):

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias, TypeVar
 import tensorflow as tf
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Shape, Value
+from keras_towers.partition.layouts import Shape, Values
 
 # Takes the partitioner, the operation and the values of its inputs, and returns
 # those of its outputs. What raises ``NotDivided`` does not fit: the next is
 # asked, then the axes; then the operation is computed once.
-Rule: TypeAlias = "Callable[..., list[Value]]"
+Rule: TypeAlias = "Callable[..., Values]"
 # Takes the operation and the values of its inputs, whose ranks are known, and
 # returns its axes.
 Axes: TypeAlias = "Callable[..., Factors]"

@@ -39,11 +39,7 @@ class Span:
 
 
 def spans(
-    node: Node,
-    shape: Sequence[Any],
-    begin: Any,
-    end: Any,
-    strides: Any,
+    node: Node, shape: Sequence[Any], begin: Any, end: Any, strides: Any
 ) -> list[Span]:
     """Return what a slice of a tensor takes, axis by axis."""
     masks = {

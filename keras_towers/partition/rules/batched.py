@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value, require
+from keras_towers.partition.layouts import Value, Values, require
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
@@ -62,7 +62,7 @@ _COUNT_OF_LAST = _by_type(_ALONG_LAST) | _by_type(_LINEAR_ALONG_LAST)
 
 def _axes_of_batch(
     node: Node,
-    inputs: Sequence[Value],
+    inputs: Values,
     ahead: int,
     count: int = 1,
     linear: Sequence[Collection[int]] = (),
@@ -114,7 +114,7 @@ def _images(node: Node, *inputs: Value) -> Factors:
 )
 def _to_images(
     partition: Partitioner, node: Node, size: Value, *rest: Value
-) -> list[Value]:
+) -> Values:
     *kernel, gradient = rest
     (layout, rows), traced = gradient.as_rows(), node.shapes[0]
     require(traced.rank is not None and not layout.axis)

@@ -30,6 +30,7 @@ from keras_towers.partition.layouts import (
     REPLICATED,
     NotDivided,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.list_elements import alike
@@ -41,7 +42,7 @@ from keras_towers.partition.rules.means import lay_out_own_mean
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _called(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _called(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """The operations of a function take the place of its call."""
     is_named = node.type.endswith("PartitionedCall")
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
@@ -55,7 +56,7 @@ def _called(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
-) -> list[Value]:
+) -> Values:
     graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
     known = None if chosen.known is None else np.ravel(chosen.known)[0]
     if isinstance(known, (bool, int)) and chosen.shape == ():
@@ -70,7 +71,7 @@ def _branched(
     )
 
 
-def _require_worth(partition: Partitioner, values: Sequence[Value]) -> None:
+def _require_worth(partition: Partitioner, values: Values) -> None:
     """Have what all towers would do alike be done once."""
     is_alike = all(value.is_replicated for value in values)
     require(not (partition.builder.meets and is_alike))
@@ -87,15 +88,15 @@ def _lay_out_branches(
     node: Node,
     graphs: Sequence[Any],
     chosen: Value,
-    inputs: Sequence[Value],
-) -> list[Value]:
+    inputs: Values,
+) -> Values:
     # All towers go the same way.
     way = partition.replicated(chosen)
     branches = [partition.for_function() for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
-        values = [value_in_function(partition, value) for value in inputs]
-        ends.append(branch.call(graph, values)[: node.num_outputs])
+        given = [value_in_function(partition, value) for value in inputs]
+        ends.append(branch.call(graph, given)[: node.num_outputs])
     results = [
         functools.reduce(joined, values, values[0])
         for values in zip(*ends, strict=True)
@@ -135,7 +136,7 @@ _PASSES = 8
 
 
 @rule("While", "StatelessWhile")
-def _looped(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _looped(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     _require_worth(partition, inputs)
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
@@ -154,8 +155,8 @@ def _lay_out_loop(
     node: Node,
     body: Any,
     condition: Any,
-    inputs: Sequence[Value],
-) -> list[Value]:
+    inputs: Values,
+) -> Values:
     # What changes from one round to the next.
     carried = [
         index
@@ -194,9 +195,9 @@ def _lay_out_loop(
 def _round(
     partition: Partitioner,
     graph: Any,
-    inputs: Sequence[Value],
+    inputs: Values,
     states: Mapping[int, Value],
-) -> tuple[Partitioner, list[Tensor], list[Value]]:
+) -> tuple[Partitioner, list[Tensor], Values]:
     """Lay out the body of a loop, or its condition.
 
     Args:

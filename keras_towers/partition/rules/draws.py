@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE
 from keras_towers.partition.conversions import local_shape, static
-from keras_towers.partition.layouts import Shape, Sharded, Value, require
+from keras_towers.partition.layouts import (
+    Shape,
+    Sharded,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule, shape_of
@@ -62,7 +68,7 @@ def _drawn(
     counter: Value,
     algorithm: Value,
     *limits: Value,
-) -> list[Value]:
+) -> Values:
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
     require(not layout.axis and None not in sizes)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors, elementwise
-from keras_towers.partition.layouts import Value, require
+from keras_towers.partition.layouts import Value, Values, require
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
@@ -121,5 +121,5 @@ def _shaped(node: Node, value: Value) -> Factors:
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")
-def _copy(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _copy(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     return list(inputs)

@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     Places,
     Shape,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -61,16 +62,14 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 
 
 @rule(*_ROLES)
-def _of_own_rows(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value]:
+def _of_own_rows(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     places, operands = _numbered(partition, inputs, _ROLES[node.type])
     layout = places.layout if node.type == "GatherNd" else places.target
     return partition.on_towers(node, operands, layout)
 
 
 def _numbered(
-    partition: Partitioner, inputs: Sequence[Value], roles: Sequence[Role]
+    partition: Partitioner, inputs: Values, roles: Sequence[Role]
 ) -> tuple[Places, list[Tensor]]:
     """Return the rows that towers number, and what each is given.
 
@@ -128,7 +127,7 @@ def _own(
 
 
 @rule("SparseTensorDenseMatMul")
-def _product(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _product(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """The product of a matrix that has own rows."""
     *matrix, factor = inputs
     places, operands = _numbered(partition, matrix, _MATRIX)
@@ -142,7 +141,7 @@ def _product(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
 
 
 @rule("SparseReorder")
-def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Rows stay in order, and so do the towers."""
     places, operands = _numbered(partition, inputs, _MATRIX)
     at, entries = partition.on_towers(node, operands, *[places.layout] * 2)
@@ -153,9 +152,7 @@ def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
-def _stitched(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value]:
+def _stitched(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Stitch rows together that were partitioned, if all parts are there."""
     half = len(inputs) // 2
     places = [v.places for v in inputs[:half] if v.places is not None]
@@ -206,7 +203,7 @@ def _picked_axes(
 @rule("GatherV2")
 def _picked(
     partition: Partitioner, node: Node, values: Value, places: Value, at: Value
-) -> list[Value]:
+) -> Values:
     """Rows by their numbers."""
     with contextlib.suppress(NotDivided):
         return [repeated_rows(partition, node)]
@@ -221,10 +218,7 @@ def _picked(
 
 @notes("GatherV2")
 def _picks(
-    partition: Partitioner,
-    node: Node,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """What picks from an axis of each row is less than its size."""
     values, places, at = inputs
@@ -257,7 +251,7 @@ def _picked_at(node: Node, values: Value, places: Value) -> Factors:
 @rule("ResourceGather")
 def _looked_up(
     partition: Partitioner, node: Node, handle: Value, places: Value
-) -> list[Value]:
+) -> Values:
     (layout, own), build = places.as_rows(), partition.builder
     require(not node.attr("batch_dims"))
     # The variable is read once, for all towers, or each reads its own copy.
@@ -298,7 +292,7 @@ def _scattered(
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _added_to(
     partition: Partitioner, node: Node, values: Value, *inputs: Value
-) -> list[Value]:
+) -> Values:
     """Towers add their own rows to their parts of what is there."""
     places, rows = inputs
     require(rows.shape is not None and values.sharded is None)
@@ -342,7 +336,7 @@ def _extremes(
     values: Value,
     segments: Value,
     count: Value,
-) -> list[Value]:
+) -> Values:
     """Reduce segments on each tower, then reduce the towers' results.
 
     Where a tower has no rows of a segment, it gives the neutral value.

@@ -20,6 +20,7 @@ from keras_towers.partition.layouts import (
     NotDivided,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.list_elements import (
@@ -63,9 +64,7 @@ _ROLES = {
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-def _roles(
-    node: Node, inputs: Sequence[Value]
-) -> tuple[Sequence[str], Sequence[str]]:
+def _roles(node: Node, inputs: Values) -> tuple[Sequence[str], Sequence[str]]:
     """Return the roles of the inputs and outputs of an operation on lists."""
     if node.type in ("AddN", "ZerosLike"):
         require(node.output_dtype() == tf.variant)
@@ -78,10 +77,7 @@ def _roles(
 
 @notes("AddN", "ZerosLike")
 def _note_added(
-    partition: Partitioner,
-    node: Node,
-    values: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, values: Values, outputs: Values
 ) -> None:
     lists = [value.element for value in values]
     elements = functools.reduce(joined_elements, lists)
@@ -101,7 +97,7 @@ def _note_added(
 
 
 @rule(*_ROLES, "AddN", "ZerosLike")
-def _list(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     takes, gives = _roles(node, inputs)
     require(partition.lists or node.type not in _ROLES)
     require(not all(value.is_replicated for value in inputs))
@@ -140,7 +136,7 @@ def _list(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
     return partition.on_towers(node, operands, *layouts, attributes=attributes)
 
 
-def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
+def _element(takes: Sequence[str], inputs: Values) -> Any:
     """How the elements of a list are laid out that operations take or make."""
     pairs = list(zip(takes, inputs, strict=True))
     for role, value in pairs:
@@ -234,10 +230,7 @@ def _element_shape(
 
 @notes(*_ROLES)
 def _note(
-    partition: Partitioner,
-    node: Node,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """Note what is known of lists, and of what is taken out of them."""
     _roles(node, inputs)
@@ -283,7 +276,7 @@ def _note(
         first.known = np.asarray(elements.declared, object)
 
 
-def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
+def _new(node: Node, kind: str, inputs: Values) -> Elements | None:
     """What is known of the elements of a list that is made."""
     dtype = node.attr("element_dtype")
     at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)

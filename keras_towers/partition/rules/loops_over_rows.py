@@ -25,6 +25,7 @@ from keras_towers.partition.layouts import (
     NotDivided,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.list_elements import (
@@ -90,8 +91,8 @@ def over_rows(
     node: Node,
     body: Any,
     condition: Any,
-    inputs: Sequence[Value],
-) -> list[Value]:
+    inputs: Values,
+) -> Values:
     """Divide the rounds of a loop over rows.
 
     Args:
@@ -128,7 +129,7 @@ class _Loop:
         partition: Partitioner,
         node: Node,
         body: Any,
-        inputs: Sequence[Value],
+        inputs: Values,
         layout: ListOf,
     ):
         assert isinstance(layout.element, Sharded)
@@ -199,7 +200,7 @@ class _Loop:
                 return False
         return True
 
-    def lay_out(self) -> list[Value]:
+    def lay_out(self) -> Values:
         """Add the loop; return the values of its outputs.
 
         Raises:
@@ -247,7 +248,7 @@ class _Loop:
 
     def _settled(
         self, starts: Sequence[Tensor]
-    ) -> tuple[_Round, list[Tensor], list[Value]]:
+    ) -> tuple[_Round, list[Tensor], Values]:
         """A round, its own inputs, and the values of its outputs."""
         states = {
             index: self._in_rounds(index, value)
@@ -303,9 +304,7 @@ class _Loop:
             values.append(value)
         return tensors, values
 
-    def _check(
-        self, round_: _Round, values: Sequence[Value], ends: Sequence[Value]
-    ) -> None:
+    def _check(self, round_: _Round, values: Values, ends: Values) -> None:
         """Refuse rounds that need another one's row."""
         for index in {*self._carried, *round_.popped}:
             use = self._uses[index]
@@ -369,7 +368,7 @@ class _Round(Partitioner):
         self.uses: dict[Value, tuple[Use, int | None]] = {}
         self.popped: set[int] = set()
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
         used = [self.uses[value] for value in inputs if value in self.uses]
         if node.type == "Identity" and (used or inputs[0] in self.places):
             return inputs
@@ -396,10 +395,7 @@ class _Round(Partitioner):
         return outputs
 
     def _after(
-        self,
-        node: Node,
-        inputs: Sequence[Value],
-        used: Sequence[tuple[Use, int | None]],
+        self, node: Node, inputs: Values, used: Sequence[tuple[Use, int | None]]
     ) -> tuple[Use, int | None] | None:
         """The use of a list or sum after an operation; None: it is only read.
 
@@ -426,7 +422,7 @@ class _Round(Partitioner):
             self.popped.add(origin)
         return after, origin
 
-    def _zeros(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
+    def _zeros(self, node: Node, inputs: Values) -> Values:
         """A list of as many elements as there are rows."""
         count = self.cast(self._row.count, tf.int32)
         length = Value(REPLICATED, whole=count, shape=())

@@ -9,14 +9,20 @@ and LeVeque, 1983) as exactly as on one device: nothing large is subtracted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import SIZE, AttrValue
-from keras_towers.partition.layouts import PARTIAL, REPLICATED, Value, require
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
@@ -28,7 +34,7 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 @rule("Mean")
 def _mean(
     partition: Partitioner, node: Node, value: Value, over: Value
-) -> list[Value]:
+) -> Values:
     """A mean of rows; no rows have none."""
     gone, (layout, rows) = axes_of(over, value.rank), value.as_rows()
     require(layout.axis in gone and node.dtype(0).is_floating)
@@ -169,7 +175,7 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def lay_out_own_mean(
-    partition: Partitioner, graph: Any, inputs: Sequence[Value]
+    partition: Partitioner, graph: Any, inputs: Values
 ) -> Value | None:
     """Lay out a call of ``own_mean`` of rows; None: it is no such call."""
     if graph not in _MEANS:

@@ -48,7 +48,7 @@ _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
 @rule("Where")
-def _where(partition: Partitioner, node: Node, mask: Value) -> list[Value]:
+def _where(partition: Partitioner, node: Node, mask: Value) -> Values:
     """Each tower finds what is true of its own rows."""
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
@@ -105,7 +105,7 @@ def _range(
 @rule("DynamicPartition")
 def _parted(
     partition: Partitioner, node: Node, values: Value, parts: Value
-) -> list[Value]:
+) -> Values:
     """Each tower parts its own rows."""
     layout, own_parts = parts.as_rows()
     require(not layout.axis and layout.blocks == 1)
@@ -176,7 +176,7 @@ def _made_of_numbers(
 
 def _without_exchange(
     partition: Partitioner, node: Node, inputs: Values
-) -> list[Value]:
+) -> Values:
     """Lay out an operation on what towers number of their own.
 
     What is exchanged counts from the first rows of several towers.

@@ -48,7 +48,7 @@ def _part(
 @rule("Sub")
 def _lengths(
     partition: Partitioner, node: Node, ends: Value, begins: Value
-) -> list[Value]:
+) -> Values:
     last, first = _splits(ends, "end"), _splits(begins, "begin")
     require(last.unit is first.unit)
     layout = Sharded(0, partition.unit)
@@ -59,9 +59,7 @@ def _lengths(
 
 
 @rule("RaggedTensorToTensor")
-def _filled_up(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value]:
+def _filled_up(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Rows that are filled up to a length that is known."""
     require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
     target, entries, default, ends = inputs

@@ -7,7 +7,13 @@ import numpy as np
 from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.conversions import static
 from keras_towers.partition.factors import ONE, Factors, along
-from keras_towers.partition.layouts import REPLICATED, Shape, Value, require
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    Shape,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
@@ -60,7 +66,7 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
 @rule(*_EXTREMES)
 def _extreme(
     partition: Partitioner, node: Node, value: Value, over: Value
-) -> list[Value]:
+) -> Values:
     """That of each tower first, then that of these."""
     build, gone = partition.builder, axes_of(over, value.rank)
     layout, rows = value.as_rows()

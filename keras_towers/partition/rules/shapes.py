@@ -20,6 +20,7 @@ from keras_towers.partition.layouts import (
     Shape,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -30,7 +31,7 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
-def _sizes(partition: Partitioner, node: Node, *values: Value) -> list[Value]:
+def _sizes(partition: Partitioner, node: Node, *values: Value) -> Values:
     require(not any(isinstance(value.layout, ListOf) for value in values))
     build, results = partition.builder, []
     for index, value in enumerate(values):
@@ -98,7 +99,7 @@ def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
 @rule("BroadcastTo")
 def _broadcast(
     partition: Partitioner, node: Node, value: Value, target: Value
-) -> list[Value]:
+) -> Values:
     sizes = target_sizes(node, target)
     ahead = len(sizes) - len(value.sizes)
     if value.sharded is not None:
@@ -120,7 +121,7 @@ def _broadcast(
 @rule("Fill")
 def _filled(
     partition: Partitioner, node: Node, target: Value, value: Value
-) -> list[Value]:
+) -> Values:
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
     shape = partition.local_target(target, sizes, layout)
@@ -164,7 +165,7 @@ def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape:
 @rule("Reshape")
 def _reshaped(
     partition: Partitioner, node: Node, value: Value, target: Value
-) -> list[Value]:
+) -> Values:
     sizes = _shape_of_reshape(node, value, target)
     if value.is_partial:
         factors = Factors([None, None], [[None] * len(sizes)], [[0]])
@@ -210,7 +211,7 @@ def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
 @rule("Tile")
 def _tiled(
     partition: Partitioner, node: Node, value: Value, times: Value
-) -> list[Value]:
+) -> Values:
     """What all have is repeated as rows."""
     require(value.sharded is None)
     sizes = _shape_of_tile(node, value, times)
@@ -303,7 +304,7 @@ def _axes_of_concat(node: Node, *values: Value) -> Factors:
 
 
 @rule("ConcatV2")
-def _concat(partition: Partitioner, node: Node, *values: Value) -> list[Value]:
+def _concat(partition: Partitioner, node: Node, *values: Value) -> Values:
     """Rows of several tensors, one after the other, are blocks of rows."""
     *parts, over = values
     layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)

@@ -19,6 +19,7 @@ from keras_towers.partition.layouts import (
     Shape,
     Sharded,
     Value,
+    Values,
     require,
 )
 from keras_towers.partition.partitioner import Partitioner
@@ -28,9 +29,7 @@ from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans
 
 
-def _spans(
-    node: Node, shape: Sequence[Any], ends: Sequence[Value]
-) -> list[Span]:
+def _spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
     """What a slice takes of each axis."""
     known = [_entries(end) for end in ends]
     if node.type.startswith("StridedSlice"):
@@ -98,7 +97,7 @@ def _shape(node: Node, value: Value, *ends: Value) -> Shape:
 @rule("StridedSlice", "Slice")
 def _sliced(
     partition: Partitioner, node: Node, value: Value, *ends: Value
-) -> list[Value]:
+) -> Values:
     layout, _ = value.as_rows()
     span = _part_of(_spans(node, value.sizes, ends), layout.axis)
     return [_blocks(partition, value, span.begin, span.size)]
@@ -144,9 +143,7 @@ def _rows_ahead(layout: Sharded, begin: Any) -> int:
     return 0 if begin == 0 else _with_blocks(layout, begin).count
 
 
-def _split_given(
-    node: Node, inputs: Sequence[Value]
-) -> tuple[int, Sequence[int]]:
+def _split_given(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
     """Which input is split, and along which axis."""
     at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
     return at, axes_of(over, inputs[at].rank)
@@ -161,7 +158,7 @@ def _split_axes(node: Node, *inputs: Value) -> Factors:
 
 
 @rule("Split", "SplitV")
-def _split(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Blocks of rows become rows."""
     at, gone = _split_given(node, inputs)
     (layout, _), count = inputs[at].as_rows(), node.num_outputs
@@ -180,7 +177,7 @@ def _split(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
 @rule("StridedSliceGrad")
 def _strided_gradient(
     partition: Partitioner, node: Node, target: Value, *inputs: Value
-) -> list[Value]:
+) -> Values:
     *ends, value = inputs
     require(target.known is not None and value.shape is not None)
     sizes = [None if size is UNKNOWN else size for size in target.known]
@@ -240,7 +237,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 @rule("Pad")
 def _pad(
     partition: Partitioner, node: Node, value: Value, widths: Value
-) -> list[Value]:
+) -> Values:
     (layout, _), known = value.as_rows(), widths.known
     require(known is not None)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]

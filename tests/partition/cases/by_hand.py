@@ -9,11 +9,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.partition.cases.table import (
-    CASES,
-    Case,
-    numbers,
-)
+from tests.partition.cases.table import CASES, Case, numbers
 
 BATCH = 16
 

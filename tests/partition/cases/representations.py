@@ -4,14 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.partition.cases.by_hand import (
-    built,
-    hand,
-    net,
-    state,
-    unit,
-    views,
-)
+from tests.partition.cases.by_hand import built, hand, net, state, unit, views
 from tests.partition.cases.table import classes, normal, whole
 
 

@@ -4,12 +4,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.by_hand import (
-    built,
-    fitted,
-    hand,
-    net,
-)
+from tests.partition.cases.by_hand import built, fitted, hand, net
 from tests.partition.cases.table import normal, tokens, whole
 
 

@@ -15,13 +15,7 @@ from tests.partition.cases.by_hand import (
     net,
     state,
 )
-from tests.partition.cases.table import (
-    classes,
-    images,
-    normal,
-    numbers,
-    tokens,
-)
+from tests.partition.cases.table import classes, images, normal, numbers, tokens
 
 
 @hand(net=net(8, 1))

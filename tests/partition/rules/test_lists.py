@@ -3,14 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import (
-    check,
-    check_divided,
-    kinds,
-    part,
-    rows,
-    same,
-)
+from tests.partition.kit import check, check_divided, kinds, part, rows, same
 
 raw = tf.raw_ops
 _FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
