@@ -87,7 +87,9 @@ def _numbered(
         for value, role in pairs
         if role in ("numbers", "indices")
     )
-    return places, [_own(partition, *pair, places) for pair in pairs]
+    return places, [
+        _own(partition, value, role, places) for value, role in pairs
+    ]
 
 
 def _places_of(value: Value, role: Role) -> Places:
