@@ -70,17 +70,6 @@ def softmax_over_batch(y, p):
 _autoencoder = functools.partial(of_parts, encoder=4, decoder=WIDTH)
 
 
-@case(_autoencoder)
-@minimizing
-def contractive_autoencoder(net, x, y):
-    with tf.GradientTape() as inner:
-        inner.watch(x)
-        code = tf.tanh(net.encoder(x))
-    jacobian = inner.batch_jacobian(code, x)
-    squares = tf.reduce_sum(tf.square(jacobian), (1, 2))
-    return mse(x, net.decoder(code)) + 0.1 * tf.reduce_mean(squares)
-
-
 @case()
 def noised_with_time():
     """DDPM: a step of the schedule for each example, noise of its level."""

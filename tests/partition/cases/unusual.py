@@ -15,7 +15,7 @@ from tests.partition.cases.by_hand import (
     net,
     state,
 )
-from tests.partition.cases.table import classes, images, normal, numbers, tokens
+from tests.partition.cases.table import classes, images, normal, numbers
 
 
 @hand(net=net(8, 1))
@@ -79,73 +79,6 @@ def regions(m, x, y):
     )
     level = tf.reduce_mean(tf.reshape(patches, [n, -1]), 1, keepdims=True)
     return tf.reduce_mean((p - y - level) ** 2)
-
-
-@hand(lambda: (normal(4), normal(3, 4)), net=net(8, 20, shape=(4,)))
-def set_prediction(m, x, y):
-    """Match by an assignment that NumPy finds, one example at a time."""
-    out = tf.reshape(m.net(x), [-1, 5, 4])
-    cost = tf.reduce_sum(tf.abs(out[:, :, None] - y[:, None]), -1)
-
-    def greedy(costs):
-        found = np.zeros(costs.shape[::2], "int32")
-        for row, one in zip(found, costs.copy(), strict=True):
-            for target in range(one.shape[1]):
-                row[target] = one[:, target].argmin()
-                one[row[target]] = np.inf
-        return found
-
-    match = tf.numpy_function(greedy, [cost], tf.int32)
-    match = tf.ensure_shape(match, [None, 3])
-    chosen = tf.gather(out, match, batch_dims=1)
-    unmatched = 1 - tf.reduce_sum(tf.one_hot(match, 5), 1)
-    none = tf.reduce_sum(unmatched[..., None] * out**2)
-    count = tf.maximum(tf.reduce_sum(unmatched), 1)
-    return tf.reduce_mean(tf.abs(chosen - y)) + none / count
-
-
-@hand(net=net(8, 1))
-def histograms_and_bins(m, x, y):
-    p = m.net(x)[:, 0]
-    edges = tf.linspace(-2.0, 2.0, 5)
-    bins = tf.searchsorted(edges, y[:, 0])
-    counts = tf.math.bincount(bins, minlength=6, maxlength=6)
-    weight = 1 / tf.cast(tf.gather(counts, bins), tf.float32)
-    spread = tf.histogram_fixed_width(p, [-1.0, 1.0], 4)
-    soft = tf.nn.softmax(-((p[:, None] - edges[None]) ** 2), 1)
-    density = tf.reduce_mean(soft, 0)
-    flat = tf.reduce_sum(density * tf.math.log(density))
-    rare = tf.cast(tf.reduce_max(spread), tf.float32)
-    return tf.reduce_sum(weight * (p - y[:, 0]) ** 2) + flat + 0 * rare
-
-
-@hand(tokens, net=lambda: built(layers.Embedding(9, 9), shape=(8,)))
-def beam_search(m, x, y):
-    logits = m.net(x)
-    n = tf.shape(x)[0]
-    beams, score = tf.zeros([n, 2, 0], tf.int32), tf.zeros([n, 2])
-
-    def ahead(t, beams, score):
-        every = score[..., None] + tf.nn.log_softmax(logits[:, t])[:, None]
-        best, index = tf.math.top_k(tf.reshape(every, [n, -1]), 2)
-        beams = tf.gather(beams, index // 9, batch_dims=1)
-        return t + 1, tf.concat([beams, index[..., None] % 9], 2), best
-
-    _, beams, score = tf.while_loop(
-        lambda t, *_: t < 8,
-        ahead,
-        [tf.constant(0), beams, score],
-        shape_invariants=[
-            tf.TensorShape([]),
-            tf.TensorShape([None, 2, None]),
-            tf.TensorShape([None, 2]),
-        ],
-    )
-    wrong = tf.edit_distance(
-        tf.sparse.from_dense(beams[:, 0] + 1), tf.sparse.from_dense(x + 1)
-    )
-    wrong = tf.stop_gradient(wrong - tf.reduce_mean(wrong))
-    return tf.reduce_mean(wrong[:, None] * score)
 
 
 @fitted(lambda: (normal(6, 3), normal(1)))
