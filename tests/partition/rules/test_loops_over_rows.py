@@ -18,7 +18,7 @@ from tests.partition.kit import (
     with_gradients,
 )
 
-_WHOLE = tf.constant([3])
+_WHOLE = np.array([3], "int32")
 _FLOAT = {"element_shape": _WHOLE, "element_dtype": tf.float32}
 
 
