@@ -84,7 +84,9 @@ def fitted(data=numbers, **options):
 def noted(name, build, data, **options):
     assert name not in CASES
     options = {"batch_size": BATCH, **options}
-    CASES[name] = Case(build, data, functools.partial(dict, options))
+    CASES[name] = Case(
+        build, data, functools.partial(dict, options), ("once", "each")
+    )
     return build
 
 
