@@ -15,7 +15,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -27,7 +26,7 @@ from keras_towers.bench.rows import (
     Row,
     Runs,
     Times,
-    Trainer,
+    Train,
     fit,
     keras_alone,
 )
@@ -52,28 +51,24 @@ from keras_towers.errors import TowerError
 def loop(
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
-) -> Trainer:
+) -> Train:
     """Train with a custom loop, without metrics and callbacks."""
 
     def train(steps: int, epochs: int, waits: bool) -> Times:
         times = Times()
-        start = time.perf_counter()
         for _ in range(epochs):
-            times.losses.clear()
             for x, y in batches(steps):
                 times.batches.append(time.perf_counter())
                 loss = step(x, y)
                 if waits:
-                    times.losses.append(float(loss))
-                if times.first_step_s is None:
-                    times.first_step_s = time.perf_counter() - start
+                    times.add_loss(float(loss))
         return times
 
-    return Trainer(train)
+    return train
 
 
 @contextlib.contextmanager
-def stock_loop(work: Workload) -> Iterator[Trainer]:
+def stock_loop(work: Workload) -> Iterator[Train]:
     """Use ``MultiWorkerMirroredStrategy`` in the loop of TensorFlow's guide.
 
     With Keras 3 ``fit`` crashes under it. The ring is also the default on CPUs;
@@ -109,7 +104,7 @@ def stock_loop(work: Workload) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def torch_ddp(work: Workload) -> Iterator[Trainer]:
+def torch_ddp(work: Workload) -> Iterator[Train]:
     """Use ``DistributedDataParallel`` around a Keras model, in a loop.
 
     With the PyTorch backend a Keras model is a ``torch.nn.Module``. The update
@@ -155,7 +150,7 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def jax_data_parallel(work: Workload) -> Iterator[Trainer]:
+def jax_data_parallel(work: Workload) -> Iterator[Train]:
     """Use ``keras.distribution.DataParallel`` on the JAX backend."""
     import keras
 
@@ -166,10 +161,15 @@ def jax_data_parallel(work: Workload) -> Iterator[Trainer]:
     yield fit(work, work.model.build())
 
 
-def _averaging(optimizer: Any) -> Any:
-    """Return a hand-written optimizer based on Horovod's operations."""
+@contextlib.contextmanager
+def horovod_raw(work: Workload) -> Iterator[Train]:
+    """Use an optimizer written by hand, with Horovod's operations."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
+
+    hvd.init()
+    model = work.model.build()
+    optimizer = model.optimizer
 
     class Averaging(type(optimizer)):  # type: ignore[misc]
         """Averages gradients over the ranks before it applies them."""
@@ -181,8 +181,8 @@ def _averaging(optimizer: Any) -> Any:
             )
             return super().apply(means, trainable_variables)
 
-    hvd.init()
-    return Averaging.from_config(optimizer.get_config())
+    model.optimizer = Averaging.from_config(optimizer.get_config())
+    yield fit(work, model)
 
 
 def _jax_devices(device: str, count: int) -> list[str]:
@@ -251,7 +251,7 @@ _FIELD = [
     ),
     Row(
         "horovod-raw",
-        partial(keras_alone, wrap=_averaging),
+        horovod_raw,
         "hvd.grouped_allreduce in the optimizer's apply, by hand",
         Runs.RANKS,
         engine="horovod",
@@ -313,7 +313,6 @@ def main(
             batch_size,
             steps,
             timeout,
-            repeats,
             frameworks=True,
             rows="benchmarks.field:FIELD",
         ),
@@ -323,6 +322,7 @@ def main(
         towers=towers,
         processes=towers,
         strategies=f"plain,{strategies}",
+        repeats=repeats,
     )
 
 
