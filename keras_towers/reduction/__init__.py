@@ -17,18 +17,15 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``across_ranks``               extends a reduction to several processes
 ``all_reduce``, ``fp16``, ...  hooks: sums between processes
 ``power_sgd(rank)``            a hook: matrices as two factors of low rank
+``error_feedback(hook, ...)``  a hook that makes up for another one's rounding
 ``shared_memory``              without loss, between processes on one machine
-``chain(...)``                 a hook of links (``rounded``, ``error_feedback``)
-                               and of another hook
 =============================  ==============================================
 """
 
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
-    Link,
     across_ranks,
     all_reduce,
-    chain,
     sum_over_ranks,
 )
 from keras_towers.reduction.compression import (
@@ -36,7 +33,6 @@ from keras_towers.reduction.compression import (
     bf16_shards,
     fp16,
     fp16_shards,
-    rounded,
 )
 from keras_towers.reduction.feedback import error_feedback, power_sgd
 from keras_towers.reduction.gradients import (
@@ -64,11 +60,9 @@ __all__ = [
     "Gradient",
     "GradientPacker",
     "Gradients",
-    "Link",
     "Reduction",
     "across_ranks",
     "bf16_shards",
-    "chain",
     "divide",
     "error_feedback",
     "all_reduce",
@@ -79,7 +73,6 @@ __all__ = [
     "nccl_available",
     "packed",
     "power_sgd",
-    "rounded",
     "scaled",
     "sum_at_variables",
     "sum_on_host",

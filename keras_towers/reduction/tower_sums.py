@@ -361,17 +361,19 @@ def nccl_all_reduce(
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
     """Whether NCCL can sum over these devices, and why (not), as a clause."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    for device, spec in zip(devices, specs, strict=True):
-        if spec.device_type != "GPU":
-            return False, f"{device} is not a GPU"
     if len(devices) < 2:
         return False, "it needs at least two GPUs"
-    if not tf.test.is_built_with_gpu_support():
-        return False, "this TensorFlow is built without support for GPUs"
-    physical = _physical_gpus()
+    # The physical GPU of each logical one.
+    physical = [
+        gpu.name
+        for gpu in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
     seen: dict[str, str] = {}
-    for device, spec in zip(devices, specs, strict=True):
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type != "GPU":
+            return False, f"{device} is not a GPU"
         index = spec.device_index or 0
         if index >= len(physical):
             return False, f"{device} does not exist"
@@ -380,12 +382,3 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
         if other is not device:
             return False, f"{other} and {device} are on the same physical GPU"
     return True, f"{len(devices)} different physical GPUs"
-
-
-def _physical_gpus() -> list[str]:
-    """The name of the physical GPU of each logical GPU, in order."""
-    names = []
-    for gpu in tf.config.get_visible_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu)
-        names.extend([gpu.name] * max(1, len(parts or ())))
-    return names

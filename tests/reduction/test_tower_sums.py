@@ -135,19 +135,19 @@ def test_in_eager_code_everything_is_added():
 
 
 @pytest.mark.parametrize(
-    ("devices", "built", "parts", "reason"),
+    ("devices", "parts", "reason"),
     [
-        (cpus(2), True, [1, 1], "/device:CPU:0 is not a GPU"),
-        (GPUS[:1], True, [1], "at least two"),
-        (GPUS[:2], False, [], "without support for GPUs"),
-        (GPUS[:2], True, [1], "/device:GPU:1 does not exist"),
-        (GPUS, True, [1, 2], "GPU:1 and /device:GPU:2 are on the same"),
-        (GPUS, True, [1, 1, 1], None),
+        (cpus(2), [1, 1], "/device:CPU:0 is not a GPU"),
+        (GPUS[:1], [1], "at least two"),
+        (GPUS[:2], [1], "/device:GPU:1 does not exist"),
+        (GPUS, [1, 2], "GPU:1 and /device:GPU:2 are on the same"),
+        (GPUS, [1, 1, 1], None),
     ],
 )
-def test_reasons(monkeypatch, devices, built, parts, reason):
+def test_nccl_needs_different_physical_gpus(
+    monkeypatch, devices, parts, reason
+):
     gpus = [types.SimpleNamespace(name=f"p{i}") for i in range(len(parts))]
-    monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: built)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
     monkeypatch.setattr(
         tf.config,
