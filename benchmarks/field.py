@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-from keras_towers.bench.models import Workload
+from keras_towers.bench.models import Workload, classifier
 from keras_towers.bench.rows import (
     ROWS,
     Row,
@@ -46,6 +46,17 @@ from keras_towers.cli.bench import (
     compare,
 )
 from keras_towers.errors import TowerError
+
+
+def wide() -> Any:
+    """Build a 9-layer perceptron with 25 million parameters.
+
+    ``--models benchmarks.field:wide`` trains it.
+    """
+    import keras
+
+    body = [keras.layers.Dense(1808, activation="relu") for _ in range(8)]
+    return classifier([keras.Input((1024,)), *body])
 
 
 def loop(

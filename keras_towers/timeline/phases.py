@@ -16,7 +16,7 @@ class Calls(NamedTuple):
     Attributes:
         begins: when each began.
         returned: when it returned; NaN where callbacks run in another thread.
-        ended: when all callbacks had run.
+        ended: when Keras went on to the next call, or to the epoch's end.
         traced: 1 if it traced the step, else 0.
     """
 

@@ -24,10 +24,9 @@ class LoopClock(keras.callbacks.Callback):
     """Notes when Keras's loop does what, in seconds since 1970.
 
     It runs before all other callbacks. ``Timeline`` runs after them, and calls
-    ``begin_call`` and ``end_callbacks``.
+    ``begin_call``.
 
     Attributes:
-        count: how often the loop has called the train function.
         others: name, begin and end of validation and of epochs' callbacks.
     """
 
@@ -43,22 +42,16 @@ class LoopClock(keras.callbacks.Callback):
 
         The recorder knows how often the step was traced.
         """
-        self.count: int = 0
         self.others: deque[tuple[str, float, float]] = deque(maxlen=kept)
         self._calls: deque[list[float]] = deque(maxlen=kept)
         self._recorder = recorder
         self._thread = threading.get_ident()
-        self._among_calls = False
         self._other: tuple[str, float] | None = None
 
     def begin_call(self) -> None:
         """Note that the train function is called."""
-        now = time.time()
-        if self._among_calls:
-            self._calls[-1][_ENDED] = now
-        self._calls.append([now, np.nan, np.nan, self._traces])
-        self._among_calls = True
-        self.count += 1
+        self.end()
+        self._calls.append([time.time(), np.nan, np.nan, self._traces])
 
     @property
     def _traces(self) -> int:
@@ -66,15 +59,8 @@ class LoopClock(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note that the train function has returned."""
-        self._note(_RETURNED)
-
-    def end_callbacks(self) -> None:
-        """Note that the callbacks after a batch have run."""
-        self._note(_ENDED)
-
-    def _note(self, column: int) -> None:
         if threading.get_ident() == self._thread:
-            self._calls[-1][column] = time.time()
+            self._calls[-1][_RETURNED] = time.time()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Note the begin of the validation."""
@@ -89,11 +75,10 @@ class LoopClock(keras.callbacks.Callback):
         self._other = name, time.time()
 
     def end(self, *_: Any) -> None:
-        """Note the end of calls, validation or callbacks."""
+        """Note the end of a call, of validation or of callbacks."""
         now = time.time()
-        if self._among_calls and np.isnan(self._calls[-1][_ENDED]):
+        if self._calls and np.isnan(self._calls[-1][_ENDED]):
             self._calls[-1][_ENDED] = now
-        self._among_calls = False
         if self._other is not None:
             self.others.append((*self._other, now))
         self._other = None
@@ -117,7 +102,6 @@ class RankRecording:
         machine: its name.
         devices: short names of its towers' devices.
         first_step: the number of the first step in ``stamps``.
-        first_call: the number of the first call.
         stamps: times of steps, as ``marks.Recorder.steps`` returns them.
         spans: tower, begin and end of each step that is a tower's own.
         calls: the four arrays of ``phases.Calls``.
@@ -128,7 +112,6 @@ class RankRecording:
     machine: str
     devices: list[str]
     first_step: int
-    first_call: int
     stamps: np.ndarray
     spans: np.ndarray
     calls: np.ndarray
@@ -153,7 +136,6 @@ class RankRecording:
             platform.node(),
             [active_step.short_name(device) for device in devices],
             recorder.count - len(stamps),
-            clock.count - calls.shape[1],
             stamps,
             np.array(recorder.spans, np.float64).reshape(-1, 3),
             calls,

@@ -30,9 +30,7 @@ PHASES = ["compute", "wait", "reduction", "update"]
         ("parameter-server", {}, [1]),
     ],
 )
-def test_every_step_of_every_tower_is_there(
-    path, name, options, updating, capsys
-):
+def test_every_step_of_every_tower_is_there(path, name, options, updating):
     strategy = kt.strategy(name, towers=2, **options)
     _, timeline, found = timed(path, strategy=strategy, epochs=2)
     steps, towers = range(2 * STEPS), (1, 2)
@@ -57,7 +55,6 @@ def test_every_step_of_every_tower_is_there(
     assert list(timeline.phases) == names
     assert timeline.phases["compute"] > 0
     assert timeline.phases["update"] > 0
-    assert f"{2 * STEPS} steps" in capsys.readouterr().out
 
 
 def test_each_of_several_optimizers_has_its_own_update(path):
@@ -119,14 +116,13 @@ def test_eager_steps_are_not_measured(path):
     assert "without run_eagerly=True" in timeline.advice
 
 
-def test_a_long_fit_keeps_its_last_steps(path, monkeypatch, capsys):
+def test_a_long_fit_keeps_its_last_steps(path, monkeypatch):
     # Whole reads are kept: two steps at a time, of which the first goes.
     monkeypatch.setattr(timeline_lib, "_KEPT", 3)
     monkeypatch.setattr(timeline_lib, "_READ_EVERY", 2)
     timeline = kt.Timeline(path, steps=2)
     with kt.TowerStrategy(2):
         fit(linear(), 3, callbacks=[timeline])
-    assert f"the last 3 of {3 * STEPS} steps" in capsys.readouterr().out
     found, last = written(path), {3 * STEPS - 2, 3 * STEPS - 1}
     for name in ("compute", "reduction", "update", "input"):
         assert {e["args"]["step"] for e in found[name]} == last
