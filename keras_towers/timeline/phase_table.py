@@ -63,8 +63,9 @@ def measured_phases(
     # Its own towers waited for those of other ranks, too.
     local = {n: b[:, : len(ranks[0].devices)] for n, b in bounds.items()}
     counts = phases_lib.find_steps(local, calls).counts
-    compute = np.nansum(np.diff(bounds["compute"])[counts, ..., 0], axis=2)
-    return phases_lib.step_seconds(local, calls), compute.mean(axis=0)
+    compute = np.diff(bounds["compute"])[counts, :, 0]
+    compute = np.nan_to_num(compute).mean(axis=0)
+    return phases_lib.step_seconds(local, calls), compute
 
 
 def show(console: Console, title: str, phases: Phases, advice: str) -> None:

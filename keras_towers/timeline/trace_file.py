@@ -68,14 +68,11 @@ def _tower_events(
     stamps = joined(ranks)
     first = ranks[0].first_step + max(0, len(stamps) - last)
     for name, bounds in tower_phases(stamps[-last:]).items():
-        for (step, tower, update), begin in np.ndenumerate(bounds[..., 0]):
-            end = float(bounds[step, tower, update, 1])
+        for (step, tower), begin in np.ndenumerate(bounds[..., 0]):
+            end = float(bounds[step, tower, 1])
             # Comparisons with NaN, for a phase without this tower, are False.
             if end > begin or (name != "wait" and end == begin):
-                facts = {"step": first + step}
-                if bounds.shape[2] > 1:
-                    facts["update"] = update
-                yield _event(name, places[tower], begin, end, **facts)
+                yield _event(name, places[tower], begin, end, step=first + step)
     for rank in ranks:
         for tower, begin, end in rank.spans[-last:]:
             yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
@@ -104,7 +101,3 @@ def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
             yield _event("step", place, begin, end)
         if ended > end:
             yield _event("callbacks", place, end, ended)
-    since = calls.begins[-last:].min(initial=np.inf)
-    for name, begin, end in rank.others:
-        if end >= since:
-            yield _event(name, place, begin, end)

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import shutil
-from collections import Counter
 
 import keras
 import numpy as np
@@ -14,7 +13,6 @@ import keras_towers as kt
 from keras_towers import compat
 from keras_towers.fit.context import marks
 from keras_towers.timeline import callback as timeline_lib
-from tests.exactness import models as m
 from tests.kit.long import some_of
 from tests.kit.traces import by_step, end, timed, written
 from tests.kit.training import STEPS, X, Y, fit, linear
@@ -55,30 +53,6 @@ def test_every_step_of_every_tower_is_there(path, name, options, updating):
     assert list(timeline.phases) == names
     assert timeline.phases["compute"] > 0
     assert timeline.phases["update"] > 0
-
-
-def test_each_of_several_optimizers_has_its_own_update(path):
-    class Two(keras.Sequential):
-        """Trains one layer after the other."""
-
-        def train_step(self, data):
-            x, y = data
-            optimizers = self.optimizer, self.second
-            for layer, optimizer in zip(self.layers, optimizers, strict=True):
-                with tf.GradientTape() as tape:
-                    loss = self.compute_loss(x, y, self(x))
-                weights = layer.trainable_variables
-                optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": loss}
-
-    layers = [keras.layers.Dense(2), keras.layers.Dense(3)]
-    model = Two([keras.Input((6,)), *layers])
-    model.second = keras.optimizers.SGD(0.1)
-    model.compile("sgd", m.cross_entropy())
-    _, _, found = timed(path, model)
-    updates = Counter(e["args"]["update"] for e in found["update"])
-    assert updates == {0: STEPS, 1: STEPS}
-    assert len(found["compute"]) == 2 * STEPS * 2
 
 
 IN_COMMON, ALONE = ["step", "callbacks"], ["a tower's step"]

@@ -14,7 +14,6 @@ from keras_towers.timeline.phase_table import advise
 from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
-
 PHASES = {
     "input": 1,
     "compute": 80,

@@ -71,10 +71,12 @@ class Recorder:
         self._steps = _in_order([self._steps, steps])[-self._kept :]
 
     def steps(self) -> np.ndarray:
-        """Return kept times, s since 1970: [steps, towers, updates, points]."""
+        """Return kept times, s since 1970: [steps, towers, points].
+
+        They are NaN for points that a tower does not come to. With several
+        optimizers, it comes to some more than once: the last time counts.
+        """
         self.read()
-        # NaN for points that a tower does not come to. A step with several
-        # optimizers has several updates.
         return self._steps
 
 
@@ -87,17 +89,15 @@ class StepMarks:
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
         self._devices = devices
-        # Of each tower: the columns of its marks, and what they wait for.
-        self._columns: list[list[tuple[int, int]]] = [[] for _ in devices]
+        # Of each tower: the points of its marks, and what they wait for.
+        self._points: list[list[Point]] = [[] for _ in devices]
         self._ends: list[list[list[Any]]] = [[] for _ in devices]
         self._queues: list[Any] = []
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Mark where a tower has come to a point."""
         if compat.get_default_graph() is self._graph:
-            column = POINTS.index(point)
-            update = sum(c == column for _, c in self._columns[tower])
-            self._columns[tower].append((update, column))
+            self._points[tower].append(point)
             self._ends[tower].append(list(ends))
 
     @contextlib.contextmanager
@@ -134,13 +134,15 @@ class StepMarks:
     def take(self) -> np.ndarray:
         """Return the times of steps since the last call, as ``steps`` does."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
-        updates = max(update for row in self._columns for update, _ in row) + 1
-        shape = count, len(self._devices), updates, len(POINTS)
-        times = np.full(shape, np.nan)
+        times = np.full((count, len(self._devices), len(POINTS)), np.nan)
         if count:
             for tower, queue in enumerate(self._queues):
-                rows, columns = zip(*self._columns[tower], strict=True)
-                times[:, tower, rows, columns] = queue.dequeue_many(count)
+                read = queue.dequeue_many(count).numpy()
+                for point, found in zip(
+                    self._points[tower], read.T, strict=True
+                ):
+                    column = times[:, tower, POINTS.index(point)]
+                    np.fmax(column, found, out=column)
         return times
 
 
@@ -220,16 +222,9 @@ def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Merge the step times of several traces."""
     parts = [times for times in parts if len(times)]
     if not parts:
-        return np.empty((0, 0, 1, len(POINTS)))
-    updates = max(times.shape[2] for times in parts)
-    steps = np.concatenate([_padded(times, updates) for times in parts])
-    return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
-
-
-def _padded(times: np.ndarray, updates: int) -> np.ndarray:
-    missing = updates - times.shape[2]
-    pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
-    return np.pad(times, pad, constant_values=np.nan)
+        return np.empty((0, 0, len(POINTS)))
+    steps = np.concatenate(parts)
+    return steps[np.argsort(steps[:, 0, 0], kind="stable")]
 
 
 def _host_of(device: str) -> str:
