@@ -16,7 +16,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -32,19 +33,7 @@ from keras_towers.bench.rows import (
 )
 from keras_towers.bench.runner import Setting
 from keras_towers.cli import Command
-from keras_towers.cli.bench import (
-    BatchSize,
-    Device,
-    JsonPath,
-    Models,
-    On,
-    Repeats,
-    Steps,
-    Strategies,
-    Timeout,
-    Towers,
-    compare,
-)
+from keras_towers.cli.bench import Device, compare
 from keras_towers.errors import TowerError
 
 
@@ -302,23 +291,23 @@ app = typer.Typer(add_completion=False)
 
 @app.command(cls=Command)
 def main(
-    models: Models = "small,large,cnn",
-    towers: Towers = "auto",
-    strategies: Strategies = "default",
-    steps: Steps = 60,
-    batch_size: BatchSize = 64,
-    repeats: Repeats = 1,
-    device: On = Device.AUTO,
-    timeout: Timeout = 300,
-    json_path: JsonPath = None,
+    models: str = "small,large,cnn",
+    towers: str = "auto",
+    strategies: str = "default",
+    steps: int = 60,
+    batch_size: int = 64,
+    repeats: int = 1,
+    device: Device = Device.AUTO,
+    timeout: float = 300,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Compare frameworks on the same model, weights and data.
 
-    A row counts only if its losses are those of one device. On CPUs a device is
-    a core, and all steps wait for their losses.
+    The options are those of `keras-towers bench`. A row counts only if its
+    losses are those of one device. On CPUs a device is a core, and all steps
+    wait for their losses.
     """
     compare(
-        FIELD,
         Setting(
             device,
             batch_size,

@@ -204,10 +204,7 @@ def _array(leaf: Any, source: str) -> Any:
     """Return a part of the user's data as an array."""
     import numpy as np
 
-    try:
-        array = np.asarray(leaf)
-    except (ValueError, TypeError):
-        array = np.asarray(None)
+    array = np.asarray(leaf)
     if array.ndim == 0 or not len(array) or array.dtype.hasobject:
         raise TowerError(
             f"{source} has to return arrays of examples as x and y, but among "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -29,52 +30,6 @@ class Device(StrEnum):
     GPU = "gpu"
 
 
-Models = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="Your own model as MODULE:FUNCTION, which returns it compiled, "
-        "alone or as (model, x, y): without data, random examples are made. Or "
-        f"some of {', '.join(MODELS)}.",
-    ),
-]
-Towers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBERS",
-        help="Numbers of towers of one process. Default: 2, 4 or 8, as many as "
-        "there are GPUs or cores; none with --processes alone.",
-    ),
-]
-Strategies = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help=f"Rows to compare, such as {', '.join(ROWS)}; default: those that "
-        "are installed. Options of a strategy follow its name: "
-        "default,tower:mode=cpu,horovod:compression=fp16.",
-    ),
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs per row.")]
-Steps = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
-    ),
-]
-BatchSize = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Examples per step, however many replicas share them."
-    ),
-]
-On = Annotated[
-    Device, typer.Option(help="auto uses GPUs if there are enough of them.")
-]
-Timeout = Annotated[
-    float, typer.Option(min=1, help="Time limit of one run in seconds.")
-]
 _COLUMNS = (
     "step_ms",
     "to_plain",
@@ -84,19 +39,26 @@ _COLUMNS = (
     "epoch_cost_s",
     "memory_mb",
 )
-JsonPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="PATH",
-        help="Also write all measurements to this file.",
-    ),
-]
 
 
 def bench(
-    models: Models = "large",
-    towers: Towers = None,
+    models: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Your own model as MODULE:FUNCTION, which returns it "
+            "compiled, alone or as (model, x, y): without data, random "
+            f"examples are made. Or some of {', '.join(MODELS)}.",
+        ),
+    ] = "large",
+    towers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Numbers of towers of one process. Default: 2, 4 or 8, as "
+            "many as there are GPUs or cores; none with --processes alone.",
+        ),
+    ] = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -105,13 +67,45 @@ def bench(
             "or GPU each.",
         ),
     ] = None,
-    strategies: Strategies = "default",
-    steps: Steps = 60,
-    batch_size: BatchSize = 64,
-    repeats: Repeats = 3,
-    device: On = Device.AUTO,
-    timeout: Timeout = 300,
-    json_path: JsonPath = None,
+    strategies: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Rows to compare, such as {', '.join(ROWS)}; default: those "
+            "that are installed. Options of a strategy follow its name: "
+            "default,tower:mode=cpu,horovod:compression=fp16.",
+        ),
+    ] = "default",
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
+        ),
+    ] = 60,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Examples per step, however many replicas share them.",
+        ),
+    ] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto uses GPUs if there are enough of them."),
+    ] = Device.AUTO,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Time limit of one run in seconds.")
+    ] = 300,
+    json_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Also write all measurements to this file.",
+        ),
+    ] = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
@@ -121,7 +115,6 @@ def bench(
     if towers is None and processes is None:
         towers = "auto"
     compare(
-        ROWS,
         Setting(device, batch_size, steps, timeout),
         _COLUMNS,
         json_path,
@@ -134,7 +127,6 @@ def bench(
 
 
 def compare(
-    rows: Mapping[str, Row],
     setting: Setting,
     columns: Sequence[str],
     json_path: Path | None,
@@ -148,7 +140,6 @@ def compare(
     """Measure rows, show the results, and exit.
 
     Args:
-        rows: all rows, by name.
         setting: the options of all runs.
         columns: of the table, by name.
         json_path: a file to write all measurements to.
@@ -160,7 +151,7 @@ def compare(
     """
     if json_path:
         writable_file(json_path, "bench")
-    sources = _models(models)
+    sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
     texts = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
     places = {runs for runs, text in texts.items() if text is not None}
     chosen, skipped = _rows(rows, strategies, places)
