@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,41 +153,43 @@ def measure_all(
 ) -> Measurements:
     """Measure all cells but those of rows that failed, or until Ctrl-C."""
     found = Measurements()
-    failed = set()
-    # Of plain Keras, by model and repeat.
-    losses: dict[tuple[str, int], list[float]] = {}
     models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
     ends = handled([signal.SIGTERM], signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, ends:
+        stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
         try:
             with Progress(console=console, transient=True) as bar:
                 task = bar.add_task("models", total=len(cells))
-                stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
                 for model, path in stored.items():
                     found.titles[model] = store(model, path, setting)
                 for number, cell in enumerate(cells):
                     title = f"{cell.title} ({number + 1} of {len(cells)})"
                     bar.update(task, completed=number, description=title)
                     # A row that failed has used up its time limit.
+                    failed = {s.cell.title for s in found.samples if s.error}
                     if cell.title in failed:
                         continue
-                    row, trial = rows[cell.row], (cell.model, cell.repeat)
+                    row = rows[cell.row]
                     sample = run_cell(row, cell, setting, stored[cell.model])
-                    if cell.row == "plain" and not sample.error:
-                        losses[trial] = sample.result["losses"]
+                    found.samples.append(sample)
                     if setting.frameworks and not (row.alone or sample.error):
                         sample.error = difference(
-                            sample.result["losses"], losses.get(trial, ())
+                            sample.result["losses"],
+                            _losses_of_plain(found.samples, cell),
                         )
-                    if sample.error:
-                        failed.add(cell.title)
-                    found.samples.append(sample)
             found.complete = True
         except KeyboardInterrupt:
             made = f"{len(found.samples)} of {len(cells)} runs made."
             console.print(f"Interrupted: {made}")
     return found
+
+
+def _losses_of_plain(samples: Sequence[Sample], cell: Cell) -> Sequence[float]:
+    """Return the losses of plain Keras in the same repeat; empty: none."""
+    plain = replace(cell, row="plain", replicas=1)
+    found = [s.result for s in samples if s.cell == plain and not s.error]
+    return found[0]["losses"] if found else ()
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> str:

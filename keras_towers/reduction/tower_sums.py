@@ -148,17 +148,11 @@ def hierarchical_all_reduce(
     the groups are used. Ports mode "hierarchical" of tensorpack's
     ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
 
-    Raises:
-        TowerError: an odd number of towers, or gradients that do not match.
+    Args:
+        grads: gradients of an even number of towers, or of one.
+        devices: the towers' devices.
     """
-    towers = len(devices)
-    if towers > 1 and towers % 2:
-        raise TowerError(
-            "The hierarchical all-reduce needs an even number of towers, in "
-            f"two equal groups; there are {towers}. Use one more, one less, "
-            "or another mode."
-        )
-    half = towers // 2
+    half = len(devices) // 2
 
     def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         mains = [devices[index % half], devices[half + index % half]]
@@ -334,10 +328,12 @@ _names = itertools.count()
 def nccl_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum dense gradients on K physical GPUs of this process with NCCL."""
+    """Sum dense gradients on K physical GPUs of this process with NCCL.
 
-    # ``reduce_in_graph`` sums other gradients. Ports mode "nccl" of
-    # tensorpack's ``SyncMultiGPUTrainerReplicated``.
+    ``reduce_in_graph`` sums other gradients. Ports mode "nccl" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
+    """
+
     def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         name = f"keras_towers_{next(_names)}"
         sums = []
