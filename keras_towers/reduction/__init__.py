@@ -15,9 +15,9 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``packed(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``across_ranks``               extends a reduction to several processes
-``all_reduce``, ``fp16``, ...  hooks: sums between processes
+``sum_over_ranks``             sums of one process and others, by a hook
 ``power_sgd(rank)``            a hook: matrices as two factors of low rank
-``error_feedback(hook, ...)``  a hook that makes up for another one's rounding
+``compression``                other hooks, by name
 ``shared_memory``              without loss, between processes on one machine
 =============================  ==============================================
 """
@@ -25,16 +25,10 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     across_ranks,
-    all_reduce,
     sum_over_ranks,
 )
-from keras_towers.reduction.compression import (
-    CompressionName,
-    bf16_shards,
-    fp16,
-    fp16_shards,
-)
-from keras_towers.reduction.feedback import error_feedback, power_sgd
+from keras_towers.reduction.compression import CompressionName
+from keras_towers.reduction.feedback import power_sgd
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -62,12 +56,7 @@ __all__ = [
     "Gradients",
     "Reduction",
     "across_ranks",
-    "bf16_shards",
     "divide",
-    "error_feedback",
-    "all_reduce",
-    "fp16",
-    "fp16_shards",
     "hierarchical_all_reduce",
     "nccl_all_reduce",
     "nccl_available",
