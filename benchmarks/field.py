@@ -33,8 +33,7 @@ from keras_towers.bench.rows import (
 )
 from keras_towers.bench.runner import Setting
 from keras_towers.cli import Command
-from keras_towers.cli.bench import Device, compare
-from keras_towers.errors import TowerError
+from keras_towers.cli.bench import compare
 
 
 def wide() -> Any:
@@ -118,7 +117,7 @@ def torch_ddp(work: Workload) -> Iterator[Train]:
     # The ranks are on one machine, whose name may have no address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
+        "gloo",
         init_method=f"file://{work.folder.absolute()}/torch",
         rank=work.rank,
         world_size=work.size,
@@ -186,35 +185,15 @@ def horovod_raw(work: Workload) -> Iterator[Train]:
 
 
 def _jax_devices(device: str, count: int) -> list[str]:
-    """Split a CPU into devices of JAX, or name the GPUs."""
-    if device == "cpu":
-        os.environ["XLA_FLAGS"] = (
-            f"--xla_force_host_platform_device_count={count} "
-            "--xla_cpu_multi_thread_eigen=false"
-        )
-        return [f"cpu:{index}" for index in range(count)]
-    import jax
-
-    seen = jax.device_count() if jax.default_backend() == "gpu" else 0
-    return _gpus("jax", seen, count)
+    """Split the CPU into devices of JAX."""
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={count} "
+        "--xla_cpu_multi_thread_eigen=false"
+    )
+    return [f"cpu:{index}" for index in range(count)]
 
 
-def _torch_devices(device: str, count: int) -> list[str]:
-    if device == "cpu":
-        return ["cpu"]
-    import torch
-
-    return _gpus("torch", torch.cuda.device_count(), count)
-
-
-def _gpus(backend: str, seen: int, count: int) -> list[str]:
-    # Both would train on the CPU.
-    if seen < count:
-        raise TowerError(f"{backend} sees {seen} of {count} GPUs")
-    return [f"gpu:{index}" for index in range(count)]
-
-
-_DEVICES = {"torch": _torch_devices, "jax": _jax_devices}
+_DEVICES = {"torch": lambda device, count: ["cpu"], "jax": _jax_devices}
 _FIELD = [
     *(
         Row(
@@ -247,7 +226,7 @@ _FIELD = [
         "metrics and callbacks, over tensors",
         Runs.RANKS,
         backend="torch",
-        devices=_torch_devices,
+        devices=_DEVICES["torch"],
     ),
     Row(
         "horovod-raw",
@@ -297,19 +276,18 @@ def main(
     steps: int = 60,
     batch_size: int = 64,
     repeats: int = 1,
-    device: Device = Device.AUTO,
     timeout: float = 300,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Compare frameworks on the same model, weights and data.
 
     The options are those of `keras-towers bench`. A row counts only if its
-    losses are those of one device. On CPUs a device is a core, and all steps
+    losses are those of one device. A device is a core of the CPU, and all steps
     wait for their losses.
     """
     compare(
         Setting(
-            device,
+            "cpu",
             batch_size,
             steps,
             timeout,
