@@ -211,7 +211,7 @@ def _table(
     table.add_column("n", justify="right", no_wrap=True)
     table.add_column("strategy", no_wrap=True)
     for column in columns.values():
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", overflow="fold")
     for replicas, group in groupby(results, lambda result: result.replicas):
         for result in group:
             name = f"{result.row} *" if rows[result.row].stock else result.row
