@@ -32,8 +32,8 @@ from keras_towers.bench.rows import (
     keras_alone,
 )
 from keras_towers.bench.runner import Setting
-from keras_towers.cli import Command
 from keras_towers.cli.bench import compare
+from keras_towers.cli.command import Command
 
 
 def wide() -> Any:

@@ -157,7 +157,7 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def home(variables: Sequence[Any], index: int = 0) -> str | None:
+def device_of(variables: Sequence[Any], index: int = 0) -> str | None:
     """Return the device of the first variable; None without variables."""
     for variable in variables:
         return component(getattr(variable, "_value", variable), index).device
@@ -207,7 +207,7 @@ def as_one_device(
     first one.
     """
     known = variables_of_update(optimizer, trainable_variables)
-    device = home(trainable_variables, 0 if callable(index) else index)
+    device = device_of(trainable_variables, 0 if callable(index) else index)
     with (
         compat.single_device_mode(),
         updating(optimizer, only),

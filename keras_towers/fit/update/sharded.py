@@ -211,7 +211,7 @@ class Shares:
             and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):
-            place = self._placement(v.path, v.shape, v.dtype)
+            place = self._placement.of(v)
             self._owners[v._value] = self._places.index(place)
             updated = component(v._value, self.tower_of)
             self._owners[updated] = self._owners[v._value]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from keras_towers import compat
 from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.optimizers import home, updating
+from keras_towers.fit.update.optimizers import device_of, updating
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
@@ -46,22 +45,15 @@ class HogwildUpdate(WeightUpdate):
         self.scale = scale
         self.after_update = after_update
         self._turns: dict[int, tf.CriticalSection] = {}
-        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @staticmethod
     def _mirrors(config: TowerConfig) -> bool:
         return False
 
-    def frees_on_release(self, holder: Any) -> None:
-        """Call ``forget`` of an object when the strategy is exited."""
-        self._made_for.add(holder)
-
     def release(self) -> None:
         """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
-        for holder in self._made_for:
-            holder.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
@@ -69,7 +61,7 @@ class HogwildUpdate(WeightUpdate):
         self.make_ready(optimizer, variables)
         grads = [None if g is None else scaled(g, scale) for g in call.grads]
         # Gradients are copied to the weights, not weights to the tower.
-        with tf.device(home(variables)), updating(optimizer):
+        with tf.device(device_of(variables)), updating(optimizer):
             # Eager towers take turns anyway.
             overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
