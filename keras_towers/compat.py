@@ -332,15 +332,16 @@ loss_module = resolve(
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__init__ __getattribute__ build apply apply_gradients scale_loss "
+    "__getattribute__ build apply apply_gradients scale_loss "
     "finalize_variable_values _get_variable_index _backend_update_step "
     "_variables _trainable_variables _iterations _learning_rate use_ema "
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )
-resolve(
+TFOptimizer = resolve(
     f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer",
-    "_all_reduce_sum_gradients assign_add assign_sub _distribution_strategy",
+    "__init__ _all_reduce_sum_gradients assign_add assign_sub "
+    "_distribution_strategy",
 )
 resolve(
     "keras.optimizers:Adam",
@@ -515,18 +516,3 @@ def call_cancellable(
         ctx=context,
         cancellation_manager=manager,
     )
-
-
-def trained_by(optimizer: Any) -> list[Any]:
-    """Return the variables an optimizer was built for; none if unbuilt."""
-    return list(optimizer._trainable_variables)
-
-
-def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
-    """Return the momenta of a built ``RMSprop``; none without momentum."""
-    return list(optimizer._momentums)
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Return a model and all its layers, at any depth."""
-    return list(model._flatten_layers())

@@ -95,28 +95,18 @@ def resolve(towers: Towers | None) -> list[str]:
         return visible[: len(_made) or None]
     number = as_whole_number(towers)
     if number is not None:
-        if number < 1:
+        if not 1 <= number <= len(visible):
             raise TowerError(
-                f"towers={number} is not allowed: give 1 to {len(visible)}, or "
-                "None for all."
-            )
-        if number > len(visible):
-            raise TowerError(
-                f"towers={number}, but the visible devices are "
-                f"{', '.join(visible)}. Give at most {len(visible)}, or "
-                f"call keras_towers.virtual_towers({number}) before anything "
+                f"towers={number} is not allowed: the visible devices are "
+                f"{', '.join(visible)}. Give 1 to {len(visible)}, or None for "
+                "all, or call keras_towers.virtual_towers(n) before anything "
                 "else to split the CPU for testing."
             )
         return visible[:number]
-    if not isinstance(towers, (list, tuple)):
+    if not isinstance(towers, (list, tuple)) or not towers:
         raise TowerError(
-            f"towers={towers!r} is not allowed: give a number of towers, a "
-            "list of GPU ids, a list of device names, or None for all."
-        )
-    if not towers:
-        raise TowerError(
-            "towers=[] names no device: name at least one, or give None for "
-            "all."
+            f"towers={towers!r} is not allowed: give a number of towers, GPU "
+            "ids or device names in a list, at least one, or None for all."
         )
     names = [_name(tower, gpus, cpus) for tower in towers]
     doubled = sorted({name for name in names if names.count(name) > 1})

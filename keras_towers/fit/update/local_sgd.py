@@ -22,7 +22,7 @@ from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import Gradient
 from keras_towers.rendezvous import check
 from keras_towers.transport import SingleProcess
@@ -65,9 +65,8 @@ class LocalSGD:
     def begin_update(self, optimizer: Any) -> None:
         """Record the weights at the beginning of a round."""
         if optimizer not in self._round_of:
-            self._round_of[optimizer] = _Round(
-                _trained(optimizer), self._momentum
-            )
+            weights = trained_by(optimizer)
+            self._round_of[optimizer] = _Round(weights, self._momentum)
         self._round_of[optimizer].begin()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
@@ -185,16 +184,6 @@ class _Round:
 
     def _values(self) -> list[tf.Variable]:
         return [variables_lib.component(w._value) for w in self._weights]
-
-
-def _trained(optimizer: Any) -> list[keras.Variable]:
-    """The weights that an optimizer, or one that it wraps, updates."""
-    weights = (
-        weight
-        for part in optimizers_in(optimizer)
-        for weight in part._trainable_variables
-    )
-    return list({id(weight): weight for weight in weights}.values())
 
 
 def _zeros_like(value: tf.Variable) -> tf.Variable:

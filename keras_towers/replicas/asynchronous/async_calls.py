@@ -18,8 +18,8 @@ from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas.asynchronous.hogwild import (
+    SHARED_STATE,
     HogwildUpdate,
-    share_state,
 )
 from keras_towers.replicas.asynchronous.threads import (
     Staleness,
@@ -143,7 +143,7 @@ class _AsyncCall(ReplicaCall):
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         with (
-            patches.held(share_state),
+            patches.held(SHARED_STATE),
             self.reporting_dropped_gradients(),
             super().opened(),
         ):

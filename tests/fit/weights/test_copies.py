@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.weights.tower_variables import Copies
+from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.kit.compare import assert_towers_equal
 from tests.kit.training import fit, linear
 
@@ -19,7 +19,7 @@ def strategy():
 
 
 def test_made_in_the_block_it_is_held_once_with_what_all_had(strategy):
-    copies = Copies(strategy._config, mirrors=False)
+    copies = TowerVariables(strategy._config, mirrors=False)
     options = {"aggregation": "mean", "synchronization": "on_read"}
     with strategy:
         variable = keras.Variable(0.0, trainable=False, **options)
@@ -48,7 +48,7 @@ def test_another_strategys_is_refused(strategy):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         variable = keras.Variable(1.0, name="theirs")
     with pytest.raises(kt.TowerError, match="'theirs'.*another strategy"):
-        Copies(strategy._config, mirrors=False).hold_once(variable)
+        TowerVariables(strategy._config, mirrors=False).hold_once(variable)
 
 
 @pytest.mark.parametrize("updates", ["once", "each"])
