@@ -159,12 +159,8 @@ def _made_variable(
     if strategy is None:
         original(variable, value)
         return
-    adoption = strategy._components.adoption
-    across = tf.distribute.in_cross_replica_context()
-    once = across and adoption.makes_once(variable)
-    with compat.single_device_mode() if once else contextlib.nullcontext():
+    with strategy._components.adoption.making(variable):
         original(variable, value)
-    adoption.made_variable(variable, once)
 
 
 def _batch_norm(

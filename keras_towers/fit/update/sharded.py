@@ -78,7 +78,8 @@ class UpdateSharded(WeightUpdate):
         if config.transport.size > 1:
             self._only = self._shares
         self.sums_at_weights = reduction is None
-        self._slot_bytes_before: list[int] = []
+        # The bytes of the slots on each tower, now or in the last block.
+        self.slot_bytes: list[int] = []
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, with its slots on the right towers."""
@@ -90,24 +91,25 @@ class UpdateSharded(WeightUpdate):
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put slots on the towers that update their weights."""
         super().place_optimizer(optimizer)
-        # A wrapper has the slots of what it wraps, and knows less of them.
-        placed: set[int] = set()
-        for part in reversed(list(optimizers_in(optimizer))):
+        for part in optimizers_in(optimizer):
             if part.built:
                 self._shares.add(part._trainable_variables)
-                self._place_slots(part, placed)
+                self._place_slots(part)
+        here = [s for s in self.variables.moved if self._slots.has_here(s)]
+        if here:
+            self.slot_bytes = [
+                sum(_bytes(s) for s in here if same_device(s._value.device, d))
+                for d in self.config.devices
+            ]
 
-    def _place_slots(
-        self, optimizer: keras.optimizers.Optimizer, placed: set[int]
-    ) -> None:
+    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         if self._only is not None:
             state_lib.check_known(optimizer)
         of_rule = {id(slot) for slot in state_lib.of_update_rule(optimizer)}
         for slot, weight in state_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
-            if id(slot) in placed or value not in self._shares:
+            if value not in self._shares:
                 continue
-            placed.add(id(slot))
             device = component(value).device
             if self._only is not None and id(slot) in of_rule:
                 rank = self._shares.rank_of(value)
@@ -116,20 +118,6 @@ class UpdateSharded(WeightUpdate):
                     device = _HOST
             back_to = component(value, 0).device
             self.variables.move(slot, device, back_to, empties=True)
-
-    @property
-    def slot_bytes(self) -> list[int]:
-        """The bytes of the slots on each tower, now or in the last block."""
-        here = [s for s in self.variables.moved if self._slots.has_here(s)]
-        now = [
-            sum(
-                _bytes(slot)
-                for slot in here
-                if same_device(slot._value.device, device)
-            )
-            for device in self.config.devices
-        ]
-        return now if any(now) else self._slot_bytes_before
 
     def drop_slots_of_others(self) -> None:
         self._slots.drop_those_of_others()
@@ -142,7 +130,6 @@ class UpdateSharded(WeightUpdate):
         super().restore(variable)
 
     def release(self) -> None:
-        self._slot_bytes_before = self.slot_bytes
         lost = self._slots.forget_all()
         self._shares.clear()
         super().release()

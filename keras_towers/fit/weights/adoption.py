@@ -105,20 +105,21 @@ class Adoption:
         if self._keeps and self._tracks and strategy_of(model) is None:
             self._compiled.add(model)
 
-    def makes_once(self, variable: keras.Variable) -> bool:
-        """Whether a variable that is created in the block exists once.
+    @contextlib.contextmanager
+    def making(self, variable: keras.Variable) -> Iterator[None]:
+        """Register a variable whose value is created in this block.
 
-        In a scope() it is as TensorFlow has it. Once is enough in a custom
-        loop, too: only optimizers write weights, on the sums of gradients, and
-        what replicas add to one variable is the sum of what they would add to
-        several. TensorFlow could take no gradient of its own copies outside of
-        replicas, and rounds what it divides.
+        In a scope() it is as TensorFlow has it. In the strategy's own block
+        once is enough, also in a custom loop: only optimizers write weights, on
+        the sums of gradients, and what replicas add to one variable is the sum
+        of what they would add to several. TensorFlow could take no gradient of
+        its own copies outside of replicas, and rounds what it divides.
         """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
-        return self._tracks and (variable.trainable or adds)
-
-    def made_variable(self, variable: keras.Variable, once: bool) -> None:
-        """Register a variable created in the scope, maybe with ``once``."""
+        once = self._tracks and (variable.trainable or adds)
+        once = once and tf.distribute.in_cross_replica_context()
+        with compat.single_device_mode() if once else contextlib.nullcontext():
+            yield
         if once and variable.trainable:
             self.update.variables.place(variable)
         if self._tracks:
