@@ -281,7 +281,6 @@ BaseTrainer = resolve(
     f"{_KERAS}.trainers.trainer:Trainer",
     "compile _resolve_auto_jit_compile",
 )
-Tracker = resolve(f"{_KERAS}.utils.tracking:Tracker")
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
     f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"
@@ -290,7 +289,6 @@ TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
     "_steps_seen _num_batches _distributed_dataset data_adapter",
 )
-filter_traceback = resolve(f"{_KERAS}.utils.traceback_utils:filter_traceback")
 traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
 resolve(
     "keras.callbacks:SwapEMAWeights",
@@ -320,7 +318,7 @@ py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 # Keras: layers and losses.
 resolve(
     "keras.layers:Layer",
-    "_flatten_layers _seed_generators _metrics _losses _loss_ids "
+    "_flatten_layers _seed_generators _metrics "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
 resolve("keras.layers:BatchNormalization", "call _reduction_axes")

@@ -117,8 +117,8 @@ class LocalSGD:
         """Take the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
         (sums,) = order.reduce(
-            round_.describe_changes(changes),
-            [changes],
+            changes.describe_gradients(),
+            [changes.grads],
             lambda rows: [self._over_ranks(list(rows[0]))],
         )
         round_.assign(sums, self._momentum, self._learning_rate)
@@ -148,18 +148,15 @@ class _Round:
         begins = self.updates <= 0
         tf.cond(begins, note, lambda: tf.constant(0))
 
-    def changes(self) -> list[tf.Tensor]:
+    def changes(self) -> NamedGradients:
         """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
-        return [
+        changes = [
             (anchor.read_value() - value.read_value())
             * tf.cast(share, value.dtype)
             for anchor, value in zip(self._anchors, self._values(), strict=True)
         ]
-
-    def describe_changes(self, changes: list[tf.Tensor]) -> list[str]:
-        names = tuple(weight.path for weight in self._weights)
-        return NamedGradients(names, changes).describe_gradients()
+        return NamedGradients(tuple(w.path for w in self._weights), changes)
 
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float

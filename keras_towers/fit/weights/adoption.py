@@ -45,6 +45,9 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
+# The attribute of a model with the functions that calls on towers have made.
+_MADE = "keras_towers_functions"
+
 # The strategies on whose towers models train outside of any block, too.
 _homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
@@ -75,8 +78,6 @@ class Adoption:
         self._models: weakref.WeakKeyDictionary[
             keras.Model, dict[str, tuple[Any, ...]]
         ] = weakref.WeakKeyDictionary()
-        # Made by calls on the towers, to train, test and predict.
-        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         # Compiled in the block, but neither made nor used there yet.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -166,13 +167,13 @@ class Adoption:
 
     def made_function(self, model: keras.Model, name: str) -> bool:
         """Whether a call on the towers made the model's current function."""
-        return getattr(model, name) in self._functions
+        made = vars(model).get(_MADE, {}).get(name)
+        return made is not None and made is getattr(model, name)
 
     def remember_function(self, model: keras.Model, name: str) -> None:
         """Record that a call on the towers made the model's function."""
-        # One of the user's own may be of a type without weak references.
-        with contextlib.suppress(TypeError):
-            self._functions.add(getattr(model, name))
+        # Here it holds the model, and is freed with it.
+        vars(model).setdefault(_MADE, {})[name] = getattr(model, name)
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
@@ -245,7 +246,6 @@ class Adoption:
 
     def _forget(self) -> None:
         self._models.clear()
-        self._functions.clear()
         self._made_variables.clear()
         self._created = weakref.WeakSet()
         self._compiled = weakref.WeakSet()
@@ -322,7 +322,7 @@ def _unbind(trainer: keras.Model) -> None:
     trainer._distribute_strategy = None
     _at_home.discard(trainer)
     _drop_functions(trainer)
-    for name in ("_eval_epoch_iterator", *_OF_CALLS):
+    for name in ("_eval_epoch_iterator", _MADE, *_OF_CALLS):
         vars(trainer).pop(name, None)
 
 

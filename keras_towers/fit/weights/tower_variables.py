@@ -105,7 +105,7 @@ def with_values(
 
 
 # The attribute with the tower whose copy an update writes, if not the first.
-_UPDATED_ON = "_keras_towers_updated_on"
+_UPDATED_ON = "keras_towers_updated_on"
 
 
 def is_copied(variable: Any) -> bool:
