@@ -144,8 +144,12 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
         # Also "gpu:1" and "/gpu:1" are "/device:GPU:1".
         wanted = f"/{str(tower).removeprefix('/')}"
     for name in known:
-        if _is_named(name, wanted):
-            return name
+        # This process may be a task of a cluster.
+        spec = tf.DeviceSpec.from_string(name)
+        task = spec.replace(device_type=None, device_index=None)
+        with contextlib.suppress(ValueError):
+            if canonical(wanted, task) == canonical(name):
+                return name
     hint = ""
     if number is not None and not gpus:
         hint = " Numbers are GPU ids, and no GPU is visible."
@@ -154,22 +158,18 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     )
 
 
-def _is_named(name: str, wanted: str) -> bool:
-    """Whether a name, possibly without job, task and index, is a device's."""
-    known = tf.DeviceSpec.from_string(name)
-    try:
-        spec = tf.DeviceSpec.from_string(wanted)
-        # This process may be a task of a cluster.
-        task = known.replace(device_type=None, device_index=None)
-        full = task.make_merged_spec(spec).to_string()
-        return canonical(full) == canonical(name)
-    except ValueError:
-        return False
+def canonical(
+    name: str, task: tf.DeviceSpec | None = None
+) -> tuple[str, int, int, str | None, int]:
+    """Job, replica, task, type and index of a device, or ``ValueError``.
 
-
-def canonical(name: str) -> tuple[str, int, int, str | None, int]:
-    """Job, replica, task, type and index of a device, or ``ValueError``."""
+    Args:
+        name: the name, maybe without some of these.
+        task: what it is then.
+    """
     spec = tf.DeviceSpec.from_string(name)
+    if task is not None:
+        spec = task.make_merged_spec(spec)
     return (
         spec.job or "localhost",
         spec.replica or 0,

@@ -61,17 +61,17 @@ class Recorder:
             self.spans.append((tower, begin, time.time()))
             self.count += 1
 
-    def read(self) -> None:
-        """Read the times of the steps that have ended."""
+    def read(self) -> np.ndarray:
+        """Read the times of the steps that have ended.
+
+        Returns:
+            Those that are kept, in seconds since 1970: [steps, towers, updates,
+            points]. NaN for points that a tower does not come to. A step with
+            several optimizers has several updates.
+        """
         steps = _in_order([marks.take() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
-
-    def steps(self) -> np.ndarray:
-        """Return kept times, s since 1970: [steps, towers, updates, points]."""
-        self.read()
-        # NaN for points that a tower does not come to. A step with several
-        # optimizers has several updates.
         return self._steps
 
 
@@ -131,7 +131,7 @@ class StepMarks:
                 operation._add_control_input(mark)
 
     def take(self) -> np.ndarray:
-        """Return the times of steps since the last call, as ``steps`` does."""
+        """Return the times of steps since the last call, as ``Recorder.read`` does."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         updates = 1 + max(u for marks in self._marks for u, _, _ in marks)
         shape = count, len(self._devices), updates, len(POINTS)

@@ -129,7 +129,7 @@ class _Repeated:
     ) -> None:
         """Update a weight like an earlier one."""
         update = functools.partial(original, gradient, variable, learning_rate)
-        if not _has_rank(variable) or not (
+        if not _is_plain(variable) or not (
             isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape
         ):
             update()
@@ -150,7 +150,7 @@ class _Repeated:
         for variable in variables:
             decay = functools.partial(original, [variable])
             value = getattr(variable, "_value", variable)
-            if not _has_rank(value) or not optimizer._use_weight_decay(value):
+            if not _is_plain(value) or not optimizer._use_weight_decay(value):
                 decay()
                 continue
             with tf.device(value.device):
@@ -189,10 +189,6 @@ class _Repeated:
             recording.repeat(inputs)
         else:
             trace()
-
-
-def _has_rank(variable: Any) -> bool:
-    return _is_plain(variable) and variable.shape.rank is not None
 
 
 class Recording:

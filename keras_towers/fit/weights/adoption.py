@@ -54,7 +54,6 @@ _homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
 )
 # Those that are there now, until a block takes them.
 _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Adoption:
@@ -291,12 +290,12 @@ def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
 
 def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
     """Say once for each model that it trains on towers outside of a block."""
-    if kind in TRAINING and model not in _announced and config.peers.rank == 0:
-        _announced.add(model)
-        announce(
-            f"{kind} of model {model.name!r} runs on the strategy under which "
-            f"it was made or compiled: {config.strategy!r}"
-        )
+    line = (
+        f"{kind} of model {model.name!r} runs on the strategy under which it "
+        f"was made or compiled: {config.strategy!r}"
+    )
+    if kind in TRAINING and config.peers.rank == 0 and first_time(line):
+        announce(line)
 
 
 def release_from_home(trainer: keras.Model) -> None:
