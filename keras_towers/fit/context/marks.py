@@ -131,7 +131,7 @@ class StepMarks:
                 operation._add_control_input(mark)
 
     def take(self) -> np.ndarray:
-        """Return the times of steps since the last call, as ``Recorder.read`` does."""
+        """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
         updates = 1 + max(u for marks in self._marks for u, _, _ in marks)
         shape = count, len(self._devices), updates, len(POINTS)
