@@ -103,7 +103,6 @@ DistributedVariable = resolve(
 )
 PerReplica = resolve(f"{_VALUES}:PerReplica")
 PerReplicaSpec = resolve(f"{_VALUES}:PerReplicaSpec", "_value_specs")
-regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
     f"{_TF}.distribute.values_util:get_current_replica_id_as_int"

@@ -84,7 +84,6 @@ class TowerConfig(StepOptions):
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        replica_noun: the word for a replica in messages.
     """
 
     strategy: Strategy
@@ -93,7 +92,6 @@ class TowerConfig(StepOptions):
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
-    replica_noun: str = "tower"
 
     def __post_init__(self) -> None:
         if self.micro_batches == "auto" and self.peers.size > 1:

@@ -25,7 +25,7 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import methods as hooks
 from keras_towers.fit.weights.adoption import strategy_for
-from keras_towers.rendezvous import environments
+from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport
 
@@ -49,7 +49,7 @@ def _initialize(
 ) -> None:
     """Join the job that a launcher started; numbers given must match it."""
     global _job
-    if environments.detect() is None:
+    if launchers.detect() is None:
         if num_processes not in (None, 1):
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
@@ -163,7 +163,7 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Prevent each process of a job from training a separate model."""
-    member = environments.detect()
+    member = launchers.detect()
     # One of an unknown number may be meant to train by itself.
     joined = not isinstance(_job, SingleProcess)
     if member is None or member.size in (None, 1) or joined:
@@ -171,7 +171,7 @@ def _refuse_unjoined() -> None:
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
         "would each train a model of its own: call "
-        f"keras.distribution.initialize() first. {environments.HOW_TO_BE_ALONE}"
+        f"keras.distribution.initialize() first. {launchers.HOW_TO_BE_ALONE}"
     )
 
 

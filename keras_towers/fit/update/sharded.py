@@ -197,7 +197,7 @@ class Shares:
             and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):
-            owner = int(self._next(v.path, v.shape, v.dtype))
+            owner = int(self._next.of(v))
             if is_copied(v._value):
                 update_on(v._value, owner % self._towers)
             for value in (v._value, component(v._value)):

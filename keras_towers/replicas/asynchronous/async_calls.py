@@ -142,22 +142,13 @@ class _AsyncCall(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with (
-            patches.held(SHARED_STATE),
-            self.reporting_dropped_gradients(),
-            super().opened(),
-        ):
-            yield
-
-    def reporting_dropped_gradients(
-        self,
-    ) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             add_summary_writer(
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        return super().reporting_dropped_gradients()
+        with patches.held(SHARED_STATE), super().opened():
+            yield
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":

@@ -93,7 +93,6 @@ class ReplicaSchedule(UpdateSchedule):
         self._freed: weakref.finalize | None = None
 
     def _make(self) -> None:
-        self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
@@ -128,7 +127,7 @@ class ReplicaSchedule(UpdateSchedule):
             self._update.after_update(call.variables)
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
-        apply = self._averages.function()
+        apply = self._averages.apply()
         self._failed = failed
         self._averages.begin()
         self._coordinator = Coordinator(
