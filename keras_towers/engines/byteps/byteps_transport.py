@@ -41,14 +41,14 @@ from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     check,
-    environments,
+    launchers,
     store,
     tf_config,
     versions,
     watch,
 )
-from keras_towers.rendezvous.environment_variables import seconds
 from keras_towers.rendezvous.liveness import waiting
+from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport import engine_transport
 from keras_towers.transport.messages import MESSAGE_BYTES, packed
@@ -86,7 +86,7 @@ def connect(bps: ModuleType) -> None:
     if _connected:
         return
     _worker = dmlc.worker()
-    member = environments.detect()
+    member = launchers.detect()
     if _worker is None and member and not member.alone:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
@@ -94,7 +94,7 @@ def connect(bps: ModuleType) -> None:
             "of its own: use `keras-towers run -np 2 --strategy byteps "
             "script.py`, or, if the script enters the strategy itself, "
             f"`keras-towers run -np 2 --servers 1`. "
-            f"{environments.HOW_TO_BE_ALONE}"
+            f"{launchers.HOW_TO_BE_ALONE}"
         )
     if _worker is None and member is None:
         tf_config.refuse_apart("BytePS")
@@ -195,7 +195,7 @@ class BytePSTransport(engine_transport.EngineTransport):
     @property
     def was_launched(self) -> bool:
         """Whether the environment describes a job, even of one process."""
-        return _worker is not None or environments.detect() is not None
+        return _worker is not None or launchers.detect() is not None
 
     @property
     def sums_float16(self) -> bool:
