@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -229,9 +229,14 @@ def tell_connected(rank: int) -> None:
 
 def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
     """Wait for the value of a key, or raise TimeoutError."""
+    return wait_for(lambda: store.get(key), timeout_s)
+
+
+def wait_for(read: Callable[[], Any], timeout_s: float | None = None) -> Any:
+    """Wait until ``read`` returns a value, or raise TimeoutError."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pause_s = settings.FIRST_PAUSE_S
-    while (value := store.get(key)) is None:
+    while (value := read()) is None:
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not written after {timeout_s} s")
