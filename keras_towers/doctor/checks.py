@@ -185,9 +185,6 @@ def build_tools(needed: bool) -> Iterator[Finding]:
         state = Status.WARNING if needed else Status.NOTE
         advice = f"To build Horovod: {tool.problem}." if needed else ""
         yield finding(tool.name, "missing", state, advice)
-    cmake = toolchain.find_cmake("HOROVOD")
-    brought = "missing or too old; the build installs its own"
-    yield finding("CMake", cmake.version if cmake.path else brought)
     for tool in (
         toolchain.find_mpi(),
         toolchain.find_nvcc("HOROVOD"),
