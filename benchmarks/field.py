@@ -32,7 +32,6 @@ from keras_towers.bench.rows import (
     keras_alone,
 )
 from keras_towers.bench.runner import Setting
-from keras_towers.cli import Command
 from keras_towers.cli.bench import (
     BatchSize,
     Device,
@@ -46,6 +45,7 @@ from keras_towers.cli.bench import (
     Towers,
     compare,
 )
+from keras_towers.cli.command import Command
 from keras_towers.errors import TowerError
 
 

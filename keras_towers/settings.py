@@ -24,8 +24,7 @@ RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of a job, of 16 characters or more, in place of that file; launchers
 #: set it.
 SECRET = "KERAS_TOWERS_SECRET"
-#: `host:port` of the store of a job without Horovod; `keras-towers run` sets
-#: it.
+#: `host:port` of the store of a job; launchers set it.
 STORE = "KERAS_TOWERS_STORE"
 #: Set by a launcher that shows each rank GPUs of its own, instead of all of the
 #: machine.

@@ -223,8 +223,6 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     import keras
     import numpy as np
 
-    from keras_towers import compat
-
     random = np.random.default_rng(0)
     inputs = getattr(model, "inputs", None) or []
     outputs = model.outputs if inputs else []
@@ -239,7 +237,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     ids = min(
         (
             layer.input_dim
-            for layer in compat.layers_of(model)
+            for layer in model._flatten_layers()
             if isinstance(layer, keras.layers.Embedding)
         ),
         default=2,

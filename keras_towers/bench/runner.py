@@ -15,7 +15,7 @@ from typing import Any
 from keras_towers import subprocesses
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import LAUNCHERS
+from keras_towers.rendezvous.launchers import LAUNCHERS
 from keras_towers.rendezvous.store import FileStore
 from keras_towers.settings import SECRET, STORE
 

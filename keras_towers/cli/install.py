@@ -102,12 +102,11 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    """Yield a function that shows what is done now."""
+    """Yield a function that shows what is done now, a line for each."""
     with console.status("checking this machine") as status:
 
         def show(what: str) -> None:
             status.update(what)
-            if not console.is_terminal:
-                console.print(what, soft_wrap=True)
+            console.print(what, soft_wrap=True)
 
         yield show

@@ -141,8 +141,8 @@ def _closed(connection: socket.socket) -> bool:
         return True
 
 
-# As horovod.runner.elastic.worker.HostUpdateResult.
-_REMOVED, _ADDED = 1, 2
+# HostUpdateResult.mixed of horovod.runner.elastic.worker.
+_ADDED_OR_REMOVED = 3
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,14 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         return Driver(run, elastic, first).drive()
 
 
+class _JobEnded(Exception):
+    """Ends the rounds of a job, with its exit code."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
 class Driver:
     """Decides who runs where, from round to round."""
 
@@ -236,8 +244,6 @@ class Driver:
         run.server.on_connected = self.rounds.hold
         self.workers: dict[str, Rank] = {}
         self._offered: dict[str, int] = {}
-        self._resets = 0
-        self._deadline: float | None = None
         self._short_since: float | None = None
 
     def drive(self) -> int:
@@ -248,63 +254,56 @@ class Driver:
             target=self._discover, args=(over,), daemon=True
         ).start()
         ranks, least = self._elastic.ranks, self._elastic.least
-        self._wait_for_slots(ranks, "-np" if ranks > least else "--min-np")
-        while (code := self._step()) is None:
-            event = self._run.events.get()
-            if isinstance(event, int | OSError):
-                return stopped_by(event, self._run.console)
-            if isinstance(event, Rank):
-                self._ended(event)
-        return code
+        wanted, option = ranks, "-np" if ranks > least else "--min-np"
+        changes = 0
+        try:
+            while True:
+                self._begin_round(self._wait_for_slots(wanted, option))
+                while not self.rounds.over:
+                    self._announce_hosts()
+                    self._handle_event()
+                self._end_round(changes)
+                wanted, option = least, "--min-np"
+                changes += 1
+        except _JobEnded as end:
+            return end.code
 
     def _discover(self, over: threading.Event) -> None:
         while not over.wait(settings.DISCOVERY_PAUSE_S):
             self.hosts.discover()
             self._run.events.put(None)
 
-    def _ended(self, rank: Rank) -> None:
-        if rank.code and not rank.stopped:
-            self._say(verdict([rank], "worker")[1])
-        for key, worker in self.workers.items():
-            if worker is rank:
-                self.rounds.end(key)
+    def _handle_event(self) -> None:
+        """Wait until something happens; hosts are discovered once a second."""
+        event = self._run.events.get()
+        if isinstance(event, int | OSError):
+            raise _JobEnded(stopped_by(event, self._run.console))
+        if isinstance(event, Rank):
+            if event.code and not event.stopped:
+                self._say(verdict([event], "worker")[1])
+            for key, worker in self.workers.items():
+                if worker is event:
+                    self.rounds.end(key)
 
-    def _step(self) -> int | None:
-        """Begin a round if one is due; return the exit code at the end."""
-        if self._deadline is None:
-            if not self.rounds.over:
-                self._announce_hosts()
-                return None
-            code = self._judge()
-            if code is not None:
-                return code
-            self._resets += 1
-            self._wait_for_slots(self._elastic.least)
-        return self._begin()
-
-    def _judge(self) -> int | None:
-        """Avoid failed workers' hosts; return the exit code if none is left."""
+    def _end_round(self, changes: int) -> None:
+        """Avoid the hosts of failed workers, or end the job."""
         plan, ended = self.rounds.plan, self.rounds.ended
         workers = [self.workers.get(key) for key in ended]
-        if len(ended) == len(plan) or any(w and w.code == 0 for w in workers):
-            return self.verdict()
         failed = {plan[key].hostname for key in ended}
+        if any(worker and worker.code == 0 for worker in workers) or len(
+            ended
+        ) == len(plan):
+            raise _JobEnded(self.verdict())
         for host in failed:
             self.hosts.avoid(host)
-        end_all(
-            [
-                self.workers[key]
-                for key, slot in plan.items()
-                if slot.hostname in failed and key in self.workers
-            ]
-        )
-        if all(slot.hostname in failed for slot in plan.values()):
-            return self.verdict()
+        left = {k: slot for k, slot in plan.items() if slot.hostname in failed}
+        end_all([self.workers[key] for key in left if key in self.workers])
+        if len(left) == len(plan):
+            raise _JobEnded(self.verdict())
         limit = self._elastic.reset_limit
-        if limit is not None and self._resets >= limit:
+        if limit is not None and changes >= limit:
             self._say(f"ranks came or went over {limit} times (--reset-limit)")
-            return 1
-        return None
+            raise _JobEnded(1)
 
     def verdict(self) -> int:
         """End all workers; return the exit code of the job, and the cause."""
@@ -327,42 +326,44 @@ class Driver:
             self._say(text)
         return code
 
-    def _wait_for_slots(self, wanted: int, option: str = "--min-np") -> None:
-        self._wanted = wanted
-        limit_s = self._elastic.timeout_s
+    def _wait_for_slots(self, wanted: int, option: str) -> dict[str, int]:
+        """Wait for enough slots; return those of each host."""
         if self._short_since is None or self.rounds.met:
             # Hosts that are tried in vain, again and again, are no progress.
             self._short_since = time.monotonic()
-        self._deadline = self._short_since + limit_s
-        found = sum(self.hosts.available().values())
-        if found < wanted:
-            self._say(
-                f"slots for workers: {found}, {option} asks for {wanted}; "
-                f"waiting for more, for {limit_s} s at most (--elastic-timeout)"
-            )
+        limit_s, said = self._elastic.timeout_s, False
+        while True:
+            hosts = self.hosts.available()
+            found = sum(hosts.values())
+            if found >= wanted:
+                return hosts
+            if time.monotonic() >= self._short_since + limit_s:
+                break
+            if not said:
+                said = True
+                self._say(
+                    f"slots for workers: {found}, {option} asks for {wanted}; "
+                    f"waiting for more, for {limit_s} s at most "
+                    "(--elastic-timeout)"
+                )
+            self._handle_event()
+        text = (
+            f"there were not {wanted} slots within {limit_s} s: add hosts, or "
+            "give a smaller --min-np or a longer --elastic-timeout"
+        )
+        if not self.rounds.plan:
+            raise TowerError(text)
+        self._say(text)
+        raise _JobEnded(1)
 
-    def _begin(self) -> int | None:
-        """Begin a round if there are slots; return the exit code on failure."""
-        hosts = self.hosts.available()
+    def _begin_round(self, hosts: dict[str, int]) -> None:
+        """Start a worker in each slot that has none, and let all meet."""
         plan = fill_slots(hosts, self._elastic.most)
-        if len(plan) < self._wanted:
-            assert self._deadline is not None
-            if time.monotonic() < self._deadline:
-                return None
-            text = (
-                f"there were not {self._wanted} slots within "
-                f"{self._elastic.timeout_s} s: add hosts, or give a smaller "
-                "--min-np or a longer --elastic-timeout"
-            )
-            if not self.rounds.plan:
-                raise TowerError(text)
-            self._say(text)
-            return 1
         chief = self.workers.get(key_of(plan[0]))
         if self.rounds.plan and (chief is None or chief.code is not None):
             self._say("no host is left that has the state of the training")
-            return 1
-        self._deadline, self._offered = None, hosts
+            raise _JobEnded(1)
+        self._offered = hosts
         self._run.server.begin(plan)
         self.rounds.begin(plan)
         for key, worker in self.workers.items():
@@ -373,7 +374,6 @@ class Driver:
             old = self.workers.get(key_of(slot))
             if old is None or old.code is not None:
                 self._start(slot)
-        return None
 
     def _start(self, slot: RankPlacement) -> None:
         taken = {rank.index for rank in self._run.processes}
@@ -413,14 +413,9 @@ class Driver:
         plan = fill_slots(now, self._elastic.most)
         if now == before or plan == [*self.rounds.plan.values()]:
             return
-        update = 0
-        if any(count > before.get(host, 0) for host, count in now.items()):
-            update |= _ADDED
-        if any(count > now.get(host, 0) for host, count in before.items()):
-            update |= _REMOVED
         self._offered = now
         # Horovod's seconds cannot tell two changes within one second apart.
-        self._run.server.put(HOSTS_UPDATED, [time.time(), update])
+        self._run.server.put(HOSTS_UPDATED, [time.time(), _ADDED_OR_REMOVED])
 
 
 def _own_gpus(index: int, count: int) -> dict[str, str]:

@@ -25,14 +25,14 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.rendezvous import environments, store, tf_config
-from keras_towers.rendezvous.environment_variables import (
+from keras_towers.rendezvous import launchers, store, tf_config
+from keras_towers.rendezvous.hosts import allocation, fill_slots
+from keras_towers.rendezvous.launchers import ClusterEnvironment
+from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
+from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment
-from keras_towers.rendezvous.hosts import allocation, fill_slots
-from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.settings import SECRET, STORE
@@ -246,7 +246,7 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     With another number of processes, each of a launcher starts a job of its
     own.
     """
-    member = environments.detect()
+    member = launchers.detect()
     if member is None or member.horovod_reads_variables or member.alone:
         return None
     return member if processes in (None, member.size) else None

@@ -118,7 +118,7 @@ class RankRecording:
         devices: short names of its towers' devices.
         first_step: the number of the first step in ``stamps``.
         first_call: the number of the first call.
-        stamps: times of steps, as ``marks.Recorder.steps`` returns them.
+        stamps: times of steps, as ``marks.Recorder.read`` returns them.
         spans: tower, begin and end of each step that is a tower's own.
         calls: the four arrays of ``phases.Calls``.
         others: name, begin and end of validation and callbacks.
@@ -143,7 +143,7 @@ class RankRecording:
         clock: LoopClock,
     ) -> RankRecording:
         """Take over what was recorded on this rank."""
-        stamps, calls = recorder.steps(), clock.calls()
+        stamps, calls = recorder.read(), clock.calls()
         computed = stamps[..., marks.POINTS.index("computed")]
         if np.isnan(computed).all() or not calls.size:
             # The gradients of these steps do not pass the marks.

@@ -6,7 +6,7 @@ from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs, find
 from keras_towers.bench.runner import Cell, Setting, combine
-from keras_towers.rendezvous import environments
+from keras_towers.rendezvous import launchers
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
 
@@ -69,10 +69,10 @@ def test_ranks_are_put_together():
     }
 
 
-@pytest.mark.parametrize("launcher", environments.LAUNCHERS)
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
 def test_the_job_around_it_is_hidden(launcher, monkeypatch):
     """A benchmark may run in a pod, or as a process of torchrun."""
     for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
         monkeypatch.setenv(name, "2")
-    assert environments.detect() is not None
-    assert environments.detect(runner.own_environment()) is None
+    assert launchers.detect() is not None
+    assert launchers.detect(runner.own_environment()) is None

@@ -1,13 +1,9 @@
-"""A worker of an elastic job that is disturbed from outside, or by itself.
+"""A worker of an elastic job, of which one is killed.
 
-argv: a folder, the number of epochs, and the units of a hidden layer. A worker
-leaves a file with its process's number in the folder ``workers`` when it
-trains, and rank 0 a line in ``steps`` for every batch. What the folder has in
-it decides: the last epoch does not end with a file ``stay``; batches take
-longer with a file ``slow``; with a file ``victim`` rank 1 kills itself in batch
-13 of the second epoch, and the others take longer until there are three again.
-Who gets to the end compares with one process, whose weights and losses are kept
-next to the folder.
+argv: a folder. Rank 0 leaves a line in its file ``steps`` for every batch. With
+a file ``victim`` rank 1 kills itself in batch 13 of the second epoch, and the
+others take longer until there are three again. Who gets to the end compares
+with one process, whose weights and losses are kept next to the folder.
 """
 
 import os
@@ -25,16 +21,15 @@ import keras_towers as kt
 from keras_towers import elastic
 
 FOLDER = pathlib.Path(sys.argv[1])
-EPOCHS, UNITS = map(int, sys.argv[2:4])
+EPOCHS, UNITS = 4, 16
 UPDATES = os.environ.get("TESTED_UPDATES")
-BATCH, SLOW_S, LONELY_S = 24, 0.1, 0.5
+BATCH, LONELY_S = 24, 0.5
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(480, 8)).astype("float32")
 Y = X[:, :3] * 0.5
 
 
 def build():
-    """Mostly one matrix, so that most of a step is its all-reduce."""
     keras.utils.set_random_seed(2)
     model = keras.Sequential(
         [
@@ -54,7 +49,7 @@ def fit(model, **options):
 
 
 class Log(keras.callbacks.Callback):
-    """Says that this worker trains, and lets the test hold it."""
+    """Tells of steps, of which rank 1 does not survive one."""
 
     def __init__(self, strategy):
         super().__init__()
@@ -65,12 +60,9 @@ class Log(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        (FOLDER / "workers" / str(os.getpid())).touch()
         if self.strategy.is_chief:
             with (FOLDER / "steps").open("a") as file:
                 file.write(f"{self.epoch} {batch} {self.strategy.size}\n")
-        if (FOLDER / "slow").exists():
-            time.sleep(SLOW_S)
         if (FOLDER / "killed").exists() and self.strategy.size < 3:
             time.sleep(LONELY_S)
         if self.strategy.rank == 1 and (self.epoch, batch) == (1, 13):
@@ -79,10 +71,6 @@ class Log(keras.callbacks.Callback):
             except FileNotFoundError:
                 return
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def on_epoch_end(self, epoch, logs=None):
-        while epoch == EPOCHS - 1 and (FOLDER / "stay").exists():
-            time.sleep(0.05)
 
 
 def main():
@@ -107,7 +95,7 @@ def main():
 
 def undisturbed():
     """The weights and losses after the same training in one process."""
-    kept = FOLDER.parent / f"undisturbed-{UNITS}-{EPOCHS}.npz"
+    kept = FOLDER.parent / "undisturbed.npz"
     if not kept.exists():
         model = build()
         history = fit(model).history
@@ -119,5 +107,4 @@ def undisturbed():
 
 
 if __name__ == "__main__":
-    (FOLDER / "workers").mkdir(exist_ok=True)
     main()

@@ -3,7 +3,6 @@
 import pytest
 
 from keras_towers.errors import TowerError
-from keras_towers.launching import agent
 from keras_towers.rendezvous import hosts, network
 
 pytestmark = pytest.mark.core
@@ -40,8 +39,3 @@ def test_which_hosts_are_this_machine():
     assert network.is_local("localhost")
     assert network.is_local("127.0.0.7")
     assert not network.is_local("192.0.2.1")  # An address for documents.
-
-
-@pytest.mark.parametrize("side", [agent, network])
-def test_the_network_interface_with_a_route_to_an_address(side):
-    assert side.interface_towards("127.0.0.1") == "lo"

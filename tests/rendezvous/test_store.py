@@ -47,6 +47,7 @@ def server(monkeypatch):
         client=started.endpoint.client(),
         come=come,
         values=started.values,
+        here=started,
     )
     started.stop()
 
@@ -166,24 +167,25 @@ def test_horovods_own_client_sends_the_token(server):
     assert server.come == [1, 0]
 
 
-def test_a_secret_of_another_job_is_not_used(monkeypatch):
+def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert SECRET not in token(SECRET)
-    monkeypatch.setenv(store.SECRET, SECRET)
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
-    address = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
-    for told, signed in (("", False), (f":1/{token(SECRET)}", True)):
-        monkeypatch.setenv(address, f"127.0.0.1{told}")
-        assert store.from_environment().signed == signed
+    monkeypatch.setenv(settings.SECRET, SECRET)
+    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
+    monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
+    assert store.from_environment()
+    # Under Horovod's own launcher, in a rank of ours, and there.
+    monkeypatch.setenv(store.HOROVODS_ADDRESS, "127.0.0.1")
+    assert store.from_environment() is None
+    ours = f"127.0.0.1:1/{token(SECRET)}"
+    monkeypatch.setenv(store.HOROVODS_ADDRESS, ours)
+    assert store.from_environment()
 
 
-def test_values_by_rank(server, monkeypatch):
+def test_values_by_rank(server):
     for rank in (0, 2):
         server.client.put(f"word-{rank}", rank)
-    assert server.client.by_rank("word", range(3)) == {0: 0, 2: 2}
-    # Horovod's own server knows single keys only.
-    others = store.StoreClient("http://127.0.0.1:9")
-    monkeypatch.setattr(others, "get", {"word-1": 3}.get)
-    assert others.by_rank("word", range(3)) == {1: 3}
+    for one in (server.client, server.here):
+        assert one.by_rank("word", range(3)) == {0: 0, 2: 2}
 
 
 def test_a_forged_answer_is_not_believed():

@@ -39,13 +39,13 @@ from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     check,
-    environments,
+    launchers,
     store,
     tf_config,
     versions,
     watch,
 )
-from keras_towers.rendezvous.environment_variables import seconds
+from keras_towers.rendezvous.rank_environment import seconds
 from keras_towers.settings import BYTEPS_LAUNCHED, START_TIMEOUT
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
@@ -79,7 +79,7 @@ def connect(bps: ModuleType) -> None:
     if _connected:
         return
     _worker = dmlc.worker()
-    member = environments.detect()
+    member = launchers.detect()
     if _worker is None and member and not member.alone:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
@@ -87,7 +87,7 @@ def connect(bps: ModuleType) -> None:
             "of its own: use `keras-towers run -np 2 --strategy byteps "
             "script.py`, or, if the script enters the strategy itself, "
             f"`keras-towers run -np 2 --servers 1`. "
-            f"{environments.HOW_TO_BE_ALONE}"
+            f"{launchers.HOW_TO_BE_ALONE}"
         )
     if _worker is None and member is None:
         tf_config.refuse_apart("BytePS")
@@ -182,7 +182,7 @@ class BytePSTransport(EngineTransport):
     @property
     def was_launched(self) -> bool:
         """Whether the environment describes a job, even of one process."""
-        return _worker is not None or environments.detect() is not None
+        return _worker is not None or launchers.detect() is not None
 
     @property
     def local_rank(self) -> int:

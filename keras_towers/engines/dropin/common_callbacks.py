@@ -66,7 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._done or self._transport().size == 1:
             return
         optimizer = model.optimizer
-        layers_built = all(layer.built for layer in compat.layers_of(model))
+        layers_built = all(layer.built for layer in model._flatten_layers())
         # A custom step may train other variables with it, or none.
         uses_default_train_step = (
             type(model).train_step is compat.TensorFlowTrainer.train_step
@@ -352,7 +352,7 @@ def _momenta(optimizer: Any) -> list[tf.Variable]:
     if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
         slots = optimizer.momentums
     elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
-        slots = compat.momenta_of_rmsprop(optimizer)
+        slots = optimizer._momentums
     return [slot.value for slot in slots if slot is not None]
 
 

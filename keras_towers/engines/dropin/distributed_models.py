@@ -6,6 +6,7 @@ optimizers to scale losses: both are seen to while an engine runs.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,7 +29,7 @@ from keras_towers.transport import Transport
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
 _FORGOTTEN = "experimental_run_tf_function"
-_undo: list[Callable[[], None]] = []
+_patched: contextlib.ExitStack | None = None
 
 
 def patch_keras(
@@ -39,7 +40,8 @@ def patch_keras(
     A ``LossScaleOptimizer`` is patched as well: it has to reduce gradients in
     place of the optimizer that it wraps.
     """
-    if _undo:
+    global _patched
+    if _patched is not None:
         return
     # In the class that defines it: Keras regards any other ``compile`` as a
     # custom one, which it does not call when it loads a model.
@@ -84,15 +86,22 @@ def patch_keras(
         move_outward(outer)
 
     scaling = keras.optimizers.LossScaleOptimizer
-    _undo.append(patches.wrap(trainer, "compile", compile))
-    _undo.append(patches.wrap(compat.TensorFlowTrainer, "fit", fit))
-    _undo.append(patches.wrap(scaling, "__init__", scale))
+    with contextlib.ExitStack() as stack:
+        replaced = patches.replaced(
+            (trainer, "compile", compile),
+            (compat.TensorFlowTrainer, "fit", fit),
+            (scaling, "__init__", scale),
+        )
+        stack.enter_context(replaced)
+        _patched = stack.pop_all()
 
 
 def unpatch_keras() -> None:
     """Undo ``patch_keras``."""
-    while _undo:
-        _undo.pop()()
+    global _patched
+    if _patched is not None:
+        _patched.close()
+    _patched = None
 
 
 def load_model(

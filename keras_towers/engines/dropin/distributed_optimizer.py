@@ -161,7 +161,7 @@ def _apply(
     _refuse_strategies()
     reducer: Reducer = vars(optimizer)[_REDUCER]
     if trainable_variables is None:
-        variables = compat.trained_by(optimizer)
+        variables = list(optimizer._trainable_variables)
     else:
         variables = trainable_variables = list(trainable_variables)
     if len(variables) != len(grads):  # Keras says what is wrong

@@ -85,9 +85,8 @@ class ObjectState(_elastic.ObjectState):
         get_rank: Callable[[], int] = _hvd.rank,
         **objects: Any,
     ):
-        server = store.from_environment()
         # None under Horovod's own launcher, which has no news for us.
-        self._launcher = server if server and server.signed else None
+        self._launcher = store.from_environment()
         super().__init__(bcast_object, get_rank, **objects)
 
     def check_host_updates(self) -> None:

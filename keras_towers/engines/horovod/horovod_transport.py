@@ -23,14 +23,14 @@ from keras_towers import settings
 from keras_towers.engines import HOROVOD
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
-    environments,
+    launchers,
     meet,
     store,
     tf_config,
     versions,
     watch,
 )
-from keras_towers.rendezvous.environment_variables import is_elastic
+from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.transport import messages
 from keras_towers.transport.engine_transport import EngineTransport
 
@@ -40,7 +40,7 @@ _connected = False
 def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
     """Call Horovod's ``init``, however this process was started."""
     global _connected
-    member = environments.detect()
+    member = launchers.detect()
     if not hvd.is_initialized():
         # With MPI in it, Horovod finds by itself those that mpirun started.
         if member and not (member.speaks_mpi and hvd.mpi_built()):
@@ -49,7 +49,9 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             versions.compare_with_first_rank("Horovod")
             meet.take_place()
         # Without a place to meet, Horovod's C++ code would wait and abort.
-        cannot_meet = not (hvd.mpi_built() or store.from_environment())
+        cannot_meet = not (
+            hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)
+        )
         if cannot_meet and member and not member.alone:
             raise _unconnected(member)
         with _stall_watched():
@@ -79,11 +81,11 @@ def _stall_watched() -> Iterator[None]:
         watch.mark("")
 
 
-def _unconnected(member: environments.ClusterEnvironment) -> TowerError:
+def _unconnected(member: launchers.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.horovod_reads_variables
-        else environments.HOW_TO_BE_ALONE
+        else launchers.HOW_TO_BE_ALONE
     )
     return TowerError(
         f"this process is {member}, but Horovod knows of no other, so that "
@@ -103,8 +105,7 @@ class HorovodTransport(EngineTransport):
         super().__init__(HOROVOD.import_module())
         connect(self.engine)
         watch.watch_over(self.rank, self.size)
-        server = store.from_environment()
-        if not (server and server.signed) and not is_elastic():
+        if store.from_environment() is None and not is_elastic():
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 

@@ -50,7 +50,7 @@ def test_times_of_steps(devices):
             function(tf.constant(value))
         recorder.read()
         function(tf.constant(4.0))
-    times = recorder.steps()
+    times = recorder.read()
     assert times.shape == (4, 2, 1, 4)
     assert recorder.traces == 1
     first, second = times[:, 0, 0], times[:, 1, 0]
@@ -71,5 +71,5 @@ def test_an_accelerator_is_waited_for(devices, monkeypatch):
     recorder = Recorder(step.model, kept=100)
     with marks.recording(recorder):
         tf.function(step)(tf.constant(1.0))
-    (times,) = recorder.steps()
+    (times,) = recorder.read()
     assert times[1, 0, 1] - times[1, 0, 0] > LATE_S

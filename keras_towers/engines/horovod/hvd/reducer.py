@@ -20,7 +20,7 @@ from keras_towers.engines.dropin.distributed_optimizer import Reducer
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
 from keras_towers.rendezvous import check, watch
-from keras_towers.rendezvous.environment_variables import is_elastic
+from keras_towers.rendezvous.rank_environment import is_elastic
 
 # Greater than any number that stands for gradients; these are positive.
 _BEYOND = 2**32 + 2

@@ -3,8 +3,8 @@
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.rendezvous.environments import detect
 from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
+from keras_towers.rendezvous.launchers import detect
 from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core
@@ -37,10 +37,8 @@ KUBERNETES = "Kubernetes (an indexed Job)"
     [
         (OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
         (HYDRA, "", ("mpiexec", 0, 2, True, "", True)),
-        (STEP, "", ("srun", 3, 4, False, "n1", False)),
         (STEP, "PMI_RANK=3 PMI_SIZE=4", ("srun", 3, 4, False, "n1", True)),
         (TORCHRUN, "", ("torchrun", 2, 4, False, "n1", False)),
-        (INDEXED, "", (KUBERNETES, 1, None, False, "", False)),
         (INDEXED, "KERAS_TOWERS_SIZE=2", (KUBERNETES, 1, 2, False, "", False)),
         # The launcher's daemons are tasks of srun, its ranks are not.
         (STEP | OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
@@ -101,7 +99,6 @@ MPI_OPERATOR = "the MPI Operator"
         # A shell that salloc has opened.
         (f"{OF_STEP}=4294967290", "", "Slurm", ALLOCATED),
         ("PBS_NODEFILE=hosts", "a\na\nb.x\n", "PBS", {"a": 2, "b.x": 1}),
-        ("LSB_DJOB_HOSTFILE=hosts", "a\nb\nb\n", "LSF", {"a": 1, "b": 2}),
         (
             "OMPI_MCA_orte_default_hostfile=hosts",
             *("w-0.svc slots=2\nw-1 slots=1\n", MPI_OPERATOR),
