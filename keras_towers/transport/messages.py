@@ -99,16 +99,29 @@ def packed(
     groups = packs(tensors, limit)
     if not groups:
         return list(tensors)
-    sent = send(
-        [
-            tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0)
-            if len(group) > 1
-            else tensors[group[0]]
-            for group in groups
-        ]
-    )
+    return unpack(send(pack(tensors, groups)), groups, tensors)
+
+
+def pack(
+    tensors: Sequence[tf.Tensor], groups: Sequence[Sequence[int]]
+) -> list[tf.Tensor]:
+    """Concatenate the tensors of each group; one alone stays as it is."""
+    return [
+        tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0)
+        if len(group) > 1
+        else tensors[group[0]]
+        for group in groups
+    ]
+
+
+def unpack(
+    packed: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[int]],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Undo ``pack``; tensors in no group are returned as they are."""
     results = list(tensors)
-    for group, whole in zip(groups, sent, strict=True):
+    for group, whole in zip(groups, packed, strict=True):
         if len(group) == 1:
             results[group[0]] = whole
             continue
