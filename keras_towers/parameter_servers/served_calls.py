@@ -32,7 +32,7 @@ from keras_towers.parameter_servers.session import (
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradients
 from keras_towers.replicas.asynchronous.hogwild import (
-    add_atomically,
+    ATOMIC_ADDITIONS,
     seed_of_replica,
 )
 from keras_towers.replicas.replica_call import (
@@ -201,7 +201,7 @@ class ServedFit(ReplicaCall):
         if optimizer is not None:
             methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_share_variables),
+            patches.held(_SHARED_VARIABLES),
             self._ended(),
             current_session.filled(self.session),
             patches.shadowed(optimizer, patches.bound(optimizer, methods)),
@@ -320,13 +320,6 @@ class ServedFit(ReplicaCall):
                 self.session.end(error)
 
 
-def _share_variables() -> None:
-    """Patch how workers draw random numbers and write shared variables."""
-    add_atomically()
-    patches.replace(compat.KerasVariable, "assign", _assign)
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
-
-
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Assign a value; those of the chief's callbacks also go to the servers."""
     result = original(variable, value)
@@ -345,3 +338,11 @@ def _next_seed(
     if session is None or session.splits_batches:
         return seed
     return seed_of_replica(seed, session.rank)
+
+
+# How workers draw random numbers and write shared variables.
+_SHARED_VARIABLES: tuple[patches.Patch, ...] = (
+    *ATOMIC_ADDITIONS,
+    (compat.KerasVariable, "assign", _assign),
+    (keras.random.SeedGenerator, "next", _next_seed),
+)

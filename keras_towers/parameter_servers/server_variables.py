@@ -250,19 +250,11 @@ class ServerVariables:
         """Make the optimizers use the variables on the servers."""
         return self._replaced(self._of_optimizers)
 
-    @contextlib.contextmanager
-    def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
-        before = []
-        try:
-            for local in self._held(variables):
-                if local._value is not self._copies[local]:
-                    # Recorded first, so that a Ctrl-C is undone, too.
-                    before.append((local, local._value))
-                    local._value = self._copies[local]
-            yield
-        finally:
-            for local, value in before:
-                local._value = value
+    def _replaced(
+        self, variables: Sequence[Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        held = self._held(variables)
+        return variables_lib.with_values((v, self._copies[v]) for v in held)
 
     @contextlib.contextmanager
     def at_servers(

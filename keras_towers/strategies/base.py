@@ -37,6 +37,7 @@ from keras_towers.rendezvous.check import Peers
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
+from keras_towers.system import interrupts_deferred
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -210,7 +211,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise error
         if call_lib.current() is None:
             with tf.init_scope():
-                self._components.update.copies.give_to_replicas()
+                self._components.update.variables.give_to_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
@@ -327,7 +328,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
-            with blocks.interrupts_deferred():
+            with interrupts_deferred():
                 self._components.adoption.release()
 
     def __copy__(self) -> Self:

@@ -49,7 +49,7 @@ def end():
 
 def towers_of(model: keras.Model) -> list[str]:
     """The devices that a model stays on."""
-    devices = contract.home_of(model).extended.worker_devices
+    devices = contract.strategy_of(model).extended.worker_devices
     return [device[-5:] for device in devices]
 
 

@@ -18,8 +18,8 @@ from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas.asynchronous.hogwild import (
+    SHARED_STATE,
     HogwildUpdate,
-    share_state,
 )
 from keras_towers.replicas.asynchronous.threads import (
     Staleness,
@@ -147,7 +147,7 @@ class _AsyncCall(ReplicaCall):
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        with patches.held(share_state), super().opened():
+        with patches.held(SHARED_STATE), super().opened():
             yield
 
     def _make(self, kind: str, force: bool = False) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.optimizers import device_of, updating
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
@@ -123,8 +123,7 @@ class ReplicaSchedule(UpdateSchedule):
         self._averages.push(tower.index, call)
 
     def _apply(self, call: UpdateCall) -> None:
-        device = tf.device(device_of(call.variables))
-        with device, updating(call.optimizer):
+        with as_one_device(call.optimizer, call.variables):
             call.run()
             self._update.after_update(call.variables)
 
@@ -175,7 +174,7 @@ class ReplicaSchedule(UpdateSchedule):
 
 
 def _place(variable: Any) -> str:
-    return device_of([variable]) or _HOST
+    return getattr(variable, "_value", variable).device
 
 
 Step = Callable[[Any], Any]
