@@ -199,7 +199,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
-        collective = engines.find("runtime").advice
+        collective = engines.RUNTIME.advice
         return supervise(
             run,
             what="task",

@@ -141,4 +141,4 @@ def test_a_self_test_that_fails_says_why(monkeypatch):
     (finding,) = doctor_lib.run_self_test(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.name == "one process"
-    assert "no result after 1 seconds" in finding.advice
+    assert "has not ended after 1 s" in finding.advice

@@ -65,9 +65,9 @@ class Recorder:
         """Read the times of the steps that have ended.
 
         Returns:
-            Those that are kept, in seconds since 1970: [steps, towers, updates,
-            points]. NaN for points that a tower does not come to. A step with
-            several optimizers has several updates.
+            Those that are kept, in seconds since 1970: [steps, towers, points].
+            NaN for points that a tower does not come to. With several
+            optimizers it comes to some more than once: the last time counts.
         """
         steps = _in_order([marks.take() for marks in self._marks])
         self.count += len(steps)
@@ -84,19 +84,14 @@ class StepMarks:
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
         self._devices = devices
-        # Of each tower: the update and the column of each mark, and what it
-        # waits for.
-        self._marks: list[list[tuple[int, int, list[Any]]]] = [
-            [] for _ in devices
-        ]
+        # Of each tower: the point of each mark, and what it waits for.
+        self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[Any] = []
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Mark where a tower has come to a point."""
         if compat.get_default_graph() is self._graph:
-            column, marks = POINTS.index(point), self._marks[tower]
-            update = sum(c == column for _, c, _ in marks)
-            marks.append((update, column, list(ends)))
+            self._marks[tower].append((point, list(ends)))
 
     @contextlib.contextmanager
     def until(self, tower: int, point: Point) -> Iterator[None]:
@@ -115,9 +110,9 @@ class StepMarks:
                 queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(marks)]])
             self._queues.append(queue)
             with tf.device(host):
-                times = [_time_of(ends, device) for _, _, ends in marks]
+                times = [_time_of(ends, device) for _, ends in marks]
                 queue.enqueue(tf.stack(times))
-            _, _, first = marks[0]
+            _, first = marks[0]
             self._begin_behind(times[0].op, first)
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
@@ -133,13 +128,15 @@ class StepMarks:
     def take(self) -> np.ndarray:
         """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
-        updates = 1 + max(u for marks in self._marks for u, _, _ in marks)
-        shape = count, len(self._devices), updates, len(POINTS)
-        times = np.full(shape, np.nan)
+        times = np.full((count, len(self._devices), len(POINTS)), np.nan)
         if count:
             for tower, queue in enumerate(self._queues):
-                rows, columns, _ = zip(*self._marks[tower], strict=True)
-                times[:, tower, rows, columns] = queue.dequeue_many(count)
+                read = queue.dequeue_many(count).numpy()
+                for (point, _), found in zip(
+                    self._marks[tower], read.T, strict=True
+                ):
+                    column = times[:, tower, POINTS.index(point)]
+                    np.fmax(column, found, out=column)
         return times
 
 
@@ -214,18 +211,9 @@ def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Merge the step times of several traces."""
     parts = [times for times in parts if len(times)]
     if not parts:
-        return np.empty((0, 0, 1, len(POINTS)))
-    updates = max(times.shape[2] for times in parts)
-    padded = [
-        np.pad(
-            times,
-            [(0, 0), (0, 0), (0, updates - times.shape[2]), (0, 0)],
-            constant_values=np.nan,
-        )
-        for times in parts
-    ]
-    steps = np.concatenate(padded)
-    return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
+        return np.empty((0, 0, len(POINTS)))
+    steps = np.concatenate(parts)
+    return steps[np.argsort(steps[:, 0, 0], kind="stable")]
 
 
 def _host_of(device: str) -> str:
