@@ -6,7 +6,6 @@ bridge joins the hosts. All of it ends with the block, whatever happens in it:
 
     with Lab(2) as lab:
         one, two = lab.hosts
-        two.rate("200mbit")
         job = one.start(["ssh", "host2", "hostname"])
         two.cut()
         assert job.wait(90) != 0
@@ -50,7 +49,7 @@ def why_not(ssh: bool = False) -> str | None:
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return "hosts of their own need Linux, and root"
-    for tool in ("ip", "tc", "nsenter", "unshare"):
+    for tool in ("ip", "nsenter", "unshare"):
         if shutil.which(tool) is None:
             return f"hosts of their own need {tool} (iproute2, util-linux)"
     if ssh and _sshd() is None:
@@ -107,18 +106,6 @@ class Host:
     def heal(self) -> None:
         """Undo ``cut``."""
         self._lab.switch("ip", "link", "set", self._port, "master", BRIDGE)
-
-    def rate(self, rate: str) -> None:
-        """Limit its link in both directions.
-
-        Args:
-            rate: in ``tc``'s units, such as ``"1gbit"``.
-        """
-        # What is lost when a queue is full is sent again: few packets wait.
-        how = f"root tbf rate {rate} burst 128kb latency 20ms".split()
-        add = "tc", "qdisc", "add", "dev"
-        self._lab.switch(*add, self._port, *how)
-        _check([*self._enter(), *add, "eth0", *how])
 
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
