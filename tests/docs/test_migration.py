@@ -18,8 +18,8 @@ from keras_towers.strategies import distributed, options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.served import Job
+from tests.kit.tasks import Tasks
 from tests.launching.jobs import Launched
-from tests.processes.by_hand import ByHand
 
 ROWS = migration.rows()
 SCRIPTS = migration.scripts()
@@ -300,7 +300,7 @@ def test_horovodrun(tmp_path):
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
     script = SCRIPTS["HorovodStrategy()"].after
     (tmp_path / "train.py").write_text(BEGIN + script + END)
-    with ByHand() as job:
+    with Tasks(tmp_path) as job:
         command = path, "-np", 2, sys.executable, "train.py"
         job.run(*command, folder=tmp_path, warm=False)
         job.end()
