@@ -98,7 +98,7 @@ def main(
     **told,
 ):
     """Run as a task of the job."""
-    settings.LOST_S, settings.CHIEF_LOST_S = 4.0, 8.0
+    settings.LOST_S, settings.CHIEF_LOST_S = 6.0, 12.0
     settings.ANSWER_S = 5.0
     die_within(dies_within)
     print("process", os.getpid())
