@@ -119,9 +119,6 @@ class Own(keras.Model):
     def change(self, gradients, weights):
         return gradients
 
-    def after(self, x, y):
-        """Do what follows the update."""
-
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
@@ -129,7 +126,6 @@ class Own(keras.Model):
         weights = self.trainable_variables
         gradients = tape.gradient(logs["loss"], weights)
         self.optimizer.apply(self.change(gradients, weights), weights)
-        self.after(x, y)
         return logs
 
     def test_step(self, data):

@@ -96,46 +96,10 @@ def ghost_batch_norm_with_padding():
     return with_layer(Ghost())
 
 
-class WeightNorm(keras.layers.Layer):
-    """Its first batch decides what it starts from."""
-
-    def build(self, shape):
-        self.v = self.add_weight(shape=(shape[-1], 4))
-        self.g = self.add_weight(shape=(4,), initializer="ones")
-        self.b = self.add_weight(shape=(4,), initializer="zeros")
-        self.ready = self.add_weight(
-            shape=(), dtype="int32", initializer="zeros", trainable=False
-        )
-
-    def call(self, x, training=False):
-        v = ops.convert_to_tensor(self.v)
-        t = ops.matmul(x, v / ops.norm(v, axis=0))
-        if training:
-
-            def start():
-                mean, var = ops.moments(t, axes=0)
-                scale = 1 / ops.sqrt(var + 1e-2)
-                return scale, -mean * scale
-
-            def keep():
-                return tuple(map(ops.convert_to_tensor, (self.g, self.b)))
-
-            g, b = ops.cond(self.ready < 1, start, keep)
-            self.g.assign(g)
-            self.b.assign(b)
-            self.ready.assign(1)
-        return t * self.g + self.b
-
-
-@case
-def weight_norm_with_data_dependent_start():
-    return with_layer(WeightNorm(), optimizer="sgd")
-
-
 class AttentionBetweenRows(keras.layers.Layer):
     def __init__(self):
         super().__init__()
-        self.attention = keras.layers.MultiHeadAttention(2, 3)
+        self.attention = keras.layers.MultiHeadAttention(2, 3, use_bias=False)
         self.norm = keras.layers.LayerNormalization()
 
     def call(self, x):

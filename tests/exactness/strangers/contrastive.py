@@ -7,7 +7,6 @@ from keras import ops
 from tests.exactness.strangers.base import (
     Own,
     case,
-    cross,
     dense,
     floats,
     ints,
@@ -74,24 +73,6 @@ def center_loss_with_moving_centres():
     )
     labels = ints(4, 20, 1)
     return model, [floats(20, 6), labels], labels
-
-
-@step(floats(20, 6), ints(3, 20), net=(8, 4))
-class PrototypicalEpisodes(Own):
-    """The first half of a batch are the support of the second."""
-
-    def loss_of(self, x, y):
-        half = tf.shape(x)[0] // 2
-        z = self.net(x)
-        support, query = z[:half], z[half:]
-        prototypes = tf.math.unsorted_segment_mean(support, y[:half], 3)
-        d = tf.reduce_sum((query[:, None] - prototypes[None]) ** 2, -1)
-        ones = tf.ones_like(y[:half], "float32")
-        seen = tf.math.unsorted_segment_sum(ones, y[:half], 3)
-        mask = tf.cast(tf.gather(seen, y[half:]) > 0, "float32")
-        losses = tf.reduce_sum(cross(y[half:], -d) * mask)
-        loss = tf.math.divide_no_nan(losses, tf.reduce_sum(mask))
-        return {"loss": loss, "seen": tf.reduce_mean(mask)}
 
 
 @step(floats(20, 6), net=(8, 4))

@@ -128,23 +128,3 @@ class NeuralProcessWithRandomContexts(Own):
         mean, sigma = self(x)
         errors = (x[..., 1:] - mean) / sigma
         return tf.reduce_mean(errors**2 + tf.math.log(sigma))
-
-
-@step(floats(20, 4), net=(8, 8, 4))
-class SlicedScoreMatching(Own):
-    """The loss has the gradient of a gradient."""
-
-    def create(self):
-        self.seed = keras.random.SeedGenerator(4)
-
-    def loss_of(self, x, y):
-        v = keras.random.normal(tf.shape(x), seed=self.seed)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            score = self.net(x)
-            along = tf.reduce_sum(score * v)
-        hessian = tape.gradient(along, x)
-        return tf.reduce_mean(
-            tf.reduce_sum(v * hessian, -1)
-            + 0.5 * tf.reduce_sum(score * v, -1) ** 2
-        )

@@ -1,7 +1,5 @@
 """Habits: decorated steps, layouts of batches, loops, effects."""
 
-import collections
-
 import keras
 import pytest
 import tensorflow as tf
@@ -52,24 +50,6 @@ class StepsThatAreTfFunctions(Own):
         x, y = data
         self.tracker.update_state(tf.reduce_mean(cross(y, self(x))))
         return {"loss": self.tracker.result()}
-
-
-@step(floats(20, 4), floats(20, 1), net=(6, 1))
-class StepThatLogsTheStateOfItsOptimizer(Own):
-    """Slots are read after the first update, as to watch the momentum."""
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        slots = tf.add_n(
-            [tf.reduce_sum(v**2) for v in self.optimizer._momentums]
-        )
-        return {
-            **logs,
-            "momentum": tf.sqrt(slots),
-            "rate": tf.convert_to_tensor(self.optimizer.learning_rate),
-            "count": len(self.optimizer.variables),
-            "iteration": self.optimizer.iterations.value,
-        }
 
 
 @step(
@@ -129,24 +109,6 @@ class BatchesWithTimeFirst(Own):
         return self.head(h)
 
 
-@step(
-    {"support": floats(4, 5, 4), "query": floats(4, 7, 4, seed=1)},
-    {"support": ints(2, 4, 5), "query": ints(2, 4, 7, seed=1)},
-    net=lambda: dense(6, 3, bias=False),
-    batches=lambda episodes: episodes,
-    predict=False,
-)
-class SupportAndQueryOfOtherLengths(Own):
-    def call(self, x):
-        return self.net(x["support"]), self.net(x["query"])
-
-    def loss_of(self, x, y):
-        support, query = self(x)
-        centres = tf.math.unsorted_segment_mean(support, y["support"], 2)
-        d = tf.reduce_sum((query[:, None] - centres[None]) ** 2, -1)
-        return tf.reduce_mean(cross(y["query"], -d))
-
-
 @step(floats(20, 4), ints(3, 20), net=(6, 3))
 class LabelledDataWithAnIteratorOfUnlabelled(Own):
     """The step draws its own batches from a second data set."""
@@ -161,48 +123,6 @@ class LabelledDataWithAnIteratorOfUnlabelled(Own):
         return tf.reduce_mean(cross(y, self.net(x))) - 0.1 * tf.reduce_mean(
             tf.reduce_sum(p * tf.math.log(p + 1e-9), 1)
         )
-
-
-Item = collections.namedtuple("Item", "a b")
-
-
-@step(
-    {
-        "i": Item(floats(20, 2), (floats(20, 1), floats(20, 3))),
-        "t": (floats(20), ints(9, 20).astype("uint8")),
-    },
-    (floats(20, 1), ints(3, 20, 2, 2)),
-    net=(6, 1),
-    batches=lambda data: data.batch(13),
-    predict=False,
-)
-class NamedTuplesAndNestedBatches(Own):
-    def call(self, x):
-        numbers = tf.cast(x["t"][1], "float32")[:, None]
-        return self.net(tf.concat([x["i"].a, x["i"].b[0], numbers], 1))
-
-    def loss_of(self, x, y):
-        size = tf.cast(tf.size(y[1]), "float32")
-        return tf.reduce_mean((self(x) - y[0]) ** 2) + 0 * size
-
-
-@step(
-    floats(20, 4),
-    floats(20, 1),
-    net=(6, 1),
-    batches=lambda data: data.batch(13).map(
-        lambda x, y: ({"v": x, "weight": tf.reduce_sum(x) * 0.01 + 1}, y)
-    ),
-    predict=False,
-)
-class ScalarsBesideTheRows(Own):
-    """A number of the batch, such as its weight, comes with the rows."""
-
-    def call(self, x):
-        return self.net(x["v"])
-
-    def loss_of(self, x, y):
-        return x["weight"] * super().loss_of(x, y)
 
 
 def emptied(x, y):

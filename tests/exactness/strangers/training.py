@@ -1,6 +1,7 @@
 """How steps are trained: two passes, several tasks, reinforcement."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.exactness.strangers.base import (
@@ -47,37 +48,6 @@ class RandAugmentBySwitchCasePerExample(Own):
     floats(20, 6),
     ints(3, 20),
     net=(8, 3),
-    optimizer=lambda: keras.optimizers.Adamax(1e-2),
-)
-class LookaheadAndCentralisedGradients(Own):
-    def create(self):
-        self.net.build((None, 6))
-        self.slow = [self.state(w.shape) for w in self.trainable_variables]
-        for s, w in zip(self.slow, self.trainable_variables, strict=True):
-            s.assign(w)
-
-    def loss_of(self, x, y):
-        return tf.reduce_mean(cross(y, self.net(x)))
-
-    def change(self, gradients, weights):
-        def centred(g):
-            axes = list(range(len(g.shape) - 1))
-            return g - tf.reduce_mean(g, axes, keepdims=True)
-
-        return [centred(g) if len(g.shape) > 1 else g for g in gradients]
-
-    def after(self, x, y):
-        sync = tf.equal(self.optimizer.iterations % 2, 0)
-        for s, w in zip(self.slow, self.trainable_variables, strict=True):
-            moved = s + 0.5 * (w - s)
-            s.assign(tf.where(sync, moved, s))
-            w.assign(tf.where(sync, moved, w))
-
-
-@step(
-    floats(20, 6),
-    ints(3, 20),
-    net=(8, 3),
     optimizer=lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.05), 2.0**10
     ),
@@ -111,30 +81,6 @@ class SelfPacedCurriculumByACounter(Own):
         return {"loss": tf.reduce_mean(easiest), "kept": keep}
 
 
-@step(
-    floats(20, 6),
-    ints(3, 20),
-    net=lambda: keras.Sequential(
-        [
-            keras.layers.Dense(8),
-            keras.layers.BatchNormalization(momentum=0.5),
-            keras.layers.Dropout(0.3, seed=4),
-            keras.layers.Dense(3),
-        ]
-    ),
-    optimizer="sgd",
-)
-class HardExamplesAreSeenAgain(Own):
-    """Online hard example mining, with a second pass over the hardest rows."""
-
-    def loss_of(self, x, y):
-        losses = cross(y, self.net(x, training=False))
-        half = tf.shape(losses)[0] // 2
-        hard = tf.math.top_k(losses, half, sorted=False).indices
-        hx, hy = tf.gather(x, hard), tf.gather(y, hard)
-        return tf.reduce_mean(cross(hy, self.net(hx, training=True)))
-
-
 @step(floats(20, 6), ints(3, 20), net=(8, 3))
 class CoTeachingOfTwoNetworks(Own):
     def create(self):
@@ -161,6 +107,45 @@ class CoTeachingOfTwoNetworks(Own):
 
     def loss_of(self, x, y):
         return tf.reduce_mean(cross(y, self.net(x)))
+
+
+@step(floats(20, 6), ints(4, 20).astype("int32"), net=(8, 4))
+class ClassBalancedFocalLossOfThisBatch(Own):
+    def create(self):
+        self.seen = self.state((4,))
+
+    def loss_of(self, x, y):
+        counts = tf.math.bincount(y, minlength=4, maxlength=4)
+        self.seen.assign_add(tf.cast(counts, "float32"))
+        effective = (1 - 0.9**self.seen) / (1 - 0.9)
+        weights = tf.math.divide_no_nan(1.0, effective)
+        weights = weights / tf.reduce_sum(weights) * 4
+        p = tf.nn.softmax(self.net(x))
+        pt = tf.gather(p, y, batch_dims=1)
+        focal = -((1 - pt) ** 2) * tf.math.log(pt) * tf.gather(weights, y)
+        return tf.reduce_sum(focal) / tf.reduce_sum(tf.gather(weights, y))
+
+
+@step(
+    floats(20, 6),
+    np.stack([ints(3, 20), ints(3, 20, seed=1)], 1),
+    net=(8, 3),
+)
+class GroupDroWithMovingWeights(Own):
+    def create(self):
+        self.q = self.state((3,), 1 / 3)
+
+    def loss_of(self, x, y):
+        group = y[:, 1]
+        losses = cross(y[:, 0], self.net(x))
+        means = tf.math.unsorted_segment_mean(losses, group, 3)
+        q = self.q * tf.exp(0.5 * tf.stop_gradient(means))
+        self.q.assign(q / tf.reduce_sum(q))
+        worst = tf.math.unsorted_segment_max(losses, group, 3)
+        return {
+            "loss": tf.reduce_sum(self.q * means),
+            "worst": tf.reduce_max(tf.where(worst > -1e9, worst, 0.0)),
+        }
 
 
 @step(floats(20, 6), floats(20, 2), net=(8, 2), optimizer="sgd")
