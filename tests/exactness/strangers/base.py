@@ -1,5 +1,7 @@
 """What the steps share: small data, and a model with a step of its own."""
 
+import re
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -21,7 +23,7 @@ def case(function=None, **options):
 
 
 def step(x, y=None, net=None, optimizer="adam", batches=None, **options):
-    """Register a class of ``Own``, trained on data.
+    """Register a class of ``Own``, whose name is the case's, with its data.
 
     Args:
         x: arrays with one row for each example.
@@ -48,7 +50,8 @@ def step(x, y=None, net=None, optimizer="adam", batches=None, **options):
             model.compile(optimizer() if callable(optimizer) else optimizer)
             return model, *data
 
-        CASES[cls.__name__] = (make, options)
+        words = re.findall("[A-Z][a-z0-9]*", cls.__name__)
+        CASES["_".join(words).lower()] = (make, options)
         return cls
 
     return register
