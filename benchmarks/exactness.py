@@ -15,11 +15,14 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
+from keras.layers import BatchNormalization, Dropout
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +32,7 @@ TOWERS = 2
 TIMEOUT_S = 120
 # Float rounding reaches 1e-6 in two epochs; a wrong gradient 1e-2.
 EQUAL = 1e-5
+STRATEGIES = "MirroredStrategy", "TowerStrategy"
 
 
 @dataclass(frozen=True)
@@ -36,50 +40,47 @@ class Case:
     """Something that strategies may get wrong.
 
     Attributes:
-        title: the row of the table.
         sgd: options of the optimizer.
         examples: how many there are.
         batch_size: of how many a batch is.
         inputs: "numbers", "strings", or "masked" sequences of different length.
         overflow: whether the second tower's gradients overflow, with an
             optimizer that scales the loss.
-        loss_reduction: of the loss.
-        middle: a layer in the middle of the model.
+        weighted: whether the loss is a mean weighted by examples.
+        middle: makes a layer in the middle of the model.
     """
 
-    title: str
     sgd: dict[str, Any] = field(default_factory=dict)
     examples: int = 64
     batch_size: int = 8
     inputs: str = "numbers"
     overflow: bool = False
-    loss_reduction: str = "sum_over_batch_size"
-    middle: keras.layers.Layer | None = None
+    weighted: bool = False
+    middle: Callable[[], keras.layers.Layer] | None = None
 
 
-def cases() -> list[Case]:
-    """Return the cases, in the order of the table."""
-    ema = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
-    weighted = "mean_with_sample_weight"
-    dropout = keras.layers.Dropout(0.3, seed=5)
-    normalization = keras.layers.BatchNormalization()
-    return [
-        Case("even batches"),
-        Case("last batch uneven (53 examples, batch 8)", examples=53),
-        Case("last batch of one example", examples=57),
-        Case("batch not divisible (7 on 2 towers)", examples=63, batch_size=7),
-        Case("string inputs", inputs="strings"),
-        Case("clipnorm", {"clipnorm": 0.05}),
-        Case("global_clipnorm", {"global_clipnorm": 0.05}),
-        Case("clipvalue", {"clipvalue": 0.005}),
-        Case("gradient accumulation", {"gradient_accumulation_steps": 2}),
-        Case("moving averages with overwrite", ema),
-        Case("loss scaling, overflow on tower 1", overflow=True),
-        Case("masked sequences", inputs="masked"),
-        Case("weighted mean loss", loss_reduction=weighted),
-        Case("Dropout", examples=53, middle=dropout),
-        Case("BatchNormalization", examples=53, middle=normalization),
-    ]
+_AVERAGES = {
+    "use_ema": True,
+    "ema_momentum": 0.9,
+    "ema_overwrite_frequency": 3,
+}
+CASES = {
+    "even batches": Case(),
+    "last batch uneven (53 examples, batch 8)": Case(examples=53),
+    "last batch of one example": Case(examples=57),
+    "batch not divisible (7 on 2 towers)": Case(examples=63, batch_size=7),
+    "string inputs": Case(inputs="strings"),
+    "clipnorm": Case({"clipnorm": 0.05}),
+    "global_clipnorm": Case({"global_clipnorm": 0.05}),
+    "clipvalue": Case({"clipvalue": 0.005}),
+    "gradient accumulation": Case({"gradient_accumulation_steps": 2}),
+    "moving averages with overwrite": Case(_AVERAGES),
+    "loss scaling, overflow on tower 1": Case(overflow=True),
+    "masked sequences": Case(inputs="masked"),
+    "weighted mean loss": Case(weighted=True),
+    "Dropout": Case(examples=53, middle=partial(Dropout, 0.3, seed=5)),
+    "BatchNormalization": Case(examples=53, middle=BatchNormalization),
+}
 
 
 def examples(case: Case) -> tuple[Any, Any, list[Any]]:
@@ -106,35 +107,38 @@ def examples(case: Case) -> tuple[Any, Any, list[Any]]:
 
 
 def train(
-    case: Case, inside: Any = None, around_fit: Any = None
+    case: Case, scope: Any = None, around_fit: Any = None
 ) -> list[np.ndarray]:
     """Train a new model, and return its weights.
 
     Args:
         case: what to train.
-        inside: the strategy that the model is made in; None: none.
-        around_fit: the strategy around ``fit``; None: none.
+        scope: the block that the model is made in; None: none.
+        around_fit: the block around ``fit``; None: none.
     """
-    nothing = contextlib.nullcontext()
     keras.utils.set_random_seed(1)
-    with inside.scope() if inside else nothing:
+    with scope or contextlib.nullcontext():
         x, y, layers = examples(case)
         if case.middle:
-            config = case.middle.get_config()
-            layers.append(type(case.middle).from_config(config))
+            layers.append(case.middle())
         model = keras.Sequential([*layers, keras.layers.Dense(3)])
         momentum = 0.0 if case.overflow else 0.9
         optimizer = keras.optimizers.SGD(0.1, momentum, **case.sgd)
         if case.overflow:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        kind = (
+            "mean_with_sample_weight"
+            if case.weighted
+            else "sum_over_batch_size"
+        )
         loss = keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction=case.loss_reduction
+            from_logits=True, reduction=kind
         )
         model.compile(optimizer, loss)
     weights = None
-    if case.loss_reduction == "mean_with_sample_weight":
+    if case.weighted:
         weights = np.random.RandomState(1).rand(case.examples)
-    with around_fit or nothing:
+    with around_fit or contextlib.nullcontext():
         model.fit(
             x,
             y,
@@ -155,12 +159,12 @@ def compare(title: str, strategy: str) -> str:
     import keras_towers as kt
 
     devices = kt.virtual_towers(TOWERS)
-    (case,) = [case for case in cases() if case.title == title]
+    case = CASES[title]
     expected = train(case)
     try:
         if strategy == "MirroredStrategy":
-            mirrored = tf.distribute.MirroredStrategy(devices)
-            found = train(case, inside=mirrored)
+            stock = tf.distribute.MirroredStrategy(devices)
+            found = train(case, scope=stock.scope())
         else:
             found = train(case, around_fit=kt.TowerStrategy(TOWERS))
     except Exception as error:  # The table shows whatever goes wrong.
@@ -188,13 +192,12 @@ def compare_in_process(title: str, strategy: str) -> str:
 
 def main() -> None:
     """Print how far two strategies are from one device."""
-    strategies = "MirroredStrategy", "TowerStrategy"
-    table, console = Table("case", *strategies), Console()
+    table, console = Table("case", *STRATEGIES), Console()
     with console.status("") as status:
-        for case in cases():
-            status.update(case.title)
-            cells = [compare_in_process(case.title, s) for s in strategies]
-            table.add_row(case.title, *cells)
+        for title in CASES:
+            status.update(title)
+            cells = [compare_in_process(title, s) for s in STRATEGIES]
+            table.add_row(title, *cells)
     console.print(table)
     console.print(
         f"Largest difference of a weight to one device, {TOWERS} towers."

@@ -15,65 +15,59 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from keras_towers.bench.models import Workload
+from keras_towers.bench.models import Workload, classifier
 from keras_towers.bench.rows import (
     ROWS,
     Row,
     Runs,
     Times,
-    Trainer,
+    Train,
     fit,
     keras_alone,
 )
 from keras_towers.bench.runner import Setting
-from keras_towers.cli import Command
-from keras_towers.cli.bench import (
-    BatchSize,
-    Device,
-    JsonPath,
-    Models,
-    On,
-    Repeats,
-    Steps,
-    Strategies,
-    Timeout,
-    Towers,
-    compare,
-)
-from keras_towers.errors import TowerError
+from keras_towers.cli.bench import compare
+from keras_towers.cli.command import Command
+
+
+def wide() -> Any:
+    """Build a 9-layer perceptron with 25 million parameters.
+
+    ``--models benchmarks.field:wide`` trains it.
+    """
+    import keras
+
+    body = [keras.layers.Dense(1808, activation="relu") for _ in range(8)]
+    return classifier([keras.Input((1024,)), *body])
 
 
 def loop(
     batches: Callable[[int], Iterable[tuple[Any, Any]]],
     step: Callable[[Any, Any], Any],
-) -> Trainer:
+) -> Train:
     """Train with a custom loop, without metrics and callbacks."""
 
     def train(steps: int, epochs: int, waits: bool) -> Times:
         times = Times()
-        start = time.perf_counter()
         for _ in range(epochs):
-            times.losses.clear()
             for x, y in batches(steps):
                 times.batches.append(time.perf_counter())
                 loss = step(x, y)
                 if waits:
-                    times.losses.append(float(loss))
-                if times.first_step_s is None:
-                    times.first_step_s = time.perf_counter() - start
+                    times.add_loss(float(loss))
         return times
 
-    return Trainer(train)
+    return train
 
 
 @contextlib.contextmanager
-def stock_loop(work: Workload) -> Iterator[Trainer]:
+def stock_loop(work: Workload) -> Iterator[Train]:
     """Use ``MultiWorkerMirroredStrategy`` in the loop of TensorFlow's guide.
 
     With Keras 3 ``fit`` crashes under it. The ring is also the default on CPUs;
@@ -109,7 +103,7 @@ def stock_loop(work: Workload) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def torch_ddp(work: Workload) -> Iterator[Trainer]:
+def torch_ddp(work: Workload) -> Iterator[Train]:
     """Use ``DistributedDataParallel`` around a Keras model, in a loop.
 
     With the PyTorch backend a Keras model is a ``torch.nn.Module``. The update
@@ -123,7 +117,7 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
     # The ranks are on one machine, whose name may have no address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
+        "gloo",
         init_method=f"file://{work.folder.absolute()}/torch",
         rank=work.rank,
         world_size=work.size,
@@ -155,7 +149,7 @@ def torch_ddp(work: Workload) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def jax_data_parallel(work: Workload) -> Iterator[Trainer]:
+def jax_data_parallel(work: Workload) -> Iterator[Train]:
     """Use ``keras.distribution.DataParallel`` on the JAX backend."""
     import keras
 
@@ -166,10 +160,15 @@ def jax_data_parallel(work: Workload) -> Iterator[Trainer]:
     yield fit(work, work.model.build())
 
 
-def _averaging(optimizer: Any) -> Any:
-    """Return a hand-written optimizer based on Horovod's operations."""
+@contextlib.contextmanager
+def horovod_raw(work: Workload) -> Iterator[Train]:
+    """Use an optimizer written by hand, with Horovod's operations."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
+
+    hvd.init()
+    model = work.model.build()
+    optimizer = model.optimizer
 
     class Averaging(type(optimizer)):  # type: ignore[misc]
         """Averages gradients over the ranks before it applies them."""
@@ -181,40 +180,20 @@ def _averaging(optimizer: Any) -> Any:
             )
             return super().apply(means, trainable_variables)
 
-    hvd.init()
-    return Averaging.from_config(optimizer.get_config())
+    model.optimizer = Averaging.from_config(optimizer.get_config())
+    yield fit(work, model)
 
 
 def _jax_devices(device: str, count: int) -> list[str]:
-    """Split a CPU into devices of JAX, or name the GPUs."""
-    if device == "cpu":
-        os.environ["XLA_FLAGS"] = (
-            f"--xla_force_host_platform_device_count={count} "
-            "--xla_cpu_multi_thread_eigen=false"
-        )
-        return [f"cpu:{index}" for index in range(count)]
-    import jax
-
-    seen = jax.device_count() if jax.default_backend() == "gpu" else 0
-    return _gpus("jax", seen, count)
+    """Split the CPU into devices of JAX."""
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={count} "
+        "--xla_cpu_multi_thread_eigen=false"
+    )
+    return [f"cpu:{index}" for index in range(count)]
 
 
-def _torch_devices(device: str, count: int) -> list[str]:
-    if device == "cpu":
-        return ["cpu"]
-    import torch
-
-    return _gpus("torch", torch.cuda.device_count(), count)
-
-
-def _gpus(backend: str, seen: int, count: int) -> list[str]:
-    # Both would train on the CPU.
-    if seen < count:
-        raise TowerError(f"{backend} sees {seen} of {count} GPUs")
-    return [f"gpu:{index}" for index in range(count)]
-
-
-_DEVICES = {"torch": _torch_devices, "jax": _jax_devices}
+_DEVICES = {"torch": lambda device, count: ["cpu"], "jax": _jax_devices}
 _FIELD = [
     *(
         Row(
@@ -247,11 +226,11 @@ _FIELD = [
         "metrics and callbacks, over tensors",
         Runs.RANKS,
         backend="torch",
-        devices=_torch_devices,
+        devices=_DEVICES["torch"],
     ),
     Row(
         "horovod-raw",
-        partial(keras_alone, wrap=_averaging),
+        horovod_raw,
         "hvd.grouped_allreduce in the optimizer's apply, by hand",
         Runs.RANKS,
         engine="horovod",
@@ -291,29 +270,27 @@ app = typer.Typer(add_completion=False)
 
 @app.command(cls=Command)
 def main(
-    models: Models = "small,large,cnn",
-    towers: Towers = "auto",
-    strategies: Strategies = "default",
-    steps: Steps = 60,
-    batch_size: BatchSize = 64,
-    repeats: Repeats = 1,
-    device: On = Device.AUTO,
-    timeout: Timeout = 300,
-    json_path: JsonPath = None,
+    models: str = "small,large,cnn",
+    towers: str = "auto",
+    strategies: str = "default",
+    steps: int = 60,
+    batch_size: int = 64,
+    repeats: int = 1,
+    timeout: float = 300,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Compare frameworks on the same model, weights and data.
 
-    A row counts only if its losses are those of one device. On CPUs a device is
-    a core, and all steps wait for their losses.
+    The options are those of `keras-towers bench`. A row counts only if its
+    losses are those of one device. A device is a core of the CPU, and all steps
+    wait for their losses.
     """
     compare(
-        FIELD,
         Setting(
-            device,
+            "cpu",
             batch_size,
             steps,
             timeout,
-            repeats,
             frameworks=True,
             rows="benchmarks.field:FIELD",
         ),
@@ -323,6 +300,7 @@ def main(
         towers=towers,
         processes=towers,
         strategies=f"plain,{strategies}",
+        repeats=repeats,
     )
 
 

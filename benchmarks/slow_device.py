@@ -17,74 +17,56 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
-import typer
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, ScalarFormatter
 from sklearn.datasets import load_digits
 
 import keras_towers as kt
 from keras_towers.doctor.probe import describe_machine, machine_facts
 
 TOWERS = 4
-SECONDS = 0.01
+DEVICE_S = 0.01
 SLOW = 10
 BATCH_SIZE = 32
+TRAINING_S = 6.0
 
-
-@dataclass(frozen=True)
-class Run:
-    """A training, and its line in the picture."""
-
-    title: str
-    strategy: Callable[[], Any]
-    colour: str
-    line: str = "-"
-    batch_size: int = BATCH_SIZE
-
-
-def _replicas(aggregate: int) -> Callable[[], Any]:
-    return partial(
-        kt.SyncReplicasStrategy,
-        replicas_to_aggregate=aggregate,
-        total_num_replicas=TOWERS,
-    )
-
-
-# The default one has the colour that it has in the picture of the bench. A
-# step of synchronous towers trains on as many batches as there are towers.
-ASYNC_VS_SYNC = (
-    Run(
-        "TowerStrategy (the default), waits",
-        partial(kt.TowerStrategy, TOWERS),
-        "#1f6feb",
-        batch_size=TOWERS * BATCH_SIZE,
-    ),
-    Run(
-        "ParameterServerTowerStrategy, waits",
-        partial(kt.ParameterServerTowerStrategy, TOWERS),
-        "#123f8c",
-        "--",
-        batch_size=TOWERS * BATCH_SIZE,
-    ),
-    Run(
-        "AsyncTowerStrategy, does not wait",
-        partial(kt.AsyncTowerStrategy, TOWERS),
-        "#d9822b",
-    ),
-)
-BACKUP_REPLICAS = (
-    Run("R = 4 of 4, waits", _replicas(4), "#1f6feb"),
-    Run("R = 3 of 4, one backup", _replicas(3), "#d9822b"),
-)
+# A step of synchronous towers trains on as many batches as there are towers.
+_SYNCHRONOUS = TOWERS * BATCH_SIZE
+_replicas = partial(kt.SyncReplicasStrategy, total_num_replicas=TOWERS)
+# A line's title, and what makes its strategy and how large its batches are.
+PICTURES: dict[str, dict[str, tuple[Callable[[], Any], int]]] = {
+    "async-vs-sync": {
+        "AsyncTowerStrategy, does not wait": (
+            partial(kt.AsyncTowerStrategy, TOWERS),
+            BATCH_SIZE,
+        ),
+        "TowerStrategy (the default), waits": (
+            partial(kt.TowerStrategy, TOWERS),
+            _SYNCHRONOUS,
+        ),
+        "ParameterServerTowerStrategy, waits": (
+            partial(kt.ParameterServerTowerStrategy, TOWERS),
+            _SYNCHRONOUS,
+        ),
+    },
+    "backup-replicas": {
+        "R = 3 of 4, one backup": (
+            partial(_replicas, replicas_to_aggregate=3),
+            BATCH_SIZE,
+        ),
+        "R = 4 of 4, waits": (
+            partial(_replicas, replicas_to_aggregate=4),
+            BATCH_SIZE,
+        ),
+    },
+}
 
 
 class Device(keras.layers.Layer):
@@ -101,7 +83,7 @@ class Device(keras.layers.Layer):
         if not training:
             return inputs
         tower = tf.identity(inputs).device.rpartition(":")[2]
-        seconds = SECONDS * (SLOW if tower == str(TOWERS - 1) else 1)
+        seconds = DEVICE_S * (SLOW if tower == str(TOWERS - 1) else 1)
 
         def sleep(values: Any) -> Any:
             time.sleep(seconds)
@@ -114,10 +96,9 @@ class Device(keras.layers.Layer):
 class Curve(keras.callbacks.Callback):
     """The loss over the training data, and the updates, after every epoch."""
 
-    def __init__(self, x: Any, y: Any, seconds: float):
+    def __init__(self, x: Any, y: Any):
         super().__init__()
         self._data = x, y
-        self._limit = seconds
         self.times: list[float] = []
         self.losses: list[float] = []
         self.updates: list[int] = []
@@ -136,7 +117,7 @@ class Curve(keras.callbacks.Callback):
         """Stop the clock, and look at the loss."""
         self._spent += time.perf_counter() - self._began
         self._note()
-        if self._spent > self._limit:
+        if self._spent > TRAINING_S:
             self.model.stop_training = True
         # Looking took time that is not the training's.
         self._began = time.perf_counter()
@@ -147,99 +128,72 @@ class Curve(keras.callbacks.Callback):
         self.updates.append(int(self.model.optimizer.iterations))
 
 
-def make_model() -> keras.Model:
-    """Build and compile a small classifier: plain Keras."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            Device(),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
-    model.compile(
-        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    return model
-
-
-def train(run: Run, seconds: float) -> Curve:
-    """Train for some seconds; return the curve."""
+def train(strategy: Any, batch_size: int) -> Curve:
+    """Train a small classifier for some seconds; return the curve."""
     digits = load_digits()
     x = (digits.images / 16).astype("float32").reshape(-1, 64)
-    curve = Curve(x, digits.target, seconds)
-    with run.strategy():
-        make_model().fit(
+    curve = Curve(x, digits.target)
+    keras.utils.set_random_seed(1)
+    with strategy:
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                Device(),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss)
+        model.fit(
             x,
             digits.target,
-            batch_size=run.batch_size,
+            batch_size=batch_size,
             epochs=1000,
             verbose=0,
             callbacks=[curve],
         )
-    print(
-        f"{run.title}: {curve.updates[-1]} updates and loss "
-        f"{curve.losses[-1]:.3f} after {curve.times[-1]:.1f} s"
-    )
     return curve
 
 
-def draw(
-    runs: Sequence[Run], curves: Sequence[Curve], machine: str, updates: bool
-) -> Figure:
+def draw(curves: Mapping[str, Curve], machine: str, updates: bool) -> Figure:
     """Draw losses against time and, if asked for, the number of updates."""
     figure = Figure((10.4 if updates else 6.2, 4.2), layout="constrained")
     *left, losses = figure.subplots(1, 2 if updates else 1, squeeze=False)[0]
-    pairs = list(zip(runs, curves, strict=True))
-    for axes in left:
-        for run, curve in pairs:
-            axes.plot(curve.times, curve.updates, color=run.colour)
-        axes.set_ylabel("global step (updates), higher is better")
-        axes.set_ylim(0)
-    # The lowest first in the legend.
-    for run, curve in sorted(pairs, key=lambda pair: pair[1].losses[-1]):
-        label = f"{run.title}: {curve.losses[-1]:.2f}"
-        losses.plot(
-            curve.times, curve.losses, run.line, label=label, color=run.colour
-        )
+    for title, curve in curves.items():
+        for axes in left:
+            axes.plot(curve.times, curve.updates)
+            axes.set_ylabel("global step (updates), higher is better")
+        label = f"{title}: {curve.losses[-1]:.2f}"
+        losses.semilogy(curve.times, curve.losses, label=label)
     losses.set_ylabel("loss over 1,797 digits, lower is better")
-    losses.set_yscale("log")
-    losses.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    losses.yaxis.set_major_formatter(ScalarFormatter())
-    losses.yaxis.set_minor_formatter("")
     losses.legend(frameon=False, title="loss at the end", alignment="left")
     for axes in (*left, losses):
-        axes.set_xlim(0)
         axes.set_xlabel("seconds")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{TOWERS} towers, one of them {SLOW} times slower")
     figure.supxlabel(
-        f"A layer sleeps {SECONDS * 1000:.0f} ms a step in place of a device's "
-        f"work, {SECONDS * SLOW * 1000:.0f} ms on the slow tower.\n{machine}",
+        f"A layer sleeps {DEVICE_S * 1000:.0f} ms a step in place of a "
+        f"device's work, {DEVICE_S * SLOW * 1000:.0f} ms on the slow tower.\n"
+        f"{machine}",
         fontsize=7,
     )
     return figure
 
 
-PICTURES = {"async-vs-sync": ASYNC_VS_SYNC, "backup-replicas": BACKUP_REPLICAS}
-
-
-def main(
-    name: Annotated[str, typer.Argument(help=" or ".join(PICTURES))],
-    picture: Annotated[Path, typer.Argument(help="PNG to write")],
-    seconds: Annotated[float, typer.Option(help="training of each")] = 6.0,
-) -> None:
-    """Train with one slow tower, and draw the curves."""
+def main(name: str, path: str) -> None:
+    """Train with one slow tower, and draw the curves into a PNG."""
     kt.virtual_towers(TOWERS)
     # A tower that sleeps keeps a thread.
     tf.config.threading.set_inter_op_parallelism_threads(4 * TOWERS)
-    runs = PICTURES[name]
-    curves = [train(run, seconds) for run in runs]
+    curves = {
+        title: train(make(), batch_size)
+        for title, (make, batch_size) in PICTURES[name].items()
+    }
     machine = describe_machine(machine_facts(timeout_s=60))
-    figure = draw(runs, curves, machine, updates=runs is BACKUP_REPLICAS)
-    figure.savefig(picture, dpi=130)
+    figure = draw(curves, machine, updates=name == "backup-replicas")
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(*sys.argv[1:])

@@ -16,7 +16,7 @@ from keras_towers import _imports, engines
 from keras_towers.errors import CompatibilityError, TowerError, did_you_mean
 
 if TYPE_CHECKING:
-    from keras_towers.backup import Backup
+    from keras_towers.backup.backup import Backup
     from keras_towers.devices import virtual_towers
     from keras_towers.engines.byteps import bps as byteps  # noqa: F401
     from keras_towers.engines.byteps.byteps_strategy import BytePSStrategy
@@ -89,7 +89,7 @@ _NAMES_IN = {
     "engines.runtime.multi_worker": "MultiWorkerTowerStrategy",
     "fit.calls.callback_roles": "ChiefOnly EveryRank",
     "fit.hooks.saving": "save_on_every_rank",
-    "backup": "Backup",
+    "backup.backup": "Backup",
     "launching.launch": "launch",
     "reduction": "GradientPacker",
     "strategies": "strategy",
@@ -117,28 +117,18 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
     def __getattr__(name: str) -> Any:
         for home, names in _NAMES_IN.items():
             if name in names.split():
-                globals()[name] = value = getattr(_import(home, name), name)
+                globals()[name] = value = getattr(_import(home), name)
                 return value
         if name in _MODULES:  # The import puts it here.
-            return _import(name, name)
+            return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
             f"{did_you_mean(name, __all__)}"
         )
 
 
-def _import(module: str, name: str) -> ModuleType:
-    """Import the module of a public name, which may have been removed."""
-    try:
-        return importlib.import_module(f"{__name__}.{module}")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").removeprefix(f"{__name__}.")
-        if not missing.startswith("engines.") and missing != module:
-            raise
-        raise TowerError(
-            f"keras_towers.{name} belongs to an engine that is not part of "
-            f"this keras_towers: there is no {error.name}."
-        ) from error
+def _import(module: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{module}")
 
 
 def __dir__() -> list[str]:

@@ -103,7 +103,6 @@ DistributedVariable = resolve(
 )
 PerReplica = resolve(f"{_VALUES}:PerReplica")
 PerReplicaSpec = resolve(f"{_VALUES}:PerReplicaSpec", "_value_specs")
-regroup = resolve(f"{_TF}.distribute.distribute_utils:regroup")
 select_replica = resolve(f"{_TF}.distribute.distribute_utils:select_replica")
 current_replica_id = resolve(
     f"{_TF}.distribute.values_util:get_current_replica_id_as_int"
@@ -281,7 +280,6 @@ BaseTrainer = resolve(
     f"{_KERAS}.trainers.trainer:Trainer",
     "compile _resolve_auto_jit_compile",
 )
-Tracker = resolve(f"{_KERAS}.utils.tracking:Tracker")
 resolve(f"{_KERAS}.trainers.compile_utils:CompileLoss", "_user_loss_weights")
 trainer_module = resolve(
     f"{_KERAS}.backend.tensorflow.trainer", "TFEpochIterator"
@@ -290,7 +288,6 @@ TFEpochIterator = resolve(
     f"{_KERAS}.backend.tensorflow.trainer:TFEpochIterator",
     "_steps_seen _num_batches _distributed_dataset data_adapter",
 )
-filter_traceback = resolve(f"{_KERAS}.utils.traceback_utils:filter_traceback")
 traceback_utils = resolve(f"{_KERAS}.utils.traceback_utils", "include_frame")
 resolve(
     "keras.callbacks:SwapEMAWeights",
@@ -320,7 +317,7 @@ py_dataset_module = resolve(f"{_ADAPTERS}.py_dataset_adapter", "random")
 # Keras: layers and losses.
 resolve(
     "keras.layers:Layer",
-    "_flatten_layers _seed_generators _metrics _losses _loss_ids "
+    "_flatten_layers _seed_generators _metrics "
     "_tracker _layers _inbound_nodes _outbound_nodes",
 )
 resolve("keras.layers:BatchNormalization", "call _reduction_axes")
@@ -332,15 +329,16 @@ loss_module = resolve(
 # Keras: optimizers.
 BaseOptimizer = resolve(
     f"{_KERAS}.optimizers.base_optimizer:BaseOptimizer",
-    "__init__ __getattribute__ build apply apply_gradients scale_loss "
+    "__getattribute__ build apply apply_gradients scale_loss "
     "finalize_variable_values _get_variable_index _backend_update_step "
     "_variables _trainable_variables _iterations _learning_rate use_ema "
     "gradient_accumulation_steps _accumulated_gradients "
     "_model_variables_moving_average",
 )
-resolve(
+TFOptimizer = resolve(
     f"{_KERAS}.backend.tensorflow.optimizer:TFOptimizer",
-    "_all_reduce_sum_gradients assign_add assign_sub _distribution_strategy",
+    "__init__ _all_reduce_sum_gradients assign_add assign_sub "
+    "_distribution_strategy",
 )
 resolve(
     "keras.optimizers:Adam",
@@ -515,18 +513,3 @@ def call_cancellable(
         ctx=context,
         cancellation_manager=manager,
     )
-
-
-def trained_by(optimizer: Any) -> list[Any]:
-    """Return the variables an optimizer was built for; none if unbuilt."""
-    return list(optimizer._trainable_variables)
-
-
-def momenta_of_rmsprop(optimizer: Any) -> list[Any]:
-    """Return the momenta of a built ``RMSprop``; none without momentum."""
-    return list(optimizer._momentums)
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Return a model and all its layers, at any depth."""
-    return list(model._flatten_layers())

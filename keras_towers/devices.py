@@ -95,28 +95,18 @@ def resolve(towers: Towers | None) -> list[str]:
         return visible[: len(_made) or None]
     number = as_whole_number(towers)
     if number is not None:
-        if number < 1:
+        if not 1 <= number <= len(visible):
             raise TowerError(
-                f"towers={number} is not allowed: give 1 to {len(visible)}, or "
-                "None for all."
-            )
-        if number > len(visible):
-            raise TowerError(
-                f"towers={number}, but the visible devices are "
-                f"{', '.join(visible)}. Give at most {len(visible)}, or "
-                f"call keras_towers.virtual_towers({number}) before anything "
+                f"towers={number} is not allowed: the visible devices are "
+                f"{', '.join(visible)}. Give 1 to {len(visible)}, or None for "
+                "all, or call keras_towers.virtual_towers(n) before anything "
                 "else to split the CPU for testing."
             )
         return visible[:number]
-    if not isinstance(towers, (list, tuple)):
+    if not isinstance(towers, (list, tuple)) or not towers:
         raise TowerError(
-            f"towers={towers!r} is not allowed: give a number of towers, a "
-            "list of GPU ids, a list of device names, or None for all."
-        )
-    if not towers:
-        raise TowerError(
-            "towers=[] names no device: name at least one, or give None for "
-            "all."
+            f"towers={towers!r} is not allowed: give a number of towers, GPU "
+            "ids or device names in a list, at least one, or None for all."
         )
     names = [_name(tower, gpus, cpus) for tower in towers]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -154,8 +144,12 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
         # Also "gpu:1" and "/gpu:1" are "/device:GPU:1".
         wanted = f"/{str(tower).removeprefix('/')}"
     for name in known:
-        if _is_named(name, wanted):
-            return name
+        # This process may be a task of a cluster.
+        spec = tf.DeviceSpec.from_string(name)
+        task = spec.replace(device_type=None, device_index=None)
+        with contextlib.suppress(ValueError):
+            if canonical(wanted, task) == canonical(name):
+                return name
     hint = ""
     if number is not None and not gpus:
         hint = " Numbers are GPU ids, and no GPU is visible."
@@ -164,22 +158,18 @@ def _name(tower: int | str, gpus: list[str], cpus: list[str]) -> str:
     )
 
 
-def _is_named(name: str, wanted: str) -> bool:
-    """Whether a name, possibly without job, task and index, is a device's."""
-    known = tf.DeviceSpec.from_string(name)
-    try:
-        spec = tf.DeviceSpec.from_string(wanted)
-        # This process may be a task of a cluster.
-        task = known.replace(device_type=None, device_index=None)
-        full = task.make_merged_spec(spec).to_string()
-        return canonical(full) == canonical(name)
-    except ValueError:
-        return False
+def canonical(
+    name: str, task: tf.DeviceSpec | None = None
+) -> tuple[str, int, int, str | None, int]:
+    """Job, replica, task, type and index of a device, or ``ValueError``.
 
-
-def canonical(name: str) -> tuple[str, int, int, str | None, int]:
-    """Job, replica, task, type and index of a device, or ``ValueError``."""
+    Args:
+        name: the name, maybe without some of these.
+        task: what it is then.
+    """
     spec = tf.DeviceSpec.from_string(name)
+    if task is not None:
+        spec = task.make_merged_spec(spec)
     return (
         spec.job or "localhost",
         spec.replica or 0,

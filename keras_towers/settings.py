@@ -24,8 +24,7 @@ RENDEZVOUS = "KERAS_TOWERS_RENDEZVOUS"
 #: Secret of a job, of 16 characters or more, in place of that file; launchers
 #: set it.
 SECRET = "KERAS_TOWERS_SECRET"
-#: `host:port` of the store of a job without Horovod; `keras-towers run` sets
-#: it.
+#: `host:port` of the store of a job; launchers set it.
 STORE = "KERAS_TOWERS_STORE"
 #: Set by a launcher that shows each rank GPUs of its own, instead of all of the
 #: machine.
@@ -50,8 +49,7 @@ STALL_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 RENDEZVOUS_TIMEOUT_S = 600
 #: Default of `KERAS_TOWERS_START_TIMEOUT`.
 START_TIMEOUT_S = 300
-#: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`; BytePS's start is told of as
-#: often.
+#: Default of `HOROVOD_STALL_CHECK_TIME_SECONDS`.
 STALL_WARNING_S = 30
 #: Default of `--stall-shutdown`.
 STALL_SHUTDOWN_S = 1800

@@ -71,6 +71,18 @@ def handled(
         yield
 
 
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defer a Ctrl-C to the end of the block."""
+    waiting: list[int] = []
+    try:
+        with handled([signal.SIGINT], lambda number, _: waiting.append(number)):
+            yield
+    finally:
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
+
+
 # Numbers of glibc's parameters, from its malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -156,23 +156,21 @@ class _RequestedVariable(NamedTuple):
 
     name: str
     shape: tuple | None
-    dtype: str | None
+    dtype: tf.DType | None
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         shape = "?" if self.shape is None else list(self.shape)
-        return f"{self.name!r} {shape} {self.dtype or '?'}"
+        return f"{self.name!r} {shape} {self.dtype.name if self.dtype else '?'}"
 
-    def may_be(self, other: _RequestedVariable) -> bool:
-        """Whether nothing that is known of both differs."""
-        # TensorFlow appends a number to names that are taken.
-        mine, others = (
-            v._replace(name=re.sub(r"(_\d+)?(:0)?$", "", v.name))
-            for v in (self, other)
-        )
-        return all(
-            one is None or another is None or one == another
-            for one, another in zip(mine, others, strict=True)
-        )
+
+def _may_be_one(one: _RequestedVariable, other: _RequestedVariable) -> bool:
+    """Whether nothing that is known of both differs."""
+    # TensorFlow appends a number to names that are taken.
+    names = {re.sub(r"(_\d+)?(:0)?$", "", v.name) for v in (one, other)}
+    return len(names) == 1 and all(
+        a is None or b is None or a == b
+        for a, b in zip(one[1:], other[1:], strict=True)
+    )
 
 
 class _TowerCalls:
@@ -192,11 +190,10 @@ class _TowerCalls:
     def _create(self, next_creator: Callable, **kwargs: Any) -> Any:
         index = compat.current_replica_id()
         if index in self._created:
-            place = len(self._created[index])
             self._created[index].append(_requested(kwargs))
             # TensorFlow will return tower 0's variable to this tower, without
             # checking shape and dtype.
-            self._check(index, place)
+            self._check(index, len(self._created[index]) - 1)
         return next_creator(**kwargs)
 
     def _check(self, index: int, place: int) -> None:
@@ -205,17 +202,13 @@ class _TowerCalls:
             next(iter(self._created[tower][place:]), None)
             for tower in (index, 0)
         )
-        if here is None or there is None or not here.may_be(there):
-            described = [
-                "nothing" if variable is None else variable.describe()
-                for variable in (here, there)
-            ]
+        if here is None or there is None or not _may_be_one(here, there):
             raise TowerError(
                 f"tower {index} creates other variables than tower 0: it "
-                f"creates {described[0]} where tower 0 creates {described[1]}. "
-                "Either every tower has to create the same variables, in the "
-                "same order, with the same names, shapes and dtypes, or only "
-                "tower 0 may create any."
+                f"creates {here or 'nothing'} where tower 0 creates "
+                f"{there or 'nothing'}. Either every tower has to create the "
+                "same variables, in the same order, with the same names, "
+                "shapes and dtypes, or only tower 0 may create any."
             )
 
     def check(self) -> None:
@@ -223,49 +216,40 @@ class _TowerCalls:
         for index, created in sorted(self._created.items()):
             if 0 < len(created) < len(self._created[0]):
                 self._check(index, len(created))
-        shares = []
+        gradients = []
         for _, result in sorted(self.results.items()):
             pairs = _pairs(result)
             names = tuple(name_of(variable) for _, variable in pairs)
-            shares.append(NamedGradients(names, [grad for grad, _ in pairs]))
-        check_equal_gradients(shares)
+            gradients.append(NamedGradients(names, [grad for grad, _ in pairs]))
+        check_equal_gradients(gradients)
 
 
 def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     """The variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
-    initial = kwargs.get("initial_value")
-    if initial is not None:
-        with contextlib.suppress(Exception):
-            if callable(initial):
-                # Only traced: the values are drawn once, for tower 0.
-                traced = tf.function(initial, autograph=False)
-                initial = traced.get_concrete_function().structured_outputs
-            else:
-                initial = tf.convert_to_tensor(initial, dtype)
-            shape = initial.shape if shape is None else shape
-            dtype = initial.dtype if dtype is None else dtype
-    dims: Any = shape
-    known = tf.TensorShape(dims)
+    initial: Any = kwargs.get("initial_value")
+    with contextlib.suppress(Exception):
+        if callable(initial):
+            # Only traced: the values are drawn once, for tower 0.
+            traced = tf.function(initial, autograph=False)
+            initial = traced.get_concrete_function().structured_outputs
+        elif initial is not None:
+            initial = tf.convert_to_tensor(initial, dtype)
+        shape = initial.shape if shape is None else shape
+        dtype = initial.dtype if dtype is None else dtype
+    known = tf.TensorShape(shape)
     return _RequestedVariable(
         kwargs.get("name") or "Variable",
         tuple(known) if known.is_fully_defined() else None,
-        None if dtype is None else tf.as_dtype(dtype).name,
+        None if dtype is None else tf.as_dtype(dtype),
     )
 
 
 def _listed(result: Any) -> Any:
     """A tower's result, with lists instead of ``zip`` objects."""
-    if isinstance(result, zip):
-        return list(result)
-    if type(result) is dict:
-        return {key: _listed(value) for key, value in result.items()}
-    if type(result) in (list, tuple):
-        return type(result)(map(_listed, result))
-    make = getattr(result, "_make", None)
-    if isinstance(result, tuple) and make is not None:
-        return make(map(_listed, result))
-    return result
+    return tf.nest.map_structure(
+        lambda leaf: list(leaf) if isinstance(leaf, zip) else leaf, result
+    )
 
 
 def _pairs(result: Any) -> list[tuple[Any, Any]]:

@@ -16,11 +16,12 @@ import tensorflow as tf
 from keras_towers import compat, devices
 from keras_towers.errors import TowerError
 from keras_towers.fit import contract
-from keras_towers.fit.context import blocks, patches
+from keras_towers.fit.context import patches
 from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import adoption, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
+from keras_towers.system import interrupts_deferred
 
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
@@ -125,7 +126,7 @@ def _check(model: Any) -> None:
     inside = tf.distribute.has_strategy()
     if not inside:
         adoption.release_from_home(model)
-    if inside or contract.home_of(model) is not None:
+    if inside or contract.strategy_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"verify {what}: call it before the `with` block.")
 
@@ -167,12 +168,8 @@ def _results(
         on_train_batch_end=note_logs,
     )
     with _values_kept(model):
-        with strategy or contextlib.nullcontext():
-            # Not the attribute of a model that was made on towers, which takes
-            # it back to them.
-            type(model).fit(
-                model, data, callbacks=[noting], verbose=0, shuffle=False
-            )
+        with adoption.without_home(model), strategy or contextlib.nullcontext():
+            model.fit(data, callbacks=[noting], verbose=0, shuffle=False)
         # State of metrics and of draws is not compared: what it results in is.
         state = model_state.collect(model)
         for variable in (*state.weights, *state.optimizer_variables):
@@ -191,7 +188,7 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
 
 def _change_last_bits(model: keras.Model) -> None:
     """Change weights by a unit in the last place, up and down by turns."""
-    types = {layer.compute_dtype for layer in compat.layers_of(model)}
+    types = {layer.compute_dtype for layer in model._flatten_layers()}
     floats = filter(lambda name: tf.as_dtype(name).is_floating, types)
     unit = max(float(ml_dtypes.finfo(name).eps) for name in floats)
     for variable in model.trainable_variables:
@@ -207,7 +204,7 @@ def _values_kept(model: keras.Model) -> Iterator[None]:
     Variables that are created in the block get their initial values.
     """
     variables: list[Any] = model_state.collect(model).everything()
-    for layer in compat.layers_of(model):
+    for layer in model._flatten_layers():
         plain = (v for v in vars(layer).values() if isinstance(v, tf.Variable))
         variables.extend(plain)
     values = [(variable, variable.numpy()) for variable in variables]
@@ -219,12 +216,11 @@ def _values_kept(model: keras.Model) -> Iterator[None]:
             values.append((variable, variable.numpy()))
 
     python, numpy = random.getstate(), np.random.get_state()
-    undo = patches.wrap(compat.KerasVariable, "_initialize", note_new)
     try:
-        yield
+        with patches.replaced((compat.KerasVariable, "_initialize", note_new)):
+            yield
     finally:
-        undo()
-        with blocks.interrupts_deferred():
+        with interrupts_deferred():
             for variable, value in values:
                 variable.assign(value)
             random.setstate(python)

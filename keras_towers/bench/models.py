@@ -10,18 +10,14 @@ import functools
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_towers.errors import TowerError
 
-MODELS = ("small", "large", "cnn")
 _WEIGHTS, _DATA, _STRUCTURE = "weights.npz", "data.npz", "data.json"
-
-# From the optimizer that a model is compiled with to the one that trains it.
-Wrap = Callable[[Any], Any]
 
 
 def small() -> Any:
@@ -70,6 +66,9 @@ def classifier(layers: list[Any]) -> Any:
     return model
 
 
+MODELS = {"small": small, "large": large, "cnn": cnn}
+
+
 @dataclass(frozen=True)
 class Stored:
     """A model with the initial weights and the data of all rows."""
@@ -77,8 +76,11 @@ class Stored:
     source: str
     folder: Path
 
-    def store(self, examples: int) -> dict[str, Any]:
-        """Store weights and data; if the function gives none, random ones."""
+    def store(self, examples: int) -> str:
+        """Store weights and data, and return a title.
+
+        If the function gives no data, as many random examples are stored.
+        """
         import keras
         import numpy as np
 
@@ -87,37 +89,29 @@ class Stored:
         if not data:
             data = list(random_examples(model, self.source, examples))
             kind = ", random examples"
-        arrays: list[Any] = []
-
-        def index(leaf: Any) -> int:
-            arrays.append(_array(leaf, self.source))
-            return len(arrays) - 1
-
-        structure = keras.tree.map_structure(index, data)
+        arrays = [
+            _array(leaf, self.source) for leaf in keras.tree.flatten(data)
+        ]
         lengths = sorted({len(array) for array in arrays})
         if len(lengths) != 1:
             raise TowerError(
                 f"{self.source} returned {' and '.join(map(str, lengths))} "
                 "examples; x and y need as many"
             )
-        if not model.built:
-            model(
-                keras.tree.map_structure(lambda i: arrays[i][:1], structure[0])
-            )
+        numbers = list(range(len(arrays)))
+        structure = keras.tree.pack_sequence_as(data, numbers)
+        self.folder.mkdir(exist_ok=True)
         np.savez(self.folder / _DATA, *arrays)
-        np.savez(self.folder / _WEIGHTS, *model.get_weights())
         (self.folder / _STRUCTURE).write_text(json.dumps(structure))
-        parameters = f"{model.count_params():,} parameters"
-        return {"title": f"{self.source}, {parameters}{kind}"}
+        self._build_variables(model)
+        np.savez(self.folder / _WEIGHTS, *model.get_weights())
+        return f"{self.source}, {model.count_params():,} parameters{kind}"
 
-    def build(self, wrap: Wrap | None = None) -> Any:
+    def build(self) -> Any:
         """Build and compile the model with the stored weights."""
         model = self._made()[0]
-        if not model.built:
-            model(self.data(1)[0])
+        self._build_variables(model)
         model.set_weights(_load(self.folder / _WEIGHTS))
-        if wrap:
-            model.optimizer = wrap(model.optimizer)
         return model
 
     def data(self, examples: int) -> tuple[Any, Any]:
@@ -131,13 +125,17 @@ class Stored:
         x, y = keras.tree.map_structure(lambda i: arrays[i][chosen], structure)
         return x, y
 
+    def _build_variables(self, model: Any) -> None:
+        if not model.built:
+            model(self.data(1)[0])
+
     def _made(self) -> list[Any]:
         """Return a compiled model, and x and y if the function gives them."""
         import keras
 
         source = self.source
-        target = f"{__name__}:{source}" if source in MODELS else source
-        built = call_named(target)
+        make = MODELS.get(source) or functools.partial(call_named, source)
+        built = make()
         model, *data = built if isinstance(built, (tuple, list)) else (built,)
         if not isinstance(model, keras.Model) or len(data) not in (0, 2):
             raise TowerError(
@@ -206,10 +204,7 @@ def _array(leaf: Any, source: str) -> Any:
     """Return a part of the user's data as an array."""
     import numpy as np
 
-    try:
-        array = np.asarray(leaf)
-    except (ValueError, TypeError):
-        array = np.asarray(None)
+    array = np.asarray(leaf)
     if array.ndim == 0 or not len(array) or array.dtype.hasobject:
         raise TowerError(
             f"{source} has to return arrays of examples as x and y, but among "
@@ -222,8 +217,6 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     """Make examples from a model's inputs, outputs and compiled loss."""
     import keras
     import numpy as np
-
-    from keras_towers import compat
 
     random = np.random.default_rng(0)
     inputs = getattr(model, "inputs", None) or []
@@ -239,7 +232,7 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
     ids = min(
         (
             layer.input_dim
-            for layer in compat.layers_of(model)
+            for layer in model._flatten_layers()
             if isinstance(layer, keras.layers.Embedding)
         ),
         default=2,
@@ -252,22 +245,20 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
         return random.random(shape, dtype=np.float32)
 
     x = [examples_for(tensor) for tensor in inputs]
-    *sides, classes = outputs[0].shape[1:]
+    y = examples_for(outputs[0])
     # A loss is given by name, by class or as function.
     loss = getattr(model.loss, "name", None) or getattr(
         model.loss, "__name__", model.loss
     )
     loss = str(loss).lower()
-    y: Any
     if "categorical" in loss:
-        y = random.integers(classes, size=(examples, *sides))
+        classes = y.shape[-1]
+        y = random.integers(classes, size=y.shape[:-1])
         if "sparse" not in loss:
             y = np.eye(classes, dtype=np.float32)[y]
-    else:
-        y = random.random((examples, *sides, classes), dtype=np.float32)
-        # Cross-entropy of two classes, and hinges, are of 0 and 1.
-        if "binary" in loss or "hinge" in loss:
-            y = y.round()
+    # Cross-entropy of two classes, and hinges, are of 0 and 1.
+    elif "binary" in loss or "hinge" in loss:
+        y = y.round()
     return x[0] if len(x) == 1 else x, y
 
 
@@ -293,3 +284,17 @@ def call_named(target: str) -> Any:
         raise TowerError(
             f"{target} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def main() -> None:
+    """Store the model of the command line, and print its title as JSON."""
+    source, folder, examples = sys.argv[1:]
+    try:
+        answer = {"title": Stored(source, Path(folder)).store(int(examples))}
+    except TowerError as error:
+        answer = {"refused": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

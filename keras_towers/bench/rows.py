@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import starmap
-from typing import Any
+from typing import Any, TypeAlias
 
-from keras_towers.bench.models import Workload, Wrap
+from keras_towers.bench.models import Workload
 from keras_towers.engines import ENGINES
 from keras_towers.errors import TowerError
 from keras_towers.strategies import STRATEGIES, Registered
@@ -24,32 +24,38 @@ _BUILT = [e.strategy for e in ENGINES.values() if e.recipe]
 
 @dataclass
 class Times:
-    """Moments of one training, in seconds."""
+    """Moments of one training, in seconds, and its losses.
 
+    Attributes:
+        began: when it began.
+        batches: when each step began.
+        epochs: when each epoch began, and the end of training; none in custom
+            loops, where epochs do nothing.
+        losses: the loss of each step, where steps wait for theirs.
+        first_step_s: time until the first loss was there.
+    """
+
+    began: float = field(default_factory=time.perf_counter)
     batches: list[float] = field(default_factory=list)
-    # And the end of training; none in custom loops, where epochs do nothing.
     epochs: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     first_step_s: float | None = None
 
-
-@dataclass(frozen=True)
-class Trainer:
-    """One process of a row, ready to train.
-
-    Attributes:
-        train: trains so many steps per epoch and epochs; the last argument is
-            whether every step waits for its loss.
-        choice: the mode that the strategy has chosen, if it has any.
-    """
-
-    train: Callable[[int, int, bool], Times]
-    choice: str | None = None
+    def add_loss(self, loss: float) -> None:
+        """Note the loss of a step that has just ended."""
+        self.losses.append(loss)
+        if self.first_step_s is None:
+            self.first_step_s = time.perf_counter() - self.began
 
 
-def fit(
-    work: Workload, model: Any, choice: str | None = None, whole: bool = False
-) -> Trainer:
+Train: TypeAlias = Callable[[int, int, bool], Times]
+"""Trains for so many steps per epoch and so many epochs.
+
+The last argument says whether every step waits for its loss.
+"""
+
+
+def fit(work: Workload, model: Any, whole: bool = False) -> Train:
     """Train with ``fit``, on whole global batches or this process's share."""
     import keras
 
@@ -68,7 +74,7 @@ def fit(
         )
         return times
 
-    return Trainer(train, choice)
+    return train
 
 
 def _recorder(times: Times, waits: bool) -> Any:
@@ -77,52 +83,39 @@ def _recorder(times: Times, waits: bool) -> Any:
 
     from keras_towers.fit.calls.callback_roles import NEVER_STOPS
 
-    began = time.perf_counter()
-    total = 0.0
+    sum_of_epoch = 0.0
 
-    class Recorder(keras.callbacks.Callback):
-        """Records when batches and epochs start."""
+    # From start to start, with the handling of data and metrics.
+    def begin_batch(batch: int, logs: Any) -> None:
+        times.batches.append(time.perf_counter())
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            nonlocal total
-            total = 0.0
-            times.epochs.append(time.perf_counter())
-            times.losses.clear()
+    def end_batch(batch: int, logs: Any) -> None:
+        nonlocal sum_of_epoch
+        before = sum_of_epoch if batch else 0.0
+        # Keras gives the mean over the steps of the epoch so far.
+        sum_of_epoch = float(logs["loss"]) * (batch + 1)
+        times.add_loss(sum_of_epoch - before)
 
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            # From start to start, with the handling of data and metrics.
-            times.batches.append(time.perf_counter())
-
+    for method in (begin_batch, end_batch):
         # Ranks would send a message after each step, to agree to go on.
-        setattr(on_train_batch_begin, NEVER_STOPS, True)
-
-        def on_train_end(self, logs: Any = None) -> None:
-            times.epochs.append(time.perf_counter())
-
-    class WaitingRecorder(Recorder):
-        """Reads each loss, too, for which Keras has to wait."""
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            nonlocal total
-            # Keras gives the mean over the steps of the epoch so far.
-            before, total = total, float((logs or {})["loss"]) * (batch + 1)
-            times.losses.append(total - before)
-            if times.first_step_s is None:
-                times.first_step_s = time.perf_counter() - began
-
-        setattr(on_train_batch_end, NEVER_STOPS, True)
-
-    return WaitingRecorder() if waits else Recorder()
+        setattr(method, NEVER_STOPS, True)
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: times.epochs.append(time.perf_counter()),
+        on_train_end=lambda *_: times.epochs.append(time.perf_counter()),
+        on_train_batch_begin=begin_batch,
+        # With this method, Keras waits for every step.
+        on_train_batch_end=end_batch if waits else None,
+    )
 
 
 @contextlib.contextmanager
-def keras_alone(work: Workload, wrap: Wrap | None = None) -> Iterator[Trainer]:
-    """Use no strategy; the wrapped optimizer may exchange gradients."""
-    yield fit(work, work.model.build(wrap))
+def keras_alone(work: Workload) -> Iterator[Train]:
+    """Use no strategy."""
+    yield fit(work, work.model.build())
 
 
 @contextlib.contextmanager
-def mirrored(work: Workload, reduction: str) -> Iterator[Trainer]:
+def mirrored(work: Workload, reduction: str) -> Iterator[Train]:
     """Use ``MirroredStrategy``, with one of its cross-device operations."""
     import tensorflow as tf
 
@@ -136,19 +129,14 @@ def mirrored(work: Workload, reduction: str) -> Iterator[Trainer]:
 @contextlib.contextmanager
 def in_strategy(
     work: Workload, name: str, options: dict[str, Any]
-) -> Iterator[Trainer]:
+) -> Iterator[Train]:
     """Use one of this package's strategies, by name."""
     import keras_towers as kt
 
-    if not work.devices:
-        with kt.strategy(name, **options):
-            yield fit(work, work.model.build(), whole=True)
-        return
-    strategy = kt.strategy(name, towers=list(work.devices), **options)
-    # The model is built outside of the block, as in the README.
-    model = work.model.build()
-    with strategy:
-        yield fit(work, model, strategy.mode, whole=True)
+    if work.devices:
+        options = {"towers": list(work.devices), **options}
+    with kt.strategy(name, **options):
+        yield fit(work, work.model.build(), whole=True)
 
 
 def prepare_devices(device: str, towers: int) -> list[str]:
@@ -183,10 +171,9 @@ class Row:
 
     Attributes:
         name: its name on the command line.
-        train: makes the trainer of one process.
+        train: prepares the training of one process.
         note: what stands below the table.
         runs: where its replicas are.
-        ours: whether it is a strategy of this package.
         stock: whether it is a strategy of TensorFlow.
         default: whether it is measured where no row is named.
         backend: of Keras.
@@ -199,10 +186,9 @@ class Row:
     """
 
     name: str
-    train: Callable[[Workload], AbstractContextManager[Trainer]]
+    train: Callable[[Workload], AbstractContextManager[Train]]
     note: str = ""
     runs: Runs = Runs.DEVICES
-    ours: bool = False
     stock: bool = False
     default: bool = True
     backend: str = "tensorflow"
@@ -267,7 +253,6 @@ def _registered(name: str, strategy: Registered) -> Row:
         partial(in_strategy, name=name, options={}),
         f"{strategy.kind}()",
         Runs.DEVICES if strategy.one_process else Runs.RANKS,
-        ours=True,
         default=name not in ("noop", "distributed-replicated"),
         engine=name if name in _BUILT else "",
         servers=int("ps" in strategy.roles),
@@ -303,6 +288,9 @@ def find(rows: Mapping[str, Row], name: str) -> Row:
             f"unknown strategy '{name}'; choose {', '.join(rows)}, or one of "
             "them with options, such as tower:mode=cpu"
         )
+    row = rows[known]
+    if not texts:
+        return row
     options = {}
     for text in texts:
         key, _, value = text.partition("=")
@@ -310,9 +298,6 @@ def find(rows: Mapping[str, Row], name: str) -> Row:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[key] = value
-    if not options:
-        return rows[known]
-    row = rows[known]
     # Not of the strategy, but of the job, as in sync-replicas:ps=2.
     servers = options.pop("ps", row.servers)
     train = partial(in_strategy, name=known, options=options)

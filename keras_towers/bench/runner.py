@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from keras_towers import subprocesses
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import LAUNCHERS
+from keras_towers.rendezvous.launchers import LAUNCHERS
 from keras_towers.rendezvous.store import FileStore
 from keras_towers.settings import SECRET, STORE
+from keras_towers.system import handled
 
 # The first steps, each of which waits for its loss.
 FIRST_STEPS = 20
 RESULT = "result"
 """With its rank behind it, the key under which a process leaves its result."""
+# Of two losses, relative to plain Keras's. Other orders of summation stay far
+# below it; a mean over other examples, or another optimizer, far above.
+TOLERANCE = 1e-3
 _STDERR_LINES = 12
 # The launcher needs time to end its ranks.
 _GRACE_S = 15
@@ -63,11 +72,6 @@ class Cell:
     repeat: int
 
     @property
-    def key(self) -> tuple[str, int, str]:
-        """The key that all repeats of the cell have in common."""
-        return self.model, self.replicas, self.row
-
-    @property
     def title(self) -> str:
         """The title of the cell, the same for all repeats."""
         noun = "replica" if self.replicas == 1 else "replicas"
@@ -83,9 +87,9 @@ class Setting:
         batch: examples of a global batch.
         steps: number of steps that are timed.
         timeout_s: time limit of a cell.
-        repeats: how often each cell is measured.
-        frameworks: whether every replica has a core of its own, and every step
-            waits for its loss.
+        frameworks: whether every replica has a core of its own, every step
+            waits for its loss, and a row fails if its losses are not those of
+            plain Keras.
         rows: where the rows are, by the name of their module and their own.
     """
 
@@ -93,7 +97,6 @@ class Setting:
     batch: int
     steps: int
     timeout_s: float
-    repeats: int = 1
     frameworks: bool = False
     rows: str = "keras_towers.bench.rows:ROWS"
 
@@ -105,6 +108,19 @@ class Sample:
     cell: Cell
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+
+
+@dataclass
+class Measurements:
+    """The titles of the models, and the samples of all cells.
+
+    Attributes:
+        complete: whether nobody has interrupted it.
+    """
+
+    titles: dict[str, str] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    complete: bool = False
 
 
 def plan(
@@ -129,69 +145,129 @@ def plan(
     ]
 
 
+def measure_all(
+    cells: Sequence[Cell],
+    rows: Mapping[str, Row],
+    setting: Setting,
+    console: Console,
+) -> Measurements:
+    """Measure all cells but those of rows that failed, or until Ctrl-C."""
+    found = Measurements()
+    models = dict.fromkeys(cell.model for cell in cells)
+    # On SIGTERM, end exactly as on Ctrl-C.
+    ends = handled([signal.SIGTERM], signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, ends:
+        stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
+        try:
+            with Progress(console=console, transient=True) as bar:
+                task = bar.add_task("models", total=len(cells))
+                for model, path in stored.items():
+                    found.titles[model] = store(model, path, setting)
+                for number, cell in enumerate(cells):
+                    title = f"{cell.title} ({number + 1} of {len(cells)})"
+                    bar.update(task, completed=number, description=title)
+                    # A row that failed has used up its time limit.
+                    failed = {s.cell.title for s in found.samples if s.error}
+                    if cell.title in failed:
+                        continue
+                    row = rows[cell.row]
+                    sample = run_cell(row, cell, setting, stored[cell.model])
+                    found.samples.append(sample)
+                    if setting.frameworks and not (row.alone or sample.error):
+                        sample.error = difference(
+                            sample.result["losses"],
+                            _losses_of_plain(found.samples, cell),
+                        )
+            found.complete = True
+        except KeyboardInterrupt:
+            made = f"{len(found.samples)} of {len(cells)} runs made."
+            console.print(f"Interrupted: {made}")
+    return found
+
+
+def _losses_of_plain(samples: Sequence[Sample], cell: Cell) -> Sequence[float]:
+    """Return the losses of plain Keras in the same repeat; empty: none."""
+    plain = replace(cell, row="plain", replicas=1)
+    found = [s.result for s in samples if s.cell == plain and not s.error]
+    return found[0]["losses"] if found else ()
+
+
+def difference(losses: Sequence[float], reference: Sequence[float]) -> str:
+    """Say where two curves differ first, or nothing if they agree.
+
+    The whole beginning of the curve has to agree, because a wrong mean over
+    replicas shows in the second step.
+
+    Args:
+        losses: the loss of each step, as a mean over the global batch.
+        reference: the losses to agree with; empty: there are none.
+
+    Example:
+        >>> difference([2.3, 1.0], [2.3, 2.1])
+        'loss differs from step 2 on (1 against 2.1)'
+    """
+    if not reference:
+        return "plain Keras failed"
+    pairs = zip(losses, reference, strict=True)
+    for step, (loss, wanted) in enumerate(pairs, 1):
+        # Infinity is no loss to agree on, and NaN agrees with nothing.
+        close = math.isclose(loss, wanted, rel_tol=TOLERANCE)
+        if not (math.isfinite(wanted) and close):
+            shown = f"{loss:.7g} against {wanted:.7g}"
+            return f"loss differs from step {step} on ({shown})"
+    return ""
+
+
+def store(model: str, folder: Path, setting: Setting) -> str:
+    """Store a model's initial weights and data; return its title."""
+    command = ["-m", "keras_towers.bench.models", model, str(folder)]
+    # For a model that comes without data.
+    examples = (FIRST_STEPS + setting.steps) * setting.batch
+    try:
+        answer = subprocesses.ask_python(
+            [*command, str(examples)],
+            setting.timeout_s,
+            _environment({"CUDA_VISIBLE_DEVICES": ""}),
+        )
+    except subprocesses.NoAnswer as error:
+        raise TowerError(f"cannot build {model}: it {error}") from None
+    if "refused" in answer:
+        raise TowerError(answer["refused"])
+    return str(answer["title"])
+
+
 def run_cell(row: Row, cell: Cell, setting: Setting, stored: Path) -> Sample:
     """Measure one cell; if that fails, the others are not lost with it."""
     try:
-        ranks = run_workers(cell.model, stored, setting, row, cell)
-        return Sample(cell, combine(ranks))
+        return Sample(cell, combine(run_workers(row, cell, setting, stored)))
     except TowerError as error:
         return Sample(cell, error=str(error))
-    except Exception as error:
-        return Sample(cell, error=f"{type(error).__name__}: {error}")
-
-
-def store(model: str, stored: Path, setting: Setting) -> dict[str, Any]:
-    """Store the initial weights and the data of a model, in a process."""
-    stored.mkdir()
-    try:
-        (result,) = run_workers(model, stored, setting)
-    except TowerError as error:
-        raise TowerError(f"cannot build {model}: {error}") from None
-    if "refused" in result:
-        raise TowerError(result["refused"])
-    return result
 
 
 def run_workers(
-    model: str,
-    stored: Path,
-    setting: Setting,
-    row: Row | None = None,
-    cell: Cell | None = None,
+    row: Row, cell: Cell, setting: Setting, stored: Path
 ) -> list[dict[str, Any]]:
-    """Run the processes of a cell, or one that stores a model."""
+    """Run the processes of a cell, and return what each has measured."""
     ranks, launcher = 1, list[str]()
-    environment = {"CUDA_VISIBLE_DEVICES": ""}
-    if row and cell:
-        environment = {"KERAS_BACKEND": row.backend}
-        if row.runs is Runs.RANKS:
-            ranks = cell.replicas
-            command = ["-m", "keras_towers.cli.main", "run"]
-            launcher = [*command, *row.launcher(ranks)]
-        if setting.device == "cpu" and (ranks > 1 or setting.frameworks):
-            environment |= _ONE_CORE
+    if row.runs is Runs.RANKS:
+        ranks = cell.replicas
+        command = ["-m", "keras_towers.cli.main", "run"]
+        launcher = [*command, *row.launcher(ranks)]
+    environment = {"KERAS_BACKEND": row.backend}
+    if setting.device == "cpu" and (ranks > 1 or setting.frameworks):
+        environment |= _ONE_CORE
     with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
         task = {
-            "cell": cell and asdict(cell),
+            "cell": asdict(cell),
             "setting": asdict(setting),
-            "model": model,
             "stored": str(stored),
             "folder": folder,
         }
-        # So that workers find this package, and what runs it, in any folder.
-        outer = own_environment()
-        path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
         worker = ["-m", "keras_towers.bench.worker", json.dumps(task)]
         ended = subprocesses.run(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
-            {
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                **outer,
-                "KERAS_BACKEND": "tensorflow",
-                "PYTHONPATH": os.pathsep.join(filter(None, path)),
-                **environment,
-            },
+            _environment(environment),
             grace_s=_GRACE_S,
         )
         if ended.code is None:
@@ -207,6 +283,19 @@ def run_workers(
         return results
 
 
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process, which finds this package anywhere."""
+    outer = own_environment()
+    path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **outer,
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        **more,
+    }
+
+
 def own_environment() -> dict[str, str]:
     """Return this process's variables, without those of a surrounding job."""
     return {
@@ -217,16 +306,19 @@ def own_environment() -> dict[str, str]:
 
 
 def combine(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Combine the measurements of the processes of a cell."""
-    # Keys that only some workers have are kept.
-    result = dict(ranks[0])
-    for name in ("first_step_s", "epoch_cost_s"):
+    """Combine the measurements of the processes of a cell.
+
+    Times are means over the processes, memory is that of all together, and
+    losses are those of the global batch, of which processes have equal shares.
+    """
+
+    def mean(name: str) -> float | None:
         known = [rank[name] for rank in ranks if rank[name] is not None]
-        result[name] = statistics.fmean(known) if known else None
-    # Shares of a global batch are equal.
+        return statistics.fmean(known) if known else None
+
     curves = zip(*(rank["losses"] for rank in ranks), strict=True)
-    return result | {
-        "step_ms": [ms for rank in ranks for ms in rank["step_ms"]],
+    return {
+        **{n: mean(n) for n in ("step_ms", "first_step_s", "epoch_cost_s")},
         "memory_mb": sum(rank["memory_mb"] for rank in ranks),
         "losses": [statistics.fmean(losses) for losses in curves],
     }

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers.bench.models import Stored, Workload
-from keras_towers.bench.rows import Row, Runs, Trainer, find
+from keras_towers.bench.rows import Row, Runs, Train, find
 from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
-from keras_towers.errors import TowerError
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
@@ -32,47 +31,39 @@ _POLL_S = 0.005
 
 
 def main() -> None:
-    """Run the task of the command line: measure a cell, or store a model."""
+    """Measure the cell of the command line, with the others of its job."""
     task = json.loads(sys.argv[1])
-    setting, folder = Setting(**task["setting"]), Path(task["folder"])
-    model, rank = Stored(task["model"], Path(task["stored"])), 0
-    result: dict[str, Any]
-    if task["cell"] is None:
-        steps = steps_needed(setting.steps, 1)
-        try:
-            result = model.store(steps * setting.batch)
-        except TowerError as error:
-            result = {"refused": str(error)}
-    else:
-        cell = Cell(**task["cell"])
-        row = find(pkgutil.resolve_name(setting.rows), cell.row)
-        if row.runs is Runs.RANKS:
-            place = tf_config.from_environment()
-            rank = place.rank if place else int(os.environ["HOROVOD_RANK"])
-        result = train(row, cell, setting, model, folder, rank)
-    FileStore(folder).put(f"{RESULT}.{rank}", result)
-
-
-def train(
-    row: Row,
-    cell: Cell,
-    setting: Setting,
-    model: Stored,
-    folder: Path,
-    rank: int = 0,
-) -> dict[str, Any]:
-    """Measure a row, in this process and the others concurrently."""
-    size = cell.replicas if row.runs is Runs.RANKS else 1
-    devices = _devices(row, cell, setting, rank)
+    setting, cell = Setting(**task["setting"]), Cell(**task["cell"])
+    folder, rank, size = Path(task["folder"]), 0, 1
+    row = find(pkgutil.resolve_name(setting.rows), cell.row)
+    if row.runs is Runs.RANKS:
+        place = tf_config.from_environment()
+        rank = place.rank if place else int(os.environ["HOROVOD_RANK"])
+        size = cell.replicas
     if row.alone:
         # Nothing connects the processes, of which TF_CONFIG tells.
         os.environ.pop("TF_CONFIG", None)
-    over = ROUNDS * cell.replicas if row.bursts else 1
-    steps = steps_needed(setting.steps, over)
-    work = Workload(model, folder, rank, size, devices, setting.batch, steps)
-    memory = Growth(work)
-    with row.train(work) as trainer:
-        return measure(trainer, work, memory, setting, over, row.alone)
+    rounds = ROUNDS * cell.replicas if row.bursts else 1
+    work = Workload(
+        Stored(cell.model, Path(task["stored"])),
+        folder,
+        rank,
+        size,
+        _devices(row, cell, setting, rank),
+        setting.batch,
+        max(FIRST_STEPS, _SETTLING_STEPS + setting.steps + 2 * rounds),
+    )
+    # Loaded before memory is measured, so that every row is charged for the
+    # model, its replicas and the training alone. Keras imports TensorFlow with
+    # every backend, for its random seed.
+    for name in ("keras", "tensorflow"):
+        importlib.import_module(name)
+    _ = work.data
+    before = reset_peak_memory()
+    with row.train(work) as train:
+        result = measure(train, work, setting, rounds, row.alone)
+        result["memory_mb"] = peak_memory() - before
+    FileStore(folder).put(f"{RESULT}.{rank}", result)
 
 
 def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
@@ -93,53 +84,35 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
     return row.devices(setting.device, cell.replicas if in_one else 1)
 
 
-class Growth:
-    """The growth of the resident memory at its peak, counted from here on."""
-
-    def __init__(self, work: Workload) -> None:
-        # Loaded before, so that every row is charged for the model, its
-        # replicas and the training alone. Keras imports TensorFlow with every
-        # backend, for its random seed.
-        for name in ("keras", "tensorflow"):
-            importlib.import_module(name)
-        _ = work.data
-        with contextlib.suppress(OSError):
-            # 5 sets the peak to what is resident now.
-            Path("/proc/self/clear_refs").write_text("5")
-        self._before = _kilobytes("VmRSS")
-
-    def megabytes(self) -> float:
-        """Return the peak above the memory that was resident at first."""
-        return (_kilobytes("VmHWM") - self._before) * 1024 / 1e6
+def reset_peak_memory() -> float:
+    """Return the resident megabytes; from now on they are also the peak."""
+    with contextlib.suppress(OSError):
+        # 5 sets the peak to what is resident now.
+        Path("/proc/self/clear_refs").write_text("5")
+    return _megabytes("VmRSS")
 
 
-def _kilobytes(field: str) -> int:
+def peak_memory() -> float:
+    """Return the most resident megabytes since ``reset_peak_memory``."""
+    return _megabytes("VmHWM")
+
+
+def _megabytes(field: str) -> float:
     status = Path("/proc/self/status").read_text()
     size = re.search(rf"{field}:\s+(\d+) kB", status)
-    return int(size[1]) if size else 0
-
-
-def steps_needed(batches: int, over: int) -> int:
-    """Return the number of steps that need data."""
-    return max(FIRST_STEPS, max(_SETTLING_STEPS, over) + batches + over)
+    return int(size[1]) * 1024 / 1e6 if size else 0.0
 
 
 def measure(
-    trainer: Trainer,
-    work: Workload,
-    memory: Growth,
-    setting: Setting,
-    over: int,
-    alone: bool,
+    train: Train, work: Workload, setting: Setting, rounds: int, alone: bool
 ) -> dict[str, Any]:
     """Train; measure the first step, later steps, and the cost of epochs.
 
     Args:
-        trainer: trains the model.
+        train: trains the model.
         work: the model and its data.
-        memory: what it had before.
         setting: the options of all cells.
-        over: of how many steps each time is.
+        rounds: over how many steps each time is a mean.
         alone: whether processes exchange nothing, so that each has to go on
             until all others have been measured.
     """
@@ -148,33 +121,29 @@ def measure(
     def all_left(name: str) -> bool:
         return all(store.get(f"{name}.{r}") for r in range(work.size))
 
-    first = trainer.train(FIRST_STEPS, 1, True)
+    first = train(FIRST_STEPS, 1, True)
     store.put(f"warm.{work.rank}", True)
     while not all_left("warm"):
         time.sleep(_POLL_S)
-    settling = max(_SETTLING_STEPS, over)
     # On a GPU, and with JAX, a step otherwise ends before what it started.
     waits = setting.frameworks
-    times = trainer.train(settling + setting.steps + over, 1, waits)
-    step_ms = [1e3 * s for s in differences(times.batches[settling:], over)]
+    settling = max(_SETTLING_STEPS, rounds)
+    times = train(settling + setting.steps + rounds, 1, waits)
+    step_s = statistics.median(differences(times.batches[settling:], rounds))
     cost_s = None
     if times.epochs:
-        short = trainer.train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS, waits)
+        short = train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS, waits)
         epoch_s = differences(short.epochs)[_SKIPPED_EPOCHS:]
-        steps_ms = _SHORT_EPOCH_STEPS * statistics.median(step_ms)
-        cost_s = statistics.median(epoch_s) - steps_ms / 1e3
-    megabytes = memory.megabytes()
+        cost_s = statistics.median(epoch_s) - _SHORT_EPOCH_STEPS * step_s
     store.put(f"done.{work.rank}", True)
     while alone and not all_left("done"):
         # If a rank stopped early, the others would run on a less busy machine.
-        trainer.train(_SHORT_EPOCH_STEPS, 1, waits)
+        train(_SHORT_EPOCH_STEPS, 1, waits)
     return {
         "first_step_s": first.first_step_s,
         "losses": first.losses,
-        "step_ms": step_ms,
+        "step_ms": 1e3 * step_s,
         "epoch_cost_s": cost_s,
-        "memory_mb": megabytes,
-        "choice": trainer.choice,
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,15 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from keras_towers.bench.compare import Comparison
+from keras_towers.bench import table
 from keras_towers.bench.models import MODELS
 from keras_towers.bench.rows import ROWS, Row, Runs, find
-from keras_towers.bench.runner import FIRST_STEPS, Setting
+from keras_towers.bench.runner import FIRST_STEPS, Setting, measure_all, plan
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from keras_towers.system import writable_file
-
-_MOST_DEVICES = 8
 
 
 class Device(StrEnum):
@@ -30,53 +30,6 @@ class Device(StrEnum):
     GPU = "gpu"
 
 
-Models = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="Your own model as MODULE:FUNCTION, which returns it compiled, "
-        "alone or as (model, x, y): without data, random examples are made. Or "
-        f"some of {', '.join(MODELS)}.",
-    ),
-]
-Towers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBERS",
-        help="Numbers of towers of one process. Default: as many as there are "
-        "GPUs or cores and as can share a batch equally, but 8 at most; none "
-        "with --processes alone.",
-    ),
-]
-Strategies = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help=f"Rows to compare, such as {', '.join(ROWS)}; default: those that "
-        "are installed. Options of a strategy follow its name: "
-        "default,tower:mode=cpu,horovod:compression=fp16.",
-    ),
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Runs per row.")]
-Steps = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
-    ),
-]
-BatchSize = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Examples per step, however many replicas share them."
-    ),
-]
-On = Annotated[
-    Device, typer.Option(help="auto uses GPUs if there are enough of them.")
-]
-Timeout = Annotated[
-    float, typer.Option(min=1, help="Time limit of one run in seconds.")
-]
 _COLUMNS = (
     "step_ms",
     "to_plain",
@@ -86,19 +39,26 @@ _COLUMNS = (
     "epoch_cost_s",
     "memory_mb",
 )
-JsonPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="PATH",
-        help="Also write all measurements to this file.",
-    ),
-]
 
 
 def bench(
-    models: Models = "large",
-    towers: Towers = None,
+    models: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Your own model as MODULE:FUNCTION, which returns it "
+            "compiled, alone or as (model, x, y): without data, random "
+            f"examples are made. Or some of {', '.join(MODELS)}.",
+        ),
+    ] = "large",
+    towers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Numbers of towers of one process. Default: 2, 4 or 8, as "
+            "many as there are GPUs or cores; none with --processes alone.",
+        ),
+    ] = None,
     processes: Annotated[
         str | None,
         typer.Option(
@@ -107,13 +67,45 @@ def bench(
             "or GPU each.",
         ),
     ] = None,
-    strategies: Strategies = "default",
-    steps: Steps = 60,
-    batch_size: BatchSize = 64,
-    repeats: Repeats = 3,
-    device: On = Device.AUTO,
-    timeout: Timeout = 300,
-    json_path: JsonPath = None,
+    strategies: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Rows to compare, such as {', '.join(ROWS)}; default: those "
+            "that are installed. Options of a strategy follow its name: "
+            "default,tower:mode=cpu,horovod:compression=fp16.",
+        ),
+    ] = "default",
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
+        ),
+    ] = 60,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Examples per step, however many replicas share them.",
+        ),
+    ] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto uses GPUs if there are enough of them."),
+    ] = Device.AUTO,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Time limit of one run in seconds.")
+    ] = 300,
+    json_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="PATH",
+            help="Also write all measurements to this file.",
+        ),
+    ] = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
@@ -123,19 +115,18 @@ def bench(
     if towers is None and processes is None:
         towers = "auto"
     compare(
-        ROWS,
-        Setting(device, batch_size, steps, timeout, repeats),
+        Setting(device, batch_size, steps, timeout),
         _COLUMNS,
         json_path,
         models=models,
         towers=towers,
         processes=processes,
         strategies=strategies,
+        repeats=repeats,
     )
 
 
 def compare(
-    rows: Mapping[str, Row],
     setting: Setting,
     columns: Sequence[str],
     json_path: Path | None,
@@ -144,11 +135,11 @@ def compare(
     towers: str | None,
     processes: str | None,
     strategies: str,
+    repeats: int,
 ) -> NoReturn:
     """Measure rows, show the results, and exit.
 
     Args:
-        rows: all rows, by name.
         setting: the options of all runs.
         columns: of the table, by name.
         json_path: a file to write all measurements to.
@@ -156,46 +147,61 @@ def compare(
         towers: comma-separated numbers, or "auto".
         processes: likewise.
         strategies: comma-separated names.
+        repeats: how often each row is measured.
     """
     if json_path:
         writable_file(json_path, "bench")
-    sources = _models(models)
+    sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
     texts = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
+    places = {runs for runs, text in texts.items() if text is not None}
+    chosen, skipped = _rows(rows, strategies, places)
+    facts = probe.machine_facts(setting.timeout_s)
+    gpus = len(facts["gpus"])
     numbers = {
         Runs.ONE: [1],
         Runs.DEVICES: _numbers("--towers", towers, 1),
         Runs.RANKS: _numbers("--processes", processes, 2),
     }
-    places = {runs for runs, text in texts.items() if text is not None}
-    chosen, skipped = _rows(rows, strategies, places)
-    facts = probe.machine_facts(setting.timeout_s)
-    gpus, batch = len(facts["gpus"]), setting.batch
-    most = max(map(max, filter(None, numbers.values())))
     if setting.device == "auto":
-        wanted = max(most, 2) if "auto" in texts.values() else most
-        device = "gpu" if gpus >= wanted else "cpu"
-        setting = replace(setting, device=device)
-    on_gpus = setting.device == "gpu"
-    there = gpus if on_gpus else facts["cores"]
+        enough = gpus >= max(max(n) for n in numbers.values() if n)
+        setting = replace(setting, device="gpu" if enough else "cpu")
+    there = gpus if setting.device == "gpu" else facts["cores"]
     for runs, text in texts.items():
         if text == "auto":
             # One core is enough for two devices, which then share it.
-            count = _shared(batch, max(2, min(there, _MOST_DEVICES)))
-            numbers[runs], most = [count], max(most, count)
-    if on_gpus and gpus < most:
-        raise TowerError(f"{most} GPUs are needed, {gpus} visible")
+            numbers[runs] = [next(n for n in (8, 4, 2) if n <= max(2, there))]
     for count in (*numbers[Runs.DEVICES], *numbers[Runs.RANKS]):
-        if batch % count:
+        if setting.device == "gpu" and gpus < count:
+            raise TowerError(f"{count} GPUs are needed, {gpus} visible")
+        if setting.batch % count:
             raise TowerError(
-                f"{count} replicas cannot share --batch-size {batch} equally"
+                f"{count} replicas cannot share --batch-size {setting.batch} "
+                "equally"
             )
     console = Console()
-    comparison = Comparison(chosen, skipped, sources, numbers, setting, facts)
-    comparison.run(console)
-    comparison.show(console, columns)
+    cells = plan(chosen, sources, numbers, repeats)
+    console.print(
+        f"{len(cells)} runs on the {setting.device.upper()}", style="dim"
+    )
+    found = measure_all(cells, chosen, setting, console)
+    results = table.summarize(chosen, found.samples, setting.batch, there)
+    table.show(results, chosen, found.titles, columns, console)
+    for name, why in skipped.items():
+        table.explain(console, f"skipped: {name}: {why}")
+    table.explain(console, probe.describe_machine(facts))
     if json_path:
-        json_path.write_text(comparison.as_json(), encoding="utf-8")
-    raise typer.Exit(comparison.code)
+        document = {
+            "machine": facts,
+            "settings": asdict(setting),
+            "complete": found.complete,
+            "samples": found.samples,
+            "results": results,
+        }
+        text = json.dumps(document, default=asdict, indent=1)
+        json_path.write_text(f"{text}\n", encoding="utf-8")
+    if not found.complete:
+        raise typer.Exit(130)
+    raise typer.Exit(int(any(sample.error for sample in found.samples)))
 
 
 def _models(text: str) -> list[str]:
@@ -245,11 +251,11 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str | None, least: int) -> list[int]:
-    """Parse comma-separated whole numbers from ``least``."""
-    if text in (None, "auto"):
+    """Parse comma-separated whole numbers from ``least``; "auto" is from 2."""
+    if text is None:
         return []
     try:
-        counts = sorted(map(int, _words(text or "")))
+        counts = sorted(map(int, _words(text.replace("auto", "2"))))
     except ValueError:
         counts = []
     if not counts or counts[0] < least:
@@ -257,14 +263,3 @@ def _numbers(option: str, text: str | None, least: int) -> list[int]:
             f"{option} takes whole numbers from {least}, not '{text}'"
         )
     return counts
-
-
-def _shared(batch: int, most: int) -> int:
-    """Return the largest number of devices that can share a batch equally."""
-    for count in range(most, 1, -1):
-        if batch % count == 0:
-            return count
-    raise TowerError(
-        f"no number of devices from 2 to {most} can share --batch-size "
-        f"{batch} equally"
-    )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers.bench.rows import ROWS
-from keras_towers.bench.runner import Cell, Sample, Setting, run_cell, store
+from keras_towers.bench.runner import Cell, Setting, run_cell, store
 from keras_towers.doctor.checks import (
     NOT_INSTALLED,
     Finding,
@@ -41,7 +38,7 @@ OVER = {
     )
     if strategy in ROWS
 }
-_MODEL, _RANKS = "small", 2
+_MODEL, _PROCESSES = "small", 2
 # Room for the effect of summation order on float32 losses.
 _TOLERANCE = 1e-5
 
@@ -56,16 +53,13 @@ def doctor(
             "process (one to three minutes).",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of tables.")
-    ] = False,
 ) -> None:
     """Show whether what is installed works, and what to do next.
 
     The exit code is 1 if something required does not work or the self-test
     fails.
     """
-    console = Console(highlight=False, quiet=as_json)
+    console = Console(highlight=False)
     with console.status("checking"):
         findings = check_all()
     _show(console, findings)
@@ -74,18 +68,18 @@ def doctor(
             tested = _self_test(findings)
         _show(console, tested)
         findings += tested
-    bad = any(finding.state is Status.BAD for finding in findings)
     _advise(console, findings)
-    if as_json:
-        listed = [dataclasses.asdict(finding) for finding in findings]
-        typer.echo(json.dumps({"ok": not bad, "findings": listed}, indent=2))
-    if bad:
+    if _is_bad(findings):
         raise typer.Exit(1)
+
+
+def _is_bad(findings: list[Finding]) -> bool:
+    return any(finding.state is Status.BAD for finding in findings)
 
 
 def _self_test(findings: list[Finding]) -> list[Finding]:
     """Run the self-test over what is installed, if all of that works."""
-    if any(finding.state is Status.BAD for finding in findings):
+    if _is_bad(findings):
         why = "not run: see the problems above"
         return [Finding("Self-test", "two processes", why, Status.NOTE)]
     missing = [f.name for f in findings if f.value == NOT_INSTALLED]
@@ -95,67 +89,62 @@ def _self_test(findings: list[Finding]) -> list[Finding]:
 def run_self_test(
     wanted: Sequence[str], timeout_s: float = 180
 ) -> list[Finding]:
-    """Train alone and as jobs, and compare the losses."""
+    """Train in one process and in several, and compare the losses."""
     setting = Setting("cpu", batch=16, steps=1, timeout_s=timeout_s)
-    alone = Sample(Cell(_MODEL, "plain", 1, 0))
-    findings = []
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder:
         stored = Path(folder, "model")
+
+        def train(row: str, processes: int) -> list[float]:
+            cell = Cell(_MODEL, row, processes, 0)
+            sample = run_cell(ROWS[row], cell, setting, stored)
+            if sample.error:
+                raise TowerError(sample.error)
+            losses: list[float] = sample.result["losses"]
+            return losses
+
         try:
             store(_MODEL, stored, setting)
-            alone = run_cell(ROWS["plain"], alone.cell, setting, stored)
+            alone = train("plain", 1)
         except TowerError as error:
-            alone.error = str(error)
-        if alone.error:
-            return [_tested("one process", "failed", alone.error)]
+            return [_failed("one process", str(error))]
+        found = []
         for over in wanted:
-            start, row = time.monotonic(), OVER[over]
-            cell = Cell(_MODEL, row, _RANKS, 0)
-            sample = run_cell(ROWS[row], cell, setting, stored)
-            text, failure = compare_losses(alone, sample)
-            text += f" ({time.monotonic() - start:.0f} s, on the CPU)"
-            findings.append(_tested(f"over {over}", text, failure))
-    return findings
+            try:
+                losses = train(OVER[over], _PROCESSES)
+                found.append(compare_losses(over, alone, losses))
+            except TowerError as error:
+                found.append(_failed(over, str(error)))
+        return found
 
 
-def _tested(name: str, text: str, error: str) -> Finding:
-    advice = f"The self-test {name} failed: {error}" if error else ""
-    state = Status.BAD if error else Status.OK
-    return Finding("Self-test", name, text, state, advice)
-
-
-def compare_losses(alone: Sample, job: Sample) -> tuple[str, str]:
-    """Compare a job's losses with those of one process.
-
-    Returns:
-        What was found, and why that is an error; empty: it is none.
-    """
-    if job.error:
-        return f"a job of {_RANKS} processes failed", job.error
-    losses = alone.result["losses"], job.result["losses"]
-    difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
+def compare_losses(
+    over: str, alone: Sequence[float], together: Sequence[float]
+) -> Finding:
+    """Compare the losses of several processes with those of one."""
+    pairs = zip(alone, together, strict=True)
+    difference = max(abs(one - other) for one, other in pairs)
     text = f"largest difference of a loss to one process {difference:.1e}"
     # Written so that NaN fails.
-    passed = difference <= _TOLERANCE
-    return text, "" if passed else "its losses are not those of one process"
+    if not difference <= _TOLERANCE:
+        return _failed(over, text)
+    return Finding("Self-test", over, text)
+
+
+def _failed(name: str, why: str) -> Finding:
+    advice = f"The self-test ({name}) failed: {why}"
+    return Finding("Self-test", name, "failed", Status.BAD, advice)
 
 
 def _show(console: Console, findings: list[Finding]) -> None:
     for group, members in itertools.groupby(findings, lambda f: f.group):
-        table = Table(
-            title=group,
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            show_header=False,
-            padding=(0, 1),
-        )
+        table = Table.grid(padding=(0, 1))
         table.add_column(width=1)
         # A fixed width, so that the columns of all tables line up.
         table.add_column(width=22)
         table.add_column(overflow="fold")
         for finding in members:
             table.add_row(_MARKS[finding.state], finding.name, finding.value)
+        console.print(group, style="bold")
         console.print(table)
         console.print()
 

@@ -11,13 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.progress import Progress as Bar
 
 from keras_towers import engines
 from keras_towers.errors import TowerError
@@ -109,23 +102,11 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    """Yield a function that shows progress: as a bar, or in a few lines."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    quiet = not console.is_terminal
-    shown = set()
-    with Bar(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("checking this machine", total=None)
+    """Yield a function that shows what is done now, a line for each."""
+    with console.status("checking this machine") as status:
 
-        def show(what: str, share: float | None) -> None:
-            total = None if share is None else 1.0
-            bar.update(task, description=what, completed=share, total=total)
-            if quiet and what not in shown:
-                console.print(what, soft_wrap=True)
-            shown.add(what)
+        def show(what: str) -> None:
+            status.update(what)
+            console.print(what, soft_wrap=True)
 
         yield show

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from keras_towers import __version__, _imports
-from keras_towers.cli import Command, Commands
 from keras_towers.cli.bench import bench
+from keras_towers.cli.command import Command
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
 from keras_towers.cli.run import run
@@ -16,7 +16,6 @@ from keras_towers.cli.verify import verify
 
 app: typer.Typer = typer.Typer(
     name="keras-towers",
-    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

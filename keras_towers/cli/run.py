@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,11 +21,17 @@ from keras_towers.launching.job import (
     run_cluster,
     run_job,
 )
+from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import tf_config
-from keras_towers.rendezvous.environments import ClusterEnvironment
 from keras_towers.rendezvous.hosts import parse_hostfile, parse_hosts
+from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
+
+
+def _number(text: str, *names: str, least: int = 1, **more: Any) -> Any:
+    """An option that takes a whole number, from ``least``."""
+    return typer.Option(*names, min=least, metavar="N", help=text, **more)
 
 
 def run(
@@ -43,13 +47,11 @@ def run(
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        _number(
+            "Number of processes. Default: the slots of the hosts that are "
+            "named or that a cluster has allocated.",
             "-np",
             "--num-proc",
-            min=1,
-            metavar="N",
-            help="Number of processes. Default: the slots of the hosts that "
-            "are named or that a cluster has allocated.",
         ),
     ] = None,
     hosts: Annotated[
@@ -67,21 +69,13 @@ def run(
         typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
     ] = None,
     ps: Annotated[
-        int | None,
-        typer.Option(
-            "--ps",
-            min=1,
-            metavar="N",
-            help="Number of parameter servers, on this machine.",
-        ),
+        int | None, _number("Number of parameter servers, on this machine.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Number of processes that train, connected by TensorFlow on "
-            "this machine. Each task finds the others by TF_CONFIG.",
+        _number(
+            "Number of processes that train, connected by TensorFlow on this "
+            "machine. Each task finds the others by TF_CONFIG."
         ),
     ] = None,
     strategy: Annotated[
@@ -103,27 +97,25 @@ def run(
     ] = False,
     towers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Towers per process, with --strategy or --ps. Without GPUs "
-            "the CPU is split into as many.",
+        _number(
+            "Towers per process, with --strategy or --ps. Without GPUs the CPU "
+            "is split into as many."
         ),
     ] = None,
     servers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Servers of BytePS to start beside the processes. Default: 1 "
-            "with --strategy byteps, else none.",
+        _number(
+            "Servers of BytePS to start beside the processes. Default: 1 with "
+            "--strategy byteps, else none."
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=2**32 - 1,
-            help="Random seed of all ranks, with --strategy. Default: a random "
+        _number(
+            "Random seed of all ranks, with --strategy. Default: a random "
             "seed.",
+            least=0,
+            max=2**32 - 1,
         ),
     ] = None,
     module: Annotated[
@@ -139,27 +131,27 @@ def run(
     ] = None,
     stall_warning: Annotated[
         int,
-        typer.Option(
-            min=0,
-            envvar="HOROVOD_STALL_CHECK_TIME_SECONDS",
-            help="Seconds until a waiting rank reports which ranks it waits "
-            "for; 0: never.",
+        _number(
+            "Seconds until a waiting rank reports which ranks it waits for; 0: "
+            "never.",
+            least=0,
+            envvar=settings.STALL_WARNING,
         ),
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
         int,
-        typer.Option(
-            min=0,
-            envvar="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-            help="Seconds until a stalled job is ended; 0: never.",
+        _number(
+            "Seconds until a stalled job is ended; 0: never.",
+            least=0,
+            envvar=settings.STALL_SHUTDOWN,
         ),
     ] = settings.STALL_SHUTDOWN_S,
     grace: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="Seconds that a script may take to end after SIGTERM, for a "
-            "backup (kt.Backup), before it is killed.",
+        _number(
+            "Seconds that a script may take to end after SIGTERM, for a backup "
+            "(kt.Backup), before it is killed.",
+            least=0,
         ),
     ] = settings.SCRIPT_GRACE_S,
     network_interface: Annotated[
@@ -171,18 +163,10 @@ def run(
         ),
     ] = None,
     min_np: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: minimum number of ranks.",
-        ),
+        int | None, _number("Elastic jobs: minimum number of ranks.")
     ] = None,
     max_np: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: maximum number of ranks.",
-        ),
+        int | None, _number("Elastic jobs: maximum number of ranks.")
     ] = None,
     host_discovery_script: Annotated[
         Path | None,
@@ -194,10 +178,8 @@ def run(
     ] = None,
     elastic_timeout: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Elastic jobs: seconds to wait for --min-np slots before "
-            "giving up.",
+        _number(
+            "Elastic jobs: seconds to wait for --min-np slots before giving up."
         ),
     ] = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: Annotated[
@@ -210,10 +192,10 @@ def run(
     ] = (5, 600),
     reset_limit: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Elastic jobs: end the job after ranks have joined or left "
-            "this many times.",
+        _number(
+            "Elastic jobs: end the job after ranks have joined or left this "
+            "many times.",
+            least=0,
         ),
     ] = None,
 ) -> None:
@@ -237,28 +219,19 @@ def run(
         )
     plan = _plan(processes, _hosts(hosts, hostfile), tasks, elastic)
     _check_script(script, module)
-    if no_strategy and (strategy or plan.has_servers):
-        other = "--strategy" if strategy else "--ps"
-        raise TowerError(f"give --no-strategy or {other}, not both")
-    known = STRATEGIES.get(strategy or "")
-    if known and known.one_process and plan.has_several_ranks:
-        raise TowerError(
-            f"the strategy {strategy} works in one process only: use "
-            "-np 1, or --strategy horovod"
-        )
-    program = _program(
-        [script, *(arguments or [])],
-        strategy,
-        towers,
-        module,
-        plan.has_servers,
-        None if strategy or no_strategy else plan.advice(servers),
+    _check_strategy(strategy, no_strategy, towers, plan)
+    setup = Setup(
+        strategy=strategy,
+        advice=None if strategy or no_strategy else plan.advice(servers),
+        connects=plan.has_servers,
+        towers=towers,
+        module=module,
     )
     job = Job(
-        command=program,
+        command=setup.command(script, *(arguments or [])),
         ranks=plan.processes or min_np or 0,
         hosts=plan.hosts or {"localhost": plan.processes or 0},
-        interface=None if plan.is_task else network_interface,
+        interface=network_interface,
         stall_warning_s=stall_warning,
         stall_shutdown_s=stall_shutdown,
         seed=_seed(seed, plan.member) if strategy else None,
@@ -268,7 +241,7 @@ def run(
         alone=no_strategy,
     )
     if plan.member:
-        if output and not plan.is_task:
+        if output:
             raise TowerError(
                 f"--output is not for {plan.member}, which has its own"
             )
@@ -303,33 +276,26 @@ class Plan:
             name a number.
         hosts: the slots of the hosts; None for this machine.
         elastic: whether ranks may come and go.
-        tasks: for a job on TensorFlow's runtime, how many tasks each role has.
+        tasks: how many tasks of TensorFlow's runtime each role has; empty: the
+            processes are ranks.
         member: the rank or task that another launcher made of this process.
     """
 
     processes: int | None
     hosts: dict[str, int] | None = None
     elastic: bool = False
-    tasks: Mapping[str, int] | None = None
+    tasks: dict[str, int] = dataclasses.field(default_factory=dict)
     member: ClusterEnvironment | Cluster | None = None
-
-    @property
-    def is_task(self) -> bool:
-        """Whether this process becomes a task on TensorFlow's runtime."""
-        return isinstance(self.member, Cluster)
 
     @property
     def has_servers(self) -> bool:
         """Whether there are parameter servers."""
-        if isinstance(self.member, Cluster):
-            return bool(self.member.ps)
-        return bool(self.tasks and "ps" in self.tasks)
+        return bool(self.tasks.get("ps"))
 
     @property
-    def has_several_ranks(self) -> bool:
-        """Whether a strategy for one process is a mistake."""
-        several = self.elastic or self.member or self.processes != 1
-        return bool(several and not self.is_task)
+    def has_several(self) -> bool:
+        """Whether there may be several processes that train."""
+        return bool(self.elastic or self.member or self.processes != 1)
 
     def advice(self, servers: int | None) -> str | None:
         """Return the strategy that fits; None where there is one process."""
@@ -337,15 +303,15 @@ class Plan:
             return None
         if self.has_servers:
             return "sync-replicas"
-        if self.tasks or self.is_task:
-            return engines.find("runtime").strategy
+        if self.tasks:
+            return engines.RUNTIME.strategy
         return engines.engine_of_job(servers).strategy
 
 
 def _plan(
     processes: int | None,
     hosts: dict[str, int] | None,
-    tasks: dict[str, int] | None,
+    tasks: dict[str, int],
     elastic: bool,
 ) -> Plan:
     """Decide what the command is to start."""
@@ -355,10 +321,12 @@ def _plan(
         return Plan(processes, hosts, elastic=True)
     if hosts is None:
         rank = rank_to_be(processes)
+        task = tf_config.from_environment() if rank and not processes else None
+        if task:
+            roles = {"worker": task.size, "ps": len(task.ps)}
+            return Plan(task.size, tasks=roles, member=task)
         if rank:
-            task = None if processes else tf_config.from_environment()
-            member = task or rank
-            return Plan(member.size, member=member)
+            return Plan(rank.size, member=rank)
         hosts = allocated(processes)
     if processes is None:
         if hosts is None:
@@ -396,32 +364,23 @@ def _check_script(script: str, module: bool) -> None:
     raise TowerError(f"script not found: {script}{hint}")
 
 
-def _program(
-    command: Sequence[str],
-    strategy: str | None,
-    towers: int | None,
-    module: bool,
-    has_servers: bool,
-    advice: str | None,
-) -> list[str]:
-    """Return the command of a rank; ``advice``: a strategy that fits."""
-    if strategy is None and towers is not None and not has_servers:
+def _check_strategy(
+    strategy: str | None, no_strategy: bool, towers: int | None, plan: Plan
+) -> None:
+    if no_strategy and (strategy or plan.has_servers):
+        other = "--strategy" if strategy else "--ps"
+        raise TowerError(f"give --no-strategy or {other}, not both")
+    if towers is not None and not strategy and not plan.has_servers:
         raise TowerError("--towers needs --strategy, or --ps")
-    if strategy is None and advice is None and not has_servers:
-        return [sys.executable, *(["-m"] if module else []), *command]
-    if strategy is not None:
-        find(strategy)
-    return [
-        sys.executable,
-        "-m",
-        "keras_towers.launching.script",
-        *(["--strategy", strategy] if strategy else []),
-        *(["--advice", advice] if advice else []),
-        *(["--connects"] if has_servers else []),
-        *(["--towers", str(towers)] if towers else []),
-        *(["--module"] if module else []),
-        *command,
-    ]
+    if strategy is None:
+        return
+    find(strategy)
+    known = STRATEGIES.get(strategy)
+    if known and known.one_process and plan.has_several and not plan.tasks:
+        raise TowerError(
+            f"the strategy {strategy} works in one process only: use "
+            "-np 1, or --strategy horovod"
+        )
 
 
 def _servers(
@@ -449,12 +408,12 @@ def _tasks(
     ps: int | None,
     workers: int | None,
     processes: int | None,
-) -> dict[str, int] | None:
-    """Return the number of tasks of each role, None without the runtime."""
+) -> dict[str, int]:
+    """Return the number of tasks of each role, none without the runtime."""
     known = STRATEGIES.get(strategy or "")
     roles = known.roles if known else ()
     if (ps, workers) == (None, None) and (not roles or processes == 1):
-        return None
+        return {}
     if known and not roles:
         raise TowerError(
             f"--ps and --workers are not for the strategy {strategy}, whose "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,9 +39,6 @@ def verify(
         float,
         typer.Option(help="The largest difference that is no failure."),
     ] = math.inf,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of text.")
-    ] = False,
 ) -> None:
     """Measure how far training on towers is from training on one device.
 
@@ -60,7 +55,7 @@ def verify(
         raise TowerError(
             f"{target} cannot be measured: {type(error).__name__}: {error}"
         ) from error
-    typer.echo(_json(dataclasses.asdict(found)) if as_json else str(found))
+    typer.echo(found)
     if found.difference > tolerance:
         raise typer.Exit(1)
 
@@ -82,12 +77,6 @@ def _measured(
         batch_size=batch_size,
         steps=steps,
     )
-
-
-def _json(told: dict[str, Any]) -> str:
-    # JSON has no infinity.
-    numbers = {n: v for n, v in told.items() if v != math.inf}
-    return json.dumps({**dict.fromkeys(told), **numbers}, indent=2)
 
 
 def _built(target: str) -> tuple[Any, ...]:

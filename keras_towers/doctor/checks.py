@@ -1,4 +1,4 @@
-"""Checks versions, devices, engines and build tools."""
+"""Checks versions, devices and engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from keras_towers import __version__
-from keras_towers.building import toolchain
 from keras_towers.building.recipe import InstalledEngine, Recipe
 from keras_towers.doctor import probe
 from keras_towers.engines import ENGINES
@@ -68,7 +67,6 @@ def check_all() -> list[Finding]:
         *versions(facts),
         *devices(facts),
         *engines(facts, recipes, installed),
-        *build_tools(needed=not any(e and e.loads for e in installed)),
     ]
 
 
@@ -173,28 +171,6 @@ def _engine(
         )
         return value, Status.WARNING, advice
     return value, Status.OK, ""
-
-
-def build_tools(needed: bool) -> Iterator[Finding]:
-    """Check the tools for compiling engines, if one still has to be built."""
-    finding = partial(Finding, "To build engines")
-    for tool in (toolchain.find_compiler(), toolchain.find_make()):
-        if tool.path:
-            yield finding(tool.name, tool.version)
-            continue
-        state = Status.WARNING if needed else Status.NOTE
-        advice = f"To build Horovod: {tool.problem}." if needed else ""
-        yield finding(tool.name, "missing", state, advice)
-    cmake = toolchain.find_cmake("HOROVOD")
-    brought = "missing or too old; the build installs its own"
-    yield finding("CMake", cmake.version if cmake.path else brought)
-    for tool in (
-        toolchain.find_mpi(),
-        toolchain.find_nvcc("HOROVOD"),
-        toolchain.find_nccl("HOROVOD"),
-    ):
-        value = tool.version or tool.path or "none (optional)"
-        yield finding(tool.name, value, Status.OK if tool.path else Status.NOTE)
 
 
 def _side_by_side(name: str, packages: dict[str, str]) -> Finding:

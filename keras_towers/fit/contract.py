@@ -84,7 +84,6 @@ class TowerConfig(StepOptions):
             leave it.
         prefetches_to_towers: whether TensorFlow prefetches batches to the
             tower devices, as accelerators need.
-        replica_noun: the word for a replica in messages.
     """
 
     strategy: Strategy
@@ -93,7 +92,6 @@ class TowerConfig(StepOptions):
     others: Peers | None = None
     gradient_factor: float = 1.0
     prefetches_to_towers: bool = False
-    replica_noun: str = "tower"
 
     def __post_init__(self) -> None:
         if self.micro_batches == "auto" and self.peers.size > 1:
@@ -278,17 +276,17 @@ def in_force() -> KerasStrategy | None:
     return strategy if isinstance(strategy, KerasStrategy) else None
 
 
-def home_of(model: Any) -> Any:
+def strategy_of(model: Any) -> Any:
     """Return the strategy of any kind that a model is placed on, or None."""
-    home = getattr(model, "_distribute_strategy", None)
+    placed_on = getattr(model, "_distribute_strategy", None)
     # During a call the attribute holds a StrategyProxy.
-    return getattr(home, "strategy", home)
+    return getattr(placed_on, "strategy", placed_on)
 
 
 def owner_of(model: Any) -> KerasStrategy | None:
     """Return the ``KerasStrategy`` that a model is placed on, or None."""
-    home = home_of(model)
-    return home if isinstance(home, KerasStrategy) else None
+    strategy = strategy_of(model)
+    return strategy if isinstance(strategy, KerasStrategy) else None
 
 
 def words_for_another(strategy: object, than: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,20 +25,16 @@ def discover_by_script(script: Path) -> Discover:
     Horovod's own version starts two Python processes for every query, once a
     second.
     """
-    if not script.is_file():
-        raise TowerError(f"host discovery script not found: {script}")
-    if not os.access(script, os.X_OK):
-        raise TowerError(
-            f"the host discovery script {script} is not executable: "
-            f"chmod +x {script}"
-        )
     program = str(script.absolute())
 
     def discover() -> dict[str, int]:
         try:
             ended = subprocesses.run([program], settings.DISCOVERY_S)
         except OSError as error:
-            raise TowerError(f"the host discovery script: {error}") from None
+            raise TowerError(
+                f"the host discovery script {script} cannot be run "
+                f"({error.strerror}): it has to be an executable file"
+            ) from None
         if ended.code != 0:
             raise TowerError(
                 f"the host discovery script {script} "

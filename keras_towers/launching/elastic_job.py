@@ -10,11 +10,8 @@ rank, ``Driver`` decides who runs where.
 from __future__ import annotations
 
 import os
-import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from keras_towers.launching.elastic_hosts import (
     discover_by_script,
     split_this_machine,
 )
+from keras_towers.launching.elastic_rounds import ElasticRounds, key_of
 from keras_towers.launching.job import Job, Running
 from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
@@ -35,114 +33,8 @@ from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
 from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
-
-def key_of(slot: RankPlacement) -> str:
-    """The key by which a worker asks for its place, the same in all rounds."""
-    return f"{slot.hostname}:{slot.local_rank}"
-
-
-class ElasticRounds:
-    """Tells each worker its rank once all workers of its round have arrived.
-
-    A rank that cannot reach another one while Horovod connects is ended, by a
-    C++ thread. So nobody is told a rank before all workers have asked.
-    """
-
-    def __init__(self, on_left: Callable[[], None]):
-        self._on_left = on_left
-        self._lock = threading.Lock()
-        self._number = 0
-        self.plan: dict[str, RankPlacement] = {}
-        self.ended: list[str] = []
-        self._left: set[str] = set()
-        self._here: dict[str, socket.socket] = {}
-        self._informed: set[str] = set()
-
-    def begin(self, plan: Sequence[RankPlacement]) -> None:
-        """Begin a round."""
-        with self._lock:
-            self._number += 1
-            self.plan = {key_of(slot): slot for slot in plan}
-            self.ended, self._left = [], set()
-            self._here, self._informed = {}, set()
-
-    def end(self, key: str) -> None:
-        """Record that the process of a worker has ended."""
-        with self._lock:
-            if key in self.plan:
-                self.ended.append(key)
-
-    @property
-    def met(self) -> bool:
-        """Whether all workers of the round have arrived."""
-        with self._lock:
-            return bool(self._informed)
-
-    @property
-    def over(self) -> bool:
-        """Whether every worker has ended or asks for another round."""
-        with self._lock:
-            return self.plan.keys() <= {*self.ended, *self._left}
-
-    def place(
-        self, key: str, connection: socket.socket
-    ) -> RankPlacement | None:
-        """Wait until all workers are there; None for one without a place."""
-        left = 0
-        while not _closed(connection):
-            with self._lock:
-                if key not in self.plan:
-                    return None
-                if self._number != left:
-                    if key in self._informed or self.ended:
-                        self._left.add(key)
-                        left = self._number
-                        self._on_left()
-                    elif self._arrives(key, connection):
-                        return self.plan[key]
-            time.sleep(settings.POLL_S)
-        return None
-
-    def hold(self, rank: int, connection: socket.socket) -> None:
-        """Hold a worker that has taken the rank it was started with."""
-        # A script that starts Horovod by itself connects without asking.
-        number = self._number
-        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
-        while key and not _closed(connection):
-            with self._lock:
-                over = number != self._number or self.ended
-                if (
-                    over
-                    or key in self._informed
-                    or self._arrives(key, connection)
-                ):
-                    return
-            time.sleep(settings.POLL_S)
-
-    def _arrives(self, key: str, connection: socket.socket) -> bool:
-        """Record a worker's arrival; return whether its round is complete."""
-        self._here[key] = connection
-        if not self._informed and (
-            self._here.keys() != self.plan.keys()
-            or any(map(_closed, self._here.values()))
-        ):
-            return False
-        self._informed.add(key)
-        return True
-
-
-def _closed(connection: socket.socket) -> bool:
-    """Whether the asking worker is gone, usually because it was killed."""
-    poll = select.poll()
-    try:
-        poll.register(connection, select.POLLIN)
-        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
-    except (OSError, ValueError):
-        return True
-
-
-# As horovod.runner.elastic.worker.HostUpdateResult.
-_REMOVED, _ADDED = 1, 2
+# HostUpdateResult.mixed of horovod.runner.elastic.worker.
+_ADDED_OR_REMOVED = 3
 
 
 @dataclass(frozen=True)
@@ -219,6 +111,14 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
         return Driver(run, elastic, first).drive()
 
 
+class _JobEnded(Exception):
+    """Ends the rounds of a job, with its exit code."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
 class Driver:
     """Decides who runs where, from round to round."""
 
@@ -236,8 +136,6 @@ class Driver:
         run.server.on_connected = self.rounds.hold
         self.workers: dict[str, Rank] = {}
         self._offered: dict[str, int] = {}
-        self._resets = 0
-        self._deadline: float | None = None
         self._short_since: float | None = None
 
     def drive(self) -> int:
@@ -248,63 +146,55 @@ class Driver:
             target=self._discover, args=(over,), daemon=True
         ).start()
         ranks, least = self._elastic.ranks, self._elastic.least
-        self._wait_for_slots(ranks, "-np" if ranks > least else "--min-np")
-        while (code := self._step()) is None:
-            event = self._run.events.get()
-            if isinstance(event, int | OSError):
-                return stopped_by(event, self._run.console)
-            if isinstance(event, Rank):
-                self._ended(event)
-        return code
+        wanted, option = ranks, "-np" if ranks > least else "--min-np"
+        changes = 0
+        try:
+            while True:
+                self._begin_round(self._wait_for_slots(wanted, option))
+                while not self.rounds.over:
+                    self._announce_hosts()
+                    self._handle_event()
+                self._end_round(changes)
+                wanted, option = least, "--min-np"
+                changes += 1
+        except _JobEnded as end:
+            return end.code
 
     def _discover(self, over: threading.Event) -> None:
         while not over.wait(settings.DISCOVERY_PAUSE_S):
             self.hosts.discover()
             self._run.events.put(None)
 
-    def _ended(self, rank: Rank) -> None:
-        if rank.code and not rank.stopped:
-            self._say(verdict([rank], "worker")[1])
-        for key, worker in self.workers.items():
-            if worker is rank:
-                self.rounds.end(key)
+    def _handle_event(self) -> None:
+        """Wait until something happens; hosts are discovered once a second."""
+        event = self._run.events.get()
+        if isinstance(event, int | OSError):
+            raise _JobEnded(stopped_by(event, self._run.console))
+        if isinstance(event, Rank):
+            if event.code and not event.stopped:
+                self._say(verdict([event], "worker")[1])
+            for key, worker in self.workers.items():
+                if worker is event:
+                    self.rounds.end(key)
 
-    def _step(self) -> int | None:
-        """Begin a round if one is due; return the exit code at the end."""
-        if self._deadline is None:
-            if not self.rounds.over:
-                self._announce_hosts()
-                return None
-            code = self._judge()
-            if code is not None:
-                return code
-            self._resets += 1
-            self._wait_for_slots(self._elastic.least)
-        return self._begin()
-
-    def _judge(self) -> int | None:
-        """Avoid failed workers' hosts; return the exit code if none is left."""
+    def _end_round(self, changes: int) -> None:
+        """Avoid the hosts of failed workers, or end the job."""
         plan, ended = self.rounds.plan, self.rounds.ended
         workers = [self.workers.get(key) for key in ended]
-        if len(ended) == len(plan) or any(w and w.code == 0 for w in workers):
-            return self.verdict()
+        finished = any(worker and worker.code == 0 for worker in workers)
+        if finished or len(ended) == len(plan):
+            raise _JobEnded(self.verdict())
         failed = {plan[key].hostname for key in ended}
         for host in failed:
             self.hosts.avoid(host)
-        end_all(
-            [
-                self.workers[key]
-                for key, slot in plan.items()
-                if slot.hostname in failed and key in self.workers
-            ]
-        )
-        if all(slot.hostname in failed for slot in plan.values()):
-            return self.verdict()
+        given_up = [k for k, slot in plan.items() if slot.hostname in failed]
+        end_all([self.workers[k] for k in given_up if k in self.workers])
+        if len(given_up) == len(plan):
+            raise _JobEnded(self.verdict())
         limit = self._elastic.reset_limit
-        if limit is not None and self._resets >= limit:
+        if limit is not None and changes >= limit:
             self._say(f"ranks came or went over {limit} times (--reset-limit)")
-            return 1
-        return None
+            raise _JobEnded(1)
 
     def verdict(self) -> int:
         """End all workers; return the exit code of the job, and the cause."""
@@ -327,42 +217,44 @@ class Driver:
             self._say(text)
         return code
 
-    def _wait_for_slots(self, wanted: int, option: str = "--min-np") -> None:
-        self._wanted = wanted
-        limit_s = self._elastic.timeout_s
+    def _wait_for_slots(self, wanted: int, option: str) -> dict[str, int]:
+        """Wait for enough slots; return those of each host."""
         if self._short_since is None or self.rounds.met:
             # Hosts that are tried in vain, again and again, are no progress.
             self._short_since = time.monotonic()
-        self._deadline = self._short_since + limit_s
-        found = sum(self.hosts.available().values())
-        if found < wanted:
-            self._say(
-                f"slots for workers: {found}, {option} asks for {wanted}; "
-                f"waiting for more, for {limit_s} s at most (--elastic-timeout)"
-            )
+        limit_s, said = self._elastic.timeout_s, False
+        while True:
+            hosts = self.hosts.available()
+            found = sum(hosts.values())
+            if found >= wanted:
+                return hosts
+            if time.monotonic() >= self._short_since + limit_s:
+                break
+            if not said:
+                said = True
+                self._say(
+                    f"slots for workers: {found}, {option} asks for {wanted}; "
+                    f"waiting for more, for {limit_s} s at most "
+                    "(--elastic-timeout)"
+                )
+            self._handle_event()
+        text = (
+            f"there were not {wanted} slots within {limit_s} s: add hosts, or "
+            "give a smaller --min-np or a longer --elastic-timeout"
+        )
+        if not self.rounds.plan:
+            raise TowerError(text)
+        self._say(text)
+        raise _JobEnded(1)
 
-    def _begin(self) -> int | None:
-        """Begin a round if there are slots; return the exit code on failure."""
-        hosts = self.hosts.available()
+    def _begin_round(self, hosts: dict[str, int]) -> None:
+        """Start a worker in each slot that has none, and let all meet."""
         plan = fill_slots(hosts, self._elastic.most)
-        if len(plan) < self._wanted:
-            assert self._deadline is not None
-            if time.monotonic() < self._deadline:
-                return None
-            text = (
-                f"there were not {self._wanted} slots within "
-                f"{self._elastic.timeout_s} s: add hosts, or give a smaller "
-                "--min-np or a longer --elastic-timeout"
-            )
-            if not self.rounds.plan:
-                raise TowerError(text)
-            self._say(text)
-            return 1
         chief = self.workers.get(key_of(plan[0]))
         if self.rounds.plan and (chief is None or chief.code is not None):
             self._say("no host is left that has the state of the training")
-            return 1
-        self._deadline, self._offered = None, hosts
+            raise _JobEnded(1)
+        self._offered = hosts
         self._run.server.begin(plan)
         self.rounds.begin(plan)
         for key, worker in self.workers.items():
@@ -373,7 +265,6 @@ class Driver:
             old = self.workers.get(key_of(slot))
             if old is None or old.code is not None:
                 self._start(slot)
-        return None
 
     def _start(self, slot: RankPlacement) -> None:
         taken = {rank.index for rank in self._run.processes}
@@ -413,14 +304,9 @@ class Driver:
         plan = fill_slots(now, self._elastic.most)
         if now == before or plan == [*self.rounds.plan.values()]:
             return
-        update = 0
-        if any(count > before.get(host, 0) for host, count in now.items()):
-            update |= _ADDED
-        if any(count > now.get(host, 0) for host, count in before.items()):
-            update |= _REMOVED
         self._offered = now
         # Horovod's seconds cannot tell two changes within one second apart.
-        self._run.server.put(HOSTS_UPDATED, [time.time(), update])
+        self._run.server.put(HOSTS_UPDATED, [time.time(), _ADDED_OR_REMOVED])
 
 
 def _own_gpus(index: int, count: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, TextIO
 
 import rich.console
 from rich.text import Text
@@ -55,33 +55,14 @@ def tag(name: str, index: int, stream: TextIO) -> bytes:
     return capture.get().encode()
 
 
-def binary(stream: TextIO) -> BinaryIO:
-    """The binary stream under a stream, even if it takes only text."""
-    # Those of notebooks do.
-    taker: Any = getattr(stream, "buffer", None) or _Decoding(stream)
-    return taker
-
-
-class _Decoding(io.RawIOBase):
-    """Writes bytes to a stream of text."""
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-        self.name = getattr(stream, "name", None)
-
-    def write(self, data: Any) -> int:
-        self._stream.write(bytes(data).decode(errors="replace"))
-        return len(data)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 class Sink:
-    """A stream to which many threads write whole lines."""
+    """A stream to which many threads write whole lines, as bytes."""
 
-    def __init__(self, stream: BinaryIO, on_failed: Callable[[OSError], None]):
+    def __init__(self, stream: IO[Any], on_failed: Callable[[OSError], None]):
         self._stream = stream
+        # Streams of notebooks take only text.
+        self._binary: Any = getattr(stream, "buffer", stream)
+        self._takes_text = isinstance(self._binary, io.TextIOBase)
         self._on_failed = on_failed
         self._lock = threading.Lock()
         self._closed = False
@@ -91,9 +72,10 @@ class Sink:
         with self._lock:
             if self._closed:
                 return
+            text = data.decode(errors="replace") if self._takes_text else data
             try:
-                self._stream.write(data)
-                self._stream.flush()
+                self._binary.write(text)
+                self._binary.flush()
                 return
             except OSError as error:
                 self._closed = True
@@ -125,7 +107,7 @@ class Console:
         self._files: dict[str, Sink] = {}
         self._on_failed = on_failed
         self.sinks: dict[Any, Sink] = {
-            stream: Sink(binary(stream), on_failed)
+            stream: Sink(stream, on_failed)
             for stream in (sys.stdout, sys.stderr)
         }
         # What was printed before comes before what ranks print.

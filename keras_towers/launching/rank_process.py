@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from keras_towers import settings, subprocesses
+from keras_towers import agent, settings, subprocesses
 from keras_towers.errors import TowerError
-from keras_towers.launching import agent
 from keras_towers.launching.output import Console, Sink, Tagger, tag
 from keras_towers.rendezvous.network import LOOPBACK, is_local
 

@@ -1,13 +1,10 @@
-"""Runs a script as one rank of a job, as under ``python script.py``.
-
-With ``--strategy NAME`` it runs inside a strategy; with ``--advice NAME`` it
-has to have one that connects processes, such as the one of that name.
-"""
+"""Runs a script as one rank of a job, as under ``python script.py``."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
+import json
 import os
 import runpy
 import sys
@@ -16,41 +13,58 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from keras_towers.rendezvous.environment_variables import is_elastic
+from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.settings import SEED
 
 
-def main(arguments: list[str]) -> None:
-    """Run the script, inside a strategy or refusing to train without one."""
-    parser = argparse.ArgumentParser(prog="keras_towers.launching.script")
-    parser.add_argument("--strategy")
-    parser.add_argument("--advice")
-    parser.add_argument("--connects", action="store_true")
-    parser.add_argument("--towers", type=int)
-    parser.add_argument("--module", action="store_true")
-    parser.add_argument("script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What is done before a script runs.
 
+    Attributes:
+        strategy: the name of the strategy that it runs inside, if any.
+        advice: the name of a strategy that connects processes; without any of
+            its own the script is not allowed to train.
+        connects: whether the job has parameter servers, to which the process
+            connects, or is one of them.
+        towers: the towers of a process.
+        module: whether the script is a module, as for ``python -m``.
+    """
+
+    strategy: str | None = None
+    advice: str | None = None
+    connects: bool = False
+    towers: int | None = None
+    module: bool = False
+
+    def command(self, script: str, *arguments: str) -> list[str]:
+        """The command of a rank."""
+        python = [sys.executable, "-m"]
+        if self.strategy or self.advice or self.connects:
+            setup = json.dumps(dataclasses.asdict(self))
+            return [*python, __name__, setup, script, *arguments]
+        python = python if self.module else python[:1]
+        return [*python, script, *arguments]
+
+
+def main(setup: Setup, script: str, *arguments: str) -> None:
+    """Run the script, inside a strategy or refusing to train without one."""
     # Ranks compare the script that it names when they connect.
-    sys.argv = [options.script, *options.arguments]
-    if options.advice:
-        _refuse_to_train_alone(options.advice, options.connects)
+    sys.argv = [script, *arguments]
+    if setup.advice:
+        _refuse_to_train_alone(setup.advice, setup.connects)
     under: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if options.strategy or options.connects:
-        under = _connected(options.strategy, options.towers, options.connects)
+    if setup.strategy or setup.connects:
+        under = _connected(setup.strategy, setup.towers, setup.connects)
     try:
         with under:
-            if options.module:
+            if setup.module:
                 sys.path[0] = os.getcwd()
-                runpy.run_module(
-                    options.script, run_name="__main__", alter_sys=True
-                )
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
                 # As Python does, with symbolic links resolved.
-                folder = os.path.dirname(os.path.realpath(options.script))
-                sys.path[0] = folder
-                runpy.run_path(options.script, run_name="__main__")
+                sys.path[0] = os.path.dirname(os.path.realpath(script))
+                runpy.run_path(script, run_name="__main__")
     except Exception as error:
         # As Python does with an error that nothing catches, for those that look
         # at exit whether there was one.
@@ -139,19 +153,16 @@ def _split_cpu(towers: int, strategy: str | None) -> None:
 def _saved_once() -> contextlib.AbstractContextManager[None]:
     """Let only rank 0 write the files that several ranks save."""
     from keras_towers.fit.hooks import saving
-    from keras_towers.rendezvous import store, tf_config
+    from keras_towers.rendezvous import launchers, store, tf_config
 
-    board, cluster = store.from_environment(), tf_config.from_environment()
-    rank, size = 0, 1
-    if os.environ.get("HOROVOD_RANK"):
-        names = "HOROVOD_RANK", "HOROVOD_SIZE"
-        rank, size = (int(os.environ[name]) for name in names)
-    elif cluster and cluster.trains:
-        rank, size = cluster.rank, cluster.size
+    board = store.from_environment()
+    place = launchers.detect() or tf_config.from_environment()
     # In an elastic job the ranks change, and with them who has saved what.
-    if board is None or size == 1 or is_elastic():
+    if board is None or place is None or is_elastic():
         return contextlib.nullcontext()
-    return saving.once(rank, size, board)
+    if place.size is None or place.size == 1:
+        return contextlib.nullcontext()
+    return saving.once(place.rank, place.size, board)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
@@ -167,4 +178,5 @@ def _from_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _, encoded, *words = sys.argv
+    main(Setup(**json.loads(encoded)), *words)

@@ -92,12 +92,9 @@ def supervise(
         elif event in helpers:
             if blame(ended):
                 continue  # It may be a consequence.
-            text = (
-                describe(event.name or "", event.code or 0, None, True)
-                + ", and the job cannot go on without it"
-            )
-            console.say(text)
-            return Outcome(event.code or 1, event, text)
+            how = describe(event.name or "", event.code or 0, None, True)
+            text = f"{how}, and the job cannot go on without it"
+            return _told(console, event.code or 1, event, text)
         else:
             ended.append(event)
         early = [r for r in ended if not r.code and r.index not in connected]
@@ -108,8 +105,7 @@ def supervise(
                 f"{what} {early[0].name} ended with exit code 0 before "
                 f"it connected, and {what} {waits} waits for it"
             )
-            console.say(text)
-            return Outcome(1, early[0], text)
+            return _told(console, 1, early[0], text)
         culprit = blame(ended)
         if culprit:
             patience_s = (
@@ -121,18 +117,17 @@ def supervise(
     end_all(ranks)
     if passed_on and any(rank.code == EXIT_AGAIN for rank in ended):
         names = " and ".join(signal.Signals(n).name for n in sorted(passed_on))
-        console.say(
+        text = (
             f"ended by {names}; start the script again to resume (exit code "
             f"{EXIT_AGAIN})"
         )
-        return Outcome(EXIT_AGAIN, min(passed_on))
+        return _told(console, EXIT_AGAIN, min(passed_on), text)
     if signal.SIGTERM in passed_on:
         return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
     culprit = blame(ended)
     if culprit is not None:
         code, text = verdict(ended, what)
-        console.say(text)
-        return Outcome(code, culprit[0], text)
+        return _told(console, code, culprit[0], text)
     if len(ranks) > 1 and not connected and not run.job.alone:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the "
@@ -140,6 +135,12 @@ def supervise(
             f"--strategy {how_to_connect} in the script"
         )
     return Outcome()
+
+
+def _told(console: Console, code: int, cause: Rank | int, text: str) -> Outcome:
+    """The end of a job, which the console tells of."""
+    console.say(text)
+    return Outcome(code, cause, text)
 
 
 def stopped_by(reason: int | OSError, console: Console) -> int:

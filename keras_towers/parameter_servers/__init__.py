@@ -9,10 +9,11 @@ What the files are, from the runtime up:
 ``connection``         a process's way to the others
 ``barrier``            meetings of workers that may die, come back or leave
 ``workers``            which workers are there
-``served_model``       a model whose weights the servers hold
+``server_variables``   copies of a model's variables on the servers
 ``session``            what a worker does during a ``fit``, and when
 ``direct_updates``     each worker applies its own gradients
 ``averaged_updates``   averages of the workers' gradients are applied
+``early_updates``      the same, begun before the gradients have arrived
 ``served_calls``       how Keras's methods run on a worker
 =====================  =======================================================
 

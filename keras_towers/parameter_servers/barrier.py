@@ -139,7 +139,7 @@ class Barrier(Notes):
         with tf.device(self._device):
             return self._visits[self.rank].read_value()
 
-    def end_of_step_count(self) -> tf.Tensor:
+    def _end_of_step(self) -> tf.Tensor:
         """Return the number of visits at which the current step is complete.
 
         All of it on the server: what goes to a worker and back waits there
@@ -148,10 +148,17 @@ class Barrier(Notes):
         with tf.device(self._device):
             return (self.visits() + 1) // 2 * 2
 
-    def wait(
-        self, number: tf.Tensor | None = None, part: int = _WHOLE
-    ) -> tf.Tensor:
-        return super().wait(self.visits() if number is None else number, part)
+    def publish_part(self, part: int) -> None:
+        """Publish that this worker has updated a part of the weights."""
+        self.publish(self.rank, self._end_of_step(), part)
+
+    def wait_for_end_of_step(self, part: int = _WHOLE) -> tf.Tensor:
+        """Wait until all have updated the weights, or a part of them."""
+        return self.wait(self._end_of_step(), part)
+
+    def wait_for_all(self) -> tf.Tensor:
+        """Wait until all have arrived as often as this worker."""
+        return self.wait(self.visits())
 
     def arrive(self) -> list[Any]:
         """Arrive once more, without waiting."""

@@ -29,7 +29,7 @@ from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import tf_config, watch
 from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
 from keras_towers.rendezvous.network import answers, is_reachable
-from keras_towers.rendezvous.store import Store, tell_connected, wait
+from keras_towers.rendezvous.store import tell_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import plain
 
@@ -46,43 +46,25 @@ _connection: Connection | None = None
 
 
 class Dropped:
-    """Finds the names of shared resources that all workers have dropped.
+    """Finds the names of shared resources whose owners are gone."""
 
-    A worker drops a name when the objects by which it knew the resource are
-    gone. What every worker has dropped can be freed: nobody is late, and nobody
-    asks for it again, except for a worker that dies and runs its program from
-    the beginning.
-    """
-
-    def __init__(self, size: int):
-        self._size = size
+    def __init__(self) -> None:
         self._watched = 0
         self._names: list[str] = []
-        self._by: dict[str, set[int]] = {}
 
     def drop_with(self, owner: object, name: str) -> None:
         """Drop a name with an object, when that is gone."""
         self._watched += 1
         weakref.finalize(owner, self._names.append, name).atexit = False
 
-    def take_dropped(self) -> list[str]:
-        """The names that this worker has dropped since the last time."""
+    def take(self) -> list[str]:
+        """The names that were dropped since the last time."""
         if self._watched:
             # Models are in cycles of references.
             gc.collect()
             self._watched = 0
         names, self._names[:] = list(self._names), []
         return names
-
-    def merge(self, dropped: Sequence[Sequence[str]]) -> list[str]:
-        """Return the names that all ranks have dropped by now."""
-        for rank, names in enumerate(dropped):
-            for name in names:
-                self._by.setdefault(name, set()).add(rank)
-        free = [n for n, by in self._by.items() if len(by) == self._size]
-        for name in free:
-            del self._by[name]
-        return free
 
 
 class Connection:
@@ -99,9 +81,8 @@ class Connection:
             self.devices[0], self.naming_lost_servers
         )
         self.prefix: str = prefix(cluster)
-        self.dropped: Dropped = Dropped(self.size)
+        self.dropped: Dropped = Dropped()
         self.finished: bool = True
-        self._left = False
         self._name = task_name(cluster, self.rank)
         _wait_for_servers(cluster, self._name)
         with self.naming_lost_servers():
@@ -127,17 +108,6 @@ class Connection:
         )
         self._watch.start()
 
-    def leave(self, failure: str = "") -> None:
-        """Sign off at the servers, which end after the last worker has."""
-        if self._left:
-            return
-        self._left = True
-        for server in range(len(self.devices)):
-            # One that has died needs no goodbye.
-            with contextlib.suppress(tf.errors.OpError, TowerError):
-                key = f"{goodbyes(self.cluster)}-{self.rank}"
-                store_on(server).put(key, failure)
-
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may wait for an answer for ever."""
         lost = _named({n: self.cluster.ps[n] for n in servers})
@@ -147,7 +117,7 @@ class Connection:
         )
 
     def end(self) -> None:
-        """Sign off if the process ends normally or is the chief.
+        """Sign off at the servers, which end after the last worker has.
 
         A worker that ends with an error may be started again, and then needs
         the servers. The chief cannot: it would not resume where it was.
@@ -155,10 +125,17 @@ class Connection:
         # Python sets it for an error that nothing has caught.
         error = getattr(sys, "last_value", None)
         if self.finished and error is None:
-            self.leave()
+            self._sign_off("")
         elif self.rank == 0 and not self.finished:
-            self.leave(str(error or "its fit did not end"))
+            self._sign_off(str(error or "") or "its fit did not end")
         self._watch.stop()
+
+    def _sign_off(self, failure: str) -> None:
+        for server in range(len(self.devices)):
+            # One that has died needs no goodbye.
+            with contextlib.suppress(tf.errors.OpError, TowerError):
+                key = f"{goodbyes(self.cluster)}-{self.rank}"
+                store_on(server).put(key, failure)
 
     @contextlib.contextmanager
     def naming_lost_servers(self) -> Iterator[None]:
@@ -273,17 +250,21 @@ class ServerPeers:
         own = plain.encode(value).decode()
         store.put(f"{where}-{self.rank}", own)
         if self.rank == 0:
-            values = self._await(_Everyone(store, self.size), where)
+            values = self._await(lambda: self._values_of_all(where), where)
             # As a rule most are equal.
             texts = list(dict.fromkeys(values))
             numbers = [texts.index(text) for text in values]
             store.put(where, [texts, numbers])
         else:
-            texts, numbers = self._await(store, where)
+            texts, numbers = self._await(lambda: store.get(where), where)
             values = [texts[number] for number in numbers]
         # Another one than before, of a worker that has come back.
         values[self.rank] = own
         return [plain.decode(text.encode()) for text in values]
+
+    def _values_of_all(self, key: str) -> list[str] | None:
+        found = self.connection.store.by_rank(key, range(self.size))
+        return [*found.values()] if len(found) == self.size else None
 
     def _refuse_second_chief(self, key: str) -> None:
         """Refuse a restarted chief once the first chief had begun to gather."""
@@ -295,14 +276,14 @@ class ServerPeers:
                 "all tasks of the job again, from a backup."
             )
 
-    def _await(self, store: Store, key: str) -> Any:
+    def _await(self, read: Callable[[], Any], key: str) -> Any:
         cluster = self.connection.cluster
         me = task_name(cluster, self.rank)
         look_s = min(settings.LOOK_S, self.stall_shutdown_s)
         who = ""
         for waited_s in waiting(self.stall_shutdown_s, 0):
             try:
-                return wait(store, key, look_s)
+                return wait_for(read, look_s)
             except TimeoutError:
                 self._poll()
             come = self.connection.store.by_rank(key, range(self.size))
@@ -318,15 +299,3 @@ class ServerPeers:
             "the same methods in the same order; raise stall_shutdown_s to "
             "wait longer."
         )
-
-
-class _Everyone:
-    """The values of all ranks as one value, which is there once all are."""
-
-    def __init__(self, store: ServerStore, size: int):
-        self._store, self._ranks = store, range(size)
-        self.put = store.put
-
-    def get(self, key: str) -> list[str] | None:
-        found = self._store.by_rank(key, self._ranks)
-        return [*found.values()] if len(found) == len(self._ranks) else None

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.barrier import LEFT, Barrier
-from keras_towers.parameter_servers.served_model import ServedModel
-from keras_towers.parameter_servers.session import WorkerUpdates
+from keras_towers.parameter_servers.barrier import Barrier
+from keras_towers.parameter_servers.session import Session, WorkerUpdates
 from keras_towers.replicas.asynchronous.hogwild import atomic, takes_turns
 from keras_towers.replicas.averages import refuse_without_update
 from keras_towers.replicas.resources import Functions, after_writes
@@ -29,13 +28,13 @@ class DirectUpdates(WorkerUpdates):
     own, which knows where a worker that comes back was.
     """
 
-    def __init__(self, served: ServedModel, sync: bool):
-        self._served = served
+    def __init__(self, session: Session, sync: bool):
+        self._session = session
         self._sync = sync
-        self.epochs_together = sync and served.splits_batches
-        size = served.peers.size
+        self.epochs_together = sync and session.splits_batches
+        size = session.peers.size
         self.spare = 0 if sync else size
-        name, device, rank = served.name, served.server, served.rank
+        name, device, rank = session.name, session.server, session.rank
         if sync:
             self._barrier = Barrier(f"{name}/barrier", device, rank, size)
             self._barriers = [self._barrier]
@@ -45,51 +44,46 @@ class DirectUpdates(WorkerUpdates):
                 for other in range(size)
             ]
             self._barrier = self._barriers[rank]
-        self.notes = self._barrier
-        self._visits: int | None = None
+        self._visits = 0
         self._taken = False
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
         for optimizer in optimizers:
-            if takes_turns(optimizer, self._served.variables.trained):
+            if takes_turns(optimizer, self._session.variables.trained):
                 raise TowerError(
                     f"the optimizer {optimizer.name!r} accumulates gradients, "
                     "averages weights, scales the loss or trains a weight with "
                     "a constraint, which concurrent workers cannot do: use "
                     "SyncReplicasStrategy, which updates once for all of them."
                 )
-            if self._sync and self._served.rank == 0:
+            if self._sync and self._session.rank == 0:
                 _warn_of_differences(optimizer)
 
     def begin(self, fit: int) -> None:
         for index, barrier in enumerate(self._barriers):
-            self._served.calls(("begin", index), barrier.begin)
+            self._session.calls(("begin", index), barrier.begin)
 
-    def come_back(self) -> int | None:
-        self._visits = self._count_visits()
-        if self._visits == LEFT:
-            self._served.workers.wait_for_end()
-            return None
+    def come_back(self) -> int:
+        self._count_visits()
         # One more than twice its steps, unless it has not read the weights that
         # its last one led to.
         return self._visits // 2
 
-    def _count_visits(self) -> int:
-        (visits,) = self._served.calls("enter", self._barrier.enter)
-        return int(visits)
+    def _count_visits(self) -> None:
+        (visits,) = self._session.calls("enter", self._barrier.enter)
+        self._visits = int(visits)
 
-    def enter(self) -> bool:
-        visits, self._visits = self._visits, None
-        if visits is None:
-            visits = self._count_visits()
-        if visits == 0:
-            self._served.calls("first", self._read_first)
-        elif visits % 2:
-            self._served.calls("wait", lambda: self._barrier.wait())
-        return visits > 0 and visits % 2 == 0
+    def enter(self, is_back: bool) -> bool:
+        if not is_back:
+            self._count_visits()
+        if self._visits == 0:
+            self._session.calls("first", self._read_first)
+        elif self._visits % 2:
+            self._session.calls("wait", self._barrier.wait_for_all)
+        return self._visits > 0 and self._visits % 2 == 0
 
     def _read_first(self) -> None:
-        variables = self._served.variables
+        variables = self._session.variables
         values = variables.read(variables.trained)
         self.have_read(values)
         variables.write_here(variables.trained, values)
@@ -98,42 +92,40 @@ class DirectUpdates(WorkerUpdates):
     def trace_step(self) -> Iterator[None]:
         self._taken = False
         yield
-        variables, barrier = self._served.variables, self._barrier
+        variables, barrier = self._session.variables, self._barrier
         if variables.trained and not self._taken:
             refuse_without_update("which updates the weights on the servers")
         # Of each part as soon as its updates have been made, wherever they are.
         for index, part in enumerate(variables.parts):
             with tf.control_dependencies(variables.read(part)):
-                barrier.publish(
-                    barrier.rank, barrier.end_of_step_count(), index
-                )
+                barrier.publish_part(index)
         with after_writes():
             barrier.arrive()
 
     def take(self, call: UpdateCall) -> None:
         self._taken = True
-        variables = self._served.variables
+        variables = self._session.variables
         there = variables.at_servers(call.optimizer, call.variables)
         with there, atomic.filled(True):
             call.run()
 
-    def due(self) -> tf.Tensor:
-        return self._barrier.end_of_step_count()
+    def wait_for_part(self, part: int) -> tf.Tensor:
+        return self._barrier.wait_for_end_of_step(part)
 
-    def wait(self, number: tf.Tensor) -> tf.Tensor:
-        with tf.device(self._served.server):
-            return tf.reduce_max(self._barrier.wait(number))
+    def wait(self) -> tf.Tensor:
+        with tf.device(self._session.server):
+            return tf.reduce_max(self._barrier.wait_for_end_of_step())
 
     def have_read(self, values: Sequence[tf.Tensor]) -> None:
         # What has been read stays as it was while it is sent.
         with tf.control_dependencies(values):
             arrived = self._barrier.arrive()
         with tf.control_dependencies(arrived):
-            self._barrier.wait()
+            self._barrier.wait_for_all()
 
     def leave(self) -> None:
         # Also once the chief has ended the fit.
-        Functions(self._served.workers.run)("leave", self._barrier.leave)
+        Functions(self._session.workers.run)("leave", self._barrier.leave)
 
 
 def _warn_of_differences(optimizer: keras.optimizers.Optimizer) -> None:

@@ -24,7 +24,6 @@ from keras_towers.fit.update.weight_update import UpdateAtVariable, WeightUpdate
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.served_model import ServedModel
 from keras_towers.parameter_servers.session import (
     Session,
     WorkerUpdates,
@@ -33,10 +32,9 @@ from keras_towers.parameter_servers.session import (
 from keras_towers.parameter_servers.workers import Workers
 from keras_towers.reduction import Gradients
 from keras_towers.replicas.asynchronous.hogwild import (
-    add_atomically,
+    ATOMIC_ADDITIONS,
     seed_of_replica,
 )
-from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
     ReplicaCall,
@@ -61,7 +59,7 @@ class _ToServers:
                 "MultiWorkerTowerStrategy."
             )
         sums = self._sums(call, rows)[0]
-        sums = session.served.variables.send(call.variables, sums)
+        sums = session.variables.send(call.variables, sums)
         session.updates.take(dataclasses.replace(call, grads=sums))
 
 
@@ -84,14 +82,17 @@ class CachedOnce(_ToServers, UpdateAtVariable):
 
 
 class ServedCalls(TowerCalls):
-    """Trains together with the other workers; evaluates alone."""
+    """Trains together with the other workers; evaluates alone.
+
+    Attributes:
+        last: the session of the ``fit`` that began or ended last.
+    """
 
     def __init__(
         self,
         update: CopiesOnTowers | CachedOnce,
         peers: ServerPeers,
-        make_updates: Callable[[ServedModel], WorkerUpdates],
-        quorum: Quorum | None = None,
+        make_updates: Callable[[Session], WorkerUpdates],
     ):
         super().__init__(update)
         # Steps of any other kind than training.
@@ -101,42 +102,24 @@ class ServedCalls(TowerCalls):
         self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
         self._numbers = itertools.count(1)
         self._fits = 0
-        self._quorum = quorum
         self.last: Session | None = None
 
-    @property
-    def counts(self) -> ReplicaCounts:
-        """How many gradients the last ``fit`` used and dropped."""
-        return self._counts_of(self.last)
-
-    def _counts_of(self, session: Session | None) -> ReplicaCounts:
-        peers = self._config.peers
-        if session is None or not isinstance(session.updates, AveragedUpdates):
-            return ReplicaCounts.none(peers.size)
-        if session.trains and peers.rank > 0:
-            raise TowerError(
-                "while fit runs, only the chief knows counts: read them "
-                "there, where strategy.is_chief is True, or after fit."
-            )
-        return session.updates.counts
-
-    def session_of(self, model: keras.Model) -> Session:
+    def _session_of(self, model: keras.Model) -> Session:
         """Return the session in which the workers train a model."""
         if model not in self._sessions:
-            served = ServedModel(
+            self._sessions[model] = Session(
                 self._peers,
                 next(self._numbers),
-                splits_batches=self._config.batches == "split",
+                self._config.batches == "split",
+                self._make_updates,
             )
-            updates = self._make_updates(served)
-            self._sessions[model] = Session(served, updates)
         return self._sessions[model]
 
     def run(self, keras_call: KerasCall) -> Any:
         """Run one call; tell the other workers if a ``fit`` fails."""
         if keras_call.kind != "fit":
             return super().run(keras_call)
-        session = self.session_of(keras_call.model)
+        session = self._session_of(keras_call.model)
         if session.trains:
             raise TowerError(
                 f"fit of model {keras_call.model.name!r} is called inside its "
@@ -145,7 +128,7 @@ class ServedCalls(TowerCalls):
             )
         self._fits += 1
         workers = Workers(self._peers, self._fits, session.updates.spare)
-        session.served.workers = workers
+        session.workers = workers
         try:
             with (
                 # Callbacks read what the servers hold, too.
@@ -174,15 +157,15 @@ class ServedCalls(TowerCalls):
                 self._by_itself, self.adoption, keras_call, prepared, start
             )
         refuse_eager(self._config, keras_call.model)
-        session = self.session_of(keras_call.model)
+        self.last = session = self._session_of(keras_call.model)
         call = ServedFit(
             session, self._step, self.adoption, keras_call, prepared, start
         )
-        if self._quorum is not None and self._config.peers.rank == 0:
+        updates = session.updates
+        if isinstance(updates, AveragedUpdates) and session.rank == 0:
             call.dropped = DroppedGradients(
-                self._quorum, lambda: self._counts_of(call.session)
+                updates.quorum, lambda: updates.counts
             )
-        self.last = call.session
         return call
 
 
@@ -218,8 +201,7 @@ class ServedFit(ReplicaCall):
         if optimizer is not None:
             methods = {"finalize_variable_values": self._finalize}
         with (
-            patches.held(_share_variables),
-            self.reporting_dropped_gradients(),
+            patches.held(_SHARED_VARIABLES),
             self._ended(),
             current_session.filled(self.session),
             patches.shadowed(optimizer, patches.bound(optimizer, methods)),
@@ -242,7 +224,7 @@ class ServedFit(ReplicaCall):
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         with self.session.updates.trace_step():
             result = super().run_step(step, batch)
-        variables = self.session.served.variables
+        variables = self.session.variables
         variables.refuse_writes(compat.get_default_graph())
         return result
 
@@ -250,14 +232,14 @@ class ServedFit(ReplicaCall):
         if kind != "fit":
             # Each worker validates on all of the data.
             return TowerEpochIterator(self.config.alone(), kind, **kwargs)
-        beat = self.session.served.workers.beat
+        beat = self.session.workers.beat
         return super()._iterator(kind, between=beat, **kwargs)
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
         # Of the numbers of a whole batch each takes those of its own rows.
         seeds = self.config.batches == "split"
-        self.session.served.variables.hold(self.model, seeds)
+        self.session.variables.hold(self.model, seeds)
         optimizers = state_lib.collect(self.model).optimizers
         self.session.updates.check(optimizers)
 
@@ -293,7 +275,7 @@ class ServedFit(ReplicaCall):
             try:
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
-                    self.session.served.variables.in_place(),
+                    self.session.variables.in_place(),
                 ):
                     logs = steps(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -317,10 +299,10 @@ class ServedFit(ReplicaCall):
             self.session.leave(bool(self.model.stop_training))
         original(variables)
         if self._begun:
-            self.session.put_finalized()
+            self.session.put(self.session.variables.trained)
 
     def end_of_steps(self, logs: Any) -> Any:
-        self.session.put_others()
+        self.session.put(self.session.variables.others)
         return logs
 
     @contextlib.contextmanager
@@ -338,19 +320,12 @@ class ServedFit(ReplicaCall):
                 self.session.end(error)
 
 
-def _share_variables() -> None:
-    """Patch how workers draw random numbers and write shared variables."""
-    add_atomically()
-    patches.replace(compat.KerasVariable, "assign", _assign)
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
-
-
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     """Assign a value; those of the chief's callbacks also go to the servers."""
     result = original(variable, value)
     session = current_session.get()
     if session is not None and tf.executing_eagerly():
-        session.put_assigned(variable)
+        session.put([variable])
     return result
 
 
@@ -360,6 +335,14 @@ def _next_seed(
     """Make workers with their own data draw their own random numbers."""
     seed = original(generator, *args, **kwargs)
     session = current_session.get()
-    if session is None or session.served.splits_batches:
+    if session is None or session.splits_batches:
         return seed
-    return seed_of_replica(seed, session.served.rank)
+    return seed_of_replica(seed, session.rank)
+
+
+# How workers draw random numbers and write shared variables.
+_SHARED_VARIABLES: tuple[patches.Patch, ...] = (
+    *ATOMIC_ADDITIONS,
+    (compat.KerasVariable, "assign", _assign),
+    (keras.random.SeedGenerator, "next", _next_seed),
+)

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -43,13 +44,13 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers.barrier import Notes
-from keras_towers.parameter_servers.connection import ServerPeers
-from keras_towers.parameter_servers.served_model import ServedModel
+from keras_towers.parameter_servers.connection import Connection, ServerPeers
 from keras_towers.parameter_servers.server_store import value_of
-from keras_towers.parameter_servers.workers import FitEnded
+from keras_towers.parameter_servers.server_variables import ServerVariables
+from keras_towers.parameter_servers.workers import FitEnded, Workers
 from keras_towers.rendezvous import check
 from keras_towers.replicas import resources
+from keras_towers.replicas.resources import Functions
 
 _HOST = "/device:CPU:0"
 
@@ -61,14 +62,12 @@ class WorkerUpdates:
     """How gradients become weights; methods in the order of a ``fit``.
 
     Attributes:
-        notes: by which this worker knows what weights are ready.
         reads_parts: whether a part of the weights can be read while another
             one is still updated.
         epochs_together: whether all workers end each epoch together.
         spare: how many lost workers a step can do without.
     """
 
-    notes: Notes
     reads_parts: bool = True
     epochs_together: bool
     spare: int
@@ -83,14 +82,11 @@ class WorkerUpdates:
         """Create the shared state of a ``fit``; on the chief only."""
         raise NotImplementedError
 
-    def come_back(self) -> int | None:
-        """How many batches this worker trained on before it died.
-
-        None: the others have ended the ``fit``, or do so without it.
-        """
+    def come_back(self) -> int:
+        """How many batches this worker trained on before it died."""
         raise NotImplementedError
 
-    def enter(self) -> bool:
+    def enter(self, is_back: bool) -> bool:
         """Begin the first step; return whether to wait for its weights."""
         raise NotImplementedError
 
@@ -105,11 +101,11 @@ class WorkerUpdates:
     def after_step(self) -> None:
         """Called after each step of this worker."""
 
-    def due(self) -> tf.Tensor:
-        """The number in notes that says that the next weights are ready."""
+    def wait_for_part(self, part: int) -> tf.Tensor:
+        """Wait for a part of the next weights."""
         raise NotImplementedError
 
-    def wait(self, number: tf.Tensor) -> tf.Tensor:
+    def wait(self) -> tf.Tensor:
         """Wait for all of the next weights; negative if there are none."""
         raise NotImplementedError
 
@@ -134,29 +130,19 @@ class WorkerUpdates:
 class NextWeights:
     """Reads the weights of the next step once they are ready."""
 
-    def __init__(self, served: ServedModel, updates: WorkerUpdates):
-        self._served = served
-        self._updates = updates
-        # With the number of the last fit that the chief has stopped.
-        self._stopped = f"{served.name}/stopped"
+    def __init__(self, session: Session):
+        self._session = session
         # What waits while a step runs. It opens the gate when nobody reads the
         # weights of the step any more.
         self._running: remote.Running | None = None
-        self._gate = resources.Queue(f"{served.name}/gate", _HOST, [tf.int64])
-
-    def stop(self, fit: int) -> None:
-        """Stop a ``fit``, and all before it; on the chief only."""
-        self._served.connection.store.put(self._stopped, fit)
-
-    def stopped_fit(self) -> int:
-        """The last ``fit`` that the chief has stopped."""
-        return self._served.connection.store.get(self._stopped) or 0
+        self._gate = resources.Queue(f"{session.name}/gate", _HOST, [tf.int64])
 
     def ask(self) -> None:
         """Request parts of the weights during a step, before ``read``."""
-        if self._updates.reads_parts and self._running is None:
-            parts = self._served.variables.parts
-            ahead = self._served.calls.traced(
+        session = self._session
+        if session.updates.reads_parts and self._running is None:
+            parts = session.variables.parts
+            ahead = session.calls.traced(
                 "ahead", lambda: self._read(parts, self._gate.get)
             )
             self._running = remote.Running(ahead)
@@ -175,11 +161,11 @@ class NextWeights:
             Whether there are any, and the last ``fit`` that has been stopped.
         """
         if self._running is None:
-            turn, stopped = self._served.calls("next", self._read)
+            turn, stopped = self._session.calls("next", self._read)
         else:
             running, self._running = self._running, None
             self._gate.put(0)
-            turn, stopped = self._served.workers.wait(running, in_step=True)
+            turn, stopped = self._session.workers.wait(running, in_step=True)
         return int(turn) >= 0, value_of(stopped) or 0
 
     def _read(
@@ -187,18 +173,17 @@ class NextWeights:
         parts: Sequence[Sequence[keras.Variable]] = (),
         gate: Callable[[], list[tf.Tensor]] = list,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        updates, variables = self._updates, self._served.variables
-        number = updates.due()
+        updates, variables = self._session.updates, self._session.variables
         values: list[tf.Tensor] = []
         trained: list[keras.Variable] = []
         for index, part in enumerate(parts):
-            with tf.control_dependencies([updates.notes.wait(number, index)]):
+            with tf.control_dependencies([updates.wait_for_part(index)]):
                 values += variables.read(part)
                 trained += part
-        turn = updates.wait(number)
+        turn = updates.wait()
         with tf.control_dependencies([turn]):
             # All workers stop after the same step.
-            stopped = self._served.connection.store.read(self._stopped)
+            stopped = self._session.read_stopped()
             if not parts:
                 trained = variables.trained
                 values = variables.read(trained)
@@ -212,67 +197,130 @@ class Session:
     """The training of one model by all workers of a job.
 
     Attributes:
+        variables: their copies on the servers.
+        updates: how gradients become weights.
+        workers: those of the ``fit`` that runs.
+        calls: operations that end by ``FitEnded`` once the chief has ended
+            the ``fit``.
+        splits_batches: whether the workers share each batch.
         steps_done: how many steps this worker has made in the ``fit``.
         trains: whether a ``fit`` runs.
         has_left: whether this worker takes part in no more steps of it.
     """
 
-    def __init__(self, served: ServedModel, updates: WorkerUpdates):
-        self.served = served
-        self.updates = updates
+    workers: Workers
+
+    def __init__(
+        self,
+        peers: ServerPeers,
+        number: int,
+        splits_batches: bool,
+        make_updates: Callable[[Session], WorkerUpdates],
+    ):
+        self.peers = peers
+        self.connection: Connection = peers.connection
+        self.rank: int = peers.rank
+        self.name: str = f"{peers.prefix}/model_{number}"
+        self.server: str = self.connection.devices[0]
+        self.splits_batches = splits_batches
+        self.variables: ServerVariables = ServerVariables(
+            self.name,
+            self.connection,
+            lambda function: self.workers.run(function),
+        )
+        self.calls: Functions = Functions(self.run_in_step)
+        self.updates: WorkerUpdates = make_updates(self)
         self.steps_done = 0
         self.trains = False
         self.has_left = False
         self._fits = 0
-        self._next_weights = NextWeights(served, updates)
-        self._is_chief = served.rank == 0
+        self._is_back = False
+        # With the number of the last fit that the chief has stopped.
+        self._stopped = f"{self.name}/stopped"
+        self._next_weights = NextWeights(self)
+        self._is_chief = self.rank == 0
         # On the chief the optimizers' variables are the servers' for a fit.
         self._in_place = contextlib.ExitStack()
+        self.connection.dropped.drop_with(self, self.name)
+
+    def run_in_step(self, function: Any) -> list[Any]:
+        """Run a concrete function, unless the chief ends the ``fit``."""
+        return self.workers.run(function, in_step=True)
+
+    def _stop(self, fit: int) -> None:
+        """Stop a ``fit``, and all before it; on the chief only."""
+        self.connection.store.put(self._stopped, fit)
+
+    def read_stopped(self) -> tf.Tensor:
+        """Read, inside a function, which ``fit`` was stopped last."""
+        return self.connection.store.read(self._stopped)
 
     def begin(self, epoch: int) -> tuple[int, int | None]:
         """Begin a ``fit``; return its epoch, and the batches done, or None."""
-        served = self.served
         self._fits += 1
         self.steps_done = 0
         self.has_left = False
         self.trains = True
         # They are of local variables, which may have been replaced.
-        served.variables.forget_traces()
-        served.calls.forget()
+        self.variables.forget_traces()
+        self.calls.forget()
         # One that was late in an earlier fit may still have written.
-        _free_dropped(served.peers, f"begins fit {self._fits}")
+        check.gather(self.peers, None, f"begins fit {self._fits}")
+        self._free_dropped()
         if self._is_chief:
-            served.variables.put()
-            self._next_weights.stop(0)
+            self.variables.put()
+            self._stop(0)
             self.updates.begin(self._fits)
-        elif served.connection.starts > 1:
-            _check_not_freed(served)
+        elif self.connection.starts > 1:
+            self._check_not_freed()
         where = f"takes over the weights of fit {self._fits}"
-        epoch = check.gather(served.peers, epoch, where)[0]
-        behind = self._batches_before() if served.workers.begin() else None
+        epoch = check.gather(self.peers, epoch, where)[0]
+        self._is_back = self.workers.begin()
+        behind = self._batches_before() if self._is_back else None
         if self._is_chief:
-            self._in_place.enter_context(served.variables.in_place())
+            self._in_place.enter_context(self.variables.in_place())
         else:
-            served.variables.get()
+            self.variables.get()
         return epoch, behind
+
+    def _free_dropped(self) -> None:
+        """Free what the chief no longer has: nobody trains it without."""
+        for name in self.connection.dropped.take():
+            if not self._is_chief:
+                resources.forget(name)
+                continue
+            self.connection.store.put(f"{name}/freed", True)
+            with self.connection.naming_lost_servers():
+                resources.free(name)
+
+    def _check_not_freed(self) -> None:
+        if self.connection.store.get(f"{self.name}/freed") is not None:
+            raise TowerError(
+                f"worker {self.rank} of this job was restarted, and its script "
+                "begins with a model that the chief had deleted: the parameter "
+                "servers have freed its weights. Start all tasks of the job "
+                "again, from a backup."
+            )
 
     def _batches_before(self) -> int:
         """How many batches a returning worker has trained on."""
-        workers = self.served.workers
-        steps = None
+        workers = self.workers
         if workers.ended_after() is None:
             with contextlib.suppress(FitEnded):
-                steps = self.updates.come_back()
-        if steps is None:
-            self.has_left = True
-            steps = workers.ended_after()
-            assert steps is not None
+                if not workers.has_left():
+                    return self.updates.come_back()
+                # It may have died before it could say so.
+                self.updates.leave()
+                workers.wait_for_end()
+        self.has_left = True
+        steps = workers.ended_after()
+        assert steps is not None
         return steps
 
     def start(self) -> None:
         """Enter the first step, if there is one left."""
         try:
-            if self.updates.enter():
+            if self.updates.enter(self._is_back):
                 there_are, _ = self._next_weights.read()
                 self.has_left = not there_are
         except FitEnded:
@@ -284,7 +332,7 @@ class Session:
 
     def step(self) -> bool:
         """End a step, and read the new weights; return whether one follows."""
-        self.served.workers.beat()
+        self.workers.beat()
         self.steps_done += 1
         self.updates.after_step()
         try:
@@ -293,19 +341,20 @@ class Session:
             self.has_left = True
             return False
         if not there_are:
-            self.served.workers.check_failed()
+            self.workers.check_failed()
         return there_are and stopped < self._fits
 
     def end_epoch(self, epoch: int, stops: bool) -> bool:
         """End an epoch, after all callbacks; return whether training stops."""
-        workers = self.served.workers
+        workers = self.workers
         if self._is_chief:
             if stops:
-                self._next_weights.stop(self._fits)
+                self._stop(self._fits)
             workers.end_epoch(epoch)
         elif self.updates.epochs_together and not stops:
             workers.wait_for_epoch(epoch)
-            stops = self._next_weights.stopped_fit() >= self._fits
+            last = self.connection.store.get(self._stopped) or 0
+            stops = last >= self._fits
         return stops
 
     def leave(self, stops: bool = False) -> None:
@@ -314,79 +363,44 @@ class Session:
         if self.has_left:
             return
         self.has_left = True
-        workers = self.served.workers
+        workers = self.workers
         self._next_weights.cancel()
         if stops and self._is_chief:
-            self._next_weights.stop(self._fits)
-        self.updates.leave()
+            self._stop(self._fits)
         workers.leave()
+        with contextlib.suppress(FitEnded):
+            self.updates.leave()
         if self._is_chief:
             workers.wait_for_others(self.updates.is_over)
             # For one that is not waited for, and goes on later.
-            self._next_weights.stop(self._fits)
+            self._stop(self._fits)
             self.updates.finish()
-            self.put_others()
+            self.put(self.variables.others)
             self._in_place.close()
-            self.served.variables.get()
+            self.variables.get()
 
     def end(self, error: BaseException | None) -> None:
         """End a ``fit``; wait for the others, unless it has failed.
 
         A process that was broken off may be started again.
         """
-        served = self.served
-        served.connection.finished = error is None
+        self.connection.finished = error is None
         self.trains = False
         try:
             self._next_weights.cancel()
             if error is None:
                 self.leave()
                 if self._is_chief:
-                    served.workers.end(self.steps_done)
+                    self.workers.end(self.steps_done)
                 else:
-                    served.workers.wait_for_end()
+                    self.workers.wait_for_end()
         finally:
             self._in_place.close()
             self.updates.end()
         if error is None:
-            served.variables.get()
+            self.variables.get()
 
-    # What the chief's copy of the model gets reaches the servers.
-
-    def put_finalized(self) -> None:
-        """Write the chief's final weights to the servers."""
-        if self._is_chief:
-            self.served.variables.put(self.served.variables.trained)
-
-    def put_assigned(self, variable: keras.Variable) -> None:
-        """Write a value that the chief has assigned to the servers."""
+    def put(self, variables: Sequence[keras.Variable]) -> None:
+        """Write the chief's values of variables to the servers."""
         if self._is_chief and self._fits:
-            self.served.variables.put([variable])
-
-    def put_others(self) -> None:
-        """Write the chief's values of untrained variables to the servers."""
-        if self._is_chief and self._fits:
-            self.served.variables.put(self.served.variables.others)
-
-
-def _free_dropped(peers: ServerPeers, where: str) -> None:
-    """Free resources that no worker needs any more; on the chief only."""
-    dropped = peers.connection.dropped
-    by_rank = check.gather(peers, dropped.take_dropped(), where)
-    for name in dropped.merge(by_rank):
-        if peers.rank > 0:
-            resources.forget(name)
-            continue
-        peers.connection.store.put(f"{name}/freed", True)
-        with peers.connection.naming_lost_servers():
-            resources.free(name)
-
-
-def _check_not_freed(served: ServedModel) -> None:
-    if served.connection.store.get(f"{served.name}/freed") is not None:
-        raise TowerError(
-            f"worker {served.rank} of this job was restarted, and its script "
-            "begins with a model that all workers had deleted: the parameter "
-            "servers have freed its weights. Start all tasks of the job "
-            "again, from a backup."
-        )
+            self.variables.put(variables)

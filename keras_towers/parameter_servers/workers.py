@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from keras_towers import settings, system
 from keras_towers._notices import announce
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
-from keras_towers.parameter_servers.connection import Connection, ServerPeers
+from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_store import task_name
 from keras_towers.parameter_servers.serving import missing_workers
 from keras_towers.rendezvous.liveness import Liveness, State
@@ -23,32 +23,6 @@ from keras_towers.rendezvous.store import wait
 
 class FitEnded(Exception):
     """The chief has ended the ``fit`` without this worker."""
-
-
-class Watch(Liveness):
-    """The workers' signs of life, for as long as this worker waits.
-
-    Attributes:
-        missing: the workers that do not answer, as a server has published.
-    """
-
-    def __init__(self, connection: Connection, name: str):
-        self._store, self._prefix = connection.store, connection.prefix
-        self.missing: dict[int, State] = {}
-        super().__init__(
-            range(connection.size),
-            functools.partial(self._store.by_rank, f"{name}/heartbeat"),
-            settings.LOST_S,
-        )
-
-    def refresh(self) -> None:
-        """Look for new signs of all workers."""
-        self.missing = missing_workers(self._store, self._prefix)
-        super().refresh()
-
-    def unreachable(self) -> dict[int, State]:
-        """Return the workers that have not answered for long."""
-        return {r: state for r, state in self.missing.items() if state.is_gone}
 
 
 class Workers:
@@ -83,8 +57,17 @@ class Workers:
         self._store.put(self._key("failed"), "")
         return back
 
-    def _begin_to_watch(self) -> Watch:
-        return Watch(self._connection, self._name)
+    def _begin_to_watch(self) -> Liveness:
+        heartbeats = functools.partial(
+            self._store.by_rank, f"{self._name}/heartbeat"
+        )
+        ranks = range(self._connection.size)
+        return Liveness(ranks, heartbeats, settings.LOST_S)
+
+    def _unreachable(self) -> dict[int, State]:
+        """The workers that have not answered a server for long."""
+        states = missing_workers(self._store, self._connection.prefix)
+        return {rank: s for rank, s in states.items() if s.is_gone}
 
     def beat(self) -> None:
         """Publish a sign of life, no more often than necessary."""
@@ -97,31 +80,25 @@ class Workers:
 
     def _announce_gone(self) -> None:
         """Announce, once, each worker that has stopped answering."""
-        states = missing_workers(self._store, self._connection.prefix)
-        for rank, state in states.items():
-            if (
-                rank in self._announced
-                or rank == self._rank
-                or not state.is_gone
-            ):
+        for rank, state in self._unreachable().items():
+            if rank in self._announced or rank == self._rank:
                 continue
             self._announced.add(rank)
-            if state == State.LOST:
-                announce(f"{self._lost([rank])}; fit continues where possible")
-                continue
-            announce(
-                f"{self._who(rank)} at {self._at(rank)} has ended: if "
-                f"{self._who(self._rank)} needs it, it waits for its return, "
-                f"for {self._stall_shutdown_s:g} s at most"
-            )
-
-    def _lost(self, ranks: Iterable[int]) -> str:
-        named = (f"{self._who(rank)} at {self._at(rank)}" for rank in ranks)
-        return f"{', '.join(named)} {State.LOST}"
+            then = "fit continues where possible"
+            if state == State.ENDED:
+                then = (
+                    f"if {self._who(self._rank)} needs it, it waits for its "
+                    f"return, for {self._stall_shutdown_s:g} s at most"
+                )
+            announce(f"{self._who(rank)} at {self._at(rank)} {state}: {then}")
 
     def leave(self) -> None:
         """Publish that this worker has left."""
         self._store.put(self._key("left"), True)
+
+    def has_left(self) -> bool:
+        """Whether this worker has left, maybe before it died."""
+        return self._store.get(self._key("left")) is not None
 
     def end(self, steps: int) -> None:
         """Publish that the ``fit`` has ended; on the chief only."""
@@ -167,7 +144,7 @@ class Workers:
             text = f"{type(error).__name__}: {error}"
             self._store.put(self._key("failed"), text)
 
-    def _look_at_chief(self, watch: Watch) -> None:
+    def _look_at_chief(self, watch: Liveness) -> None:
         self.beat()
         watch.refresh()
         failure = self._store.get(f"{self._name}/failed-0")
@@ -175,7 +152,7 @@ class Workers:
             raise TowerError(
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
-        if 0 in watch.unreachable():
+        if 0 in self._unreachable():
             system.end_in_time()
             raise TowerError(
                 f"the chief can no longer be reached at {self._at(0)}: start "
@@ -204,21 +181,23 @@ class Workers:
             else:
                 self.beat()
                 watch.refresh()
-            gone = watch.unreachable()
+            gone = self._unreachable()
             lost = [r for r in self._others if gone.get(r) == State.LOST]
             if len(lost) > spare:
                 self._check_needed(lost, spare)
 
         return poll
 
-    def _check_needed(self, lost: Sequence[int], spare: int) -> None:
+    def _check_needed(self, gone: Sequence[int], spare: int) -> None:
         left = self._by_rank("left")
-        needed = [rank for rank in lost if rank not in left]
+        needed = [rank for rank in gone if rank not in left]
         if len(needed) > spare:
             system.end_in_time()
+            lost = (f"{self._who(r)} at {self._at(r)}" for r in needed)
             raise TowerError(
-                f"{self._who(self._rank)} has to end: {self._lost(needed)}. "
-                "Start all tasks of the job again, from a backup."
+                f"{self._who(self._rank)} has to end: {', '.join(lost)} "
+                f"{State.LOST}. Start all tasks of the job again, from a "
+                "backup."
             )
 
     def loss_poller(self, lost: Callable[[int], None]) -> Callable[[], None]:
@@ -229,8 +208,9 @@ class Workers:
 
         def poll() -> None:
             watch.refresh()
+            gone = self._unreachable()
             for rank in sorted(alive):
-                if self._trouble(watch, rank, self._stall_shutdown_s):
+                if self._trouble(watch, gone, rank, self._stall_shutdown_s):
                     alive.discard(rank)
                     lost(rank)
 
@@ -249,14 +229,14 @@ class Workers:
                 continue
             self.beat()
             watch.refresh()
-            failed = self._by_rank("failed")
+            gone, failed = self._unreachable(), self._by_rank("failed")
             if over is None and is_over():
                 over = time.monotonic()
             late = (
                 over is not None and time.monotonic() - over > settings.LOST_S
             )
             for rank in list(missing):
-                why = self._trouble(watch, rank, self._stall_shutdown_s)
+                why = self._trouble(watch, gone, rank, self._stall_shutdown_s)
                 if failed.get(rank):
                     why = "has failed"
                 elif late:
@@ -269,13 +249,19 @@ class Workers:
                 who = ", ".join(map(self._who, missing))
                 announce(f"the chief waits for {who} to end its fit")
 
-    def _trouble(self, watch: Watch, rank: int, silent_s: float) -> str:
+    def _trouble(
+        self,
+        watch: Liveness,
+        gone: Collection[int],
+        rank: int,
+        limit_s: float,
+    ) -> str:
         """Why a worker may be stuck; empty if unknown."""
-        if rank in watch.unreachable():
+        silent_s = watch.silent_s(rank)
+        if rank in gone:
             return "can no longer be reached"
-        if watch.silent_s(rank) > silent_s:
-            seconds = f"{watch.silent_s(rank):.0f} s"
-            return f"has given no sign of life for {seconds}"
+        if silent_s > limit_s:
+            return f"has given no sign of life for {silent_s:.0f} s"
         return ""
 
     def run(self, function: Any, in_step: bool = False) -> Any:
@@ -295,12 +281,11 @@ class Workers:
         """Say which workers may have caused a wait that was too long."""
         timeout_s = self._stall_shutdown_s
         self._watch.refresh()
-        failed = self._by_rank("failed")
+        gone, failed = self._unreachable(), self._by_rank("failed")
+        limit_s = min(settings.LOST_S, timeout_s / 2)
         reasons = []
         for rank in self._others:
-            why = self._trouble(
-                self._watch, rank, min(settings.LOST_S, timeout_s / 2)
-            )
+            why = self._trouble(self._watch, gone, rank, limit_s)
             if failed.get(rank):
                 why = f"has failed ({failed[rank]})"
             if why:

@@ -9,22 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.program import (
-    Exchange,
-    Function,
-    Operation,
-    Tensor,
-)
+from keras_towers.partition.layouts import NotDivided
+from keras_towers.partition.program import Exchange, Function, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
+# What sizes are computed in.
+SIZE = tf.int64
 Output = tuple[Any, tf.TensorShape]
 UNKNOWN_SHAPE: Any = tf.TensorShape(None)  # pyright: ignore[reportArgumentType]
 # They belong to the graph of the trace.
 _OF_TRACE = ("_class", "_output_shapes")
-
-
-class NeedsExchange(Exception):
-    """Inside of a loop or a branch, where towers cannot meet."""
 
 
 class Builder:
@@ -81,7 +75,7 @@ class Builder:
     def op(
         self,
         type_: str,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Any],
         shape: Any = None,
         is_repeated: bool = False,
         **attributes: Any,
@@ -90,25 +84,39 @@ class Builder:
 
         Args:
             type_: its type.
-            inputs: its inputs.
+            inputs: its inputs: tensors, or numbers of which constants are made.
             shape: the shape of its output, as far as it is known.
             is_repeated: whether every function that needs it has its own.
             **attributes: those that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
         known = {k: attribute(v) for k, v in attributes.items()}
-        known |= _inferred(definition, inputs)
+        # No operation that rules add has two lists among its inputs.
+        longest = len(inputs) - len(definition.input_arg) + 1
+        args: list[Any] = []
+        for arg in definition.input_arg:
+            args += [arg] * (longest if arg.number_attr else 1)
+            if arg.number_attr:
+                known[arg.number_attr] = attribute(longest)
+        for arg, given in zip(args, inputs, strict=True):
+            if arg.type_attr and isinstance(given, Tensor):
+                known[arg.type_attr] = attribute(given.dtype)
         for option in definition.attr:
             if option.HasField("default_value"):
                 known.setdefault(option.name, option.default_value)
+        tensors = [
+            given
+            if isinstance(given, Tensor)
+            else self.constant(given, _dtype_of(arg, known))
+            for arg, given in zip(args, inputs, strict=True)
+        ]
         (output,) = definition.output_arg
-        dtype = output.type or known[output.type_attr].type
         size = UNKNOWN_SHAPE if shape is None else tf.TensorShape(shape)
         (tensor,) = self.add(
             type_,
-            inputs,
+            tensors,
             known,
-            [(tf.as_dtype(dtype), size)],
+            [(_dtype_of(output, known), size)],
             is_repeated=is_repeated,
         )
         return tensor
@@ -162,12 +170,15 @@ class Builder:
             tensor: what each tower gives.
             axis: the axis along which all are joined.
             size: the size of that axis then, in symbols.
+
+        Raises:
+            NotDivided: if towers cannot exchange anything here.
         """
         if kind == "first" and not self.meets:
             # All have the same: what a tower has itself.
             return tensor
         if not self.meets:
-            raise NeedsExchange
+            raise NotDivided
         shape = tensor.shape
         if kind == "gather" and shape.rank is not None:
             sizes = list(shape)
@@ -244,17 +255,9 @@ def attribute(value: Any) -> Any:
     return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
 
 
-def _inferred(definition: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the attributes that follow from the inputs of an operation."""
-    attributes: dict[str, Any] = {}
-    left = list(inputs)
-    for arg in definition.input_arg:
-        # No operation that rules add has two lists among its inputs.
-        rest = len(definition.input_arg) - 1
-        count = len(inputs) - rest if arg.number_attr else 1
-        taken, left = left[:count], left[count:]
-        if arg.number_attr:
-            attributes[arg.number_attr] = AttrValue(i=count)
-        if arg.type_attr:
-            attributes[arg.type_attr] = attribute(taken[0].dtype)
-    return attributes
+def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
+    """The dtype of an input or output; of a size, where any will do."""
+    if arg.type:
+        return tf.as_dtype(arg.type)
+    known = attributes.setdefault(arg.type_attr, attribute(SIZE))
+    return tf.as_dtype(known.type)

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import (
-    AttrValue,
-    Builder,
-    NeedsExchange,
-    Output,
-)
+from keras_towers.partition.builder import AttrValue, Builder, Output
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
     ListOf,
+    NotDivided,
     Partial,
     Sharded,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.list_elements import in_common, list_on_tower
 from keras_towers.partition.program import Function, Operation, Tensor
@@ -58,18 +56,20 @@ def has_control_flow_v1(graph: Any) -> bool:
 def graph_of(node: Node, name: str, ahead: int = 0) -> Any:
     """Return the graph of a function that an operation calls.
 
-    It is None if it is not known, takes something else, or cannot be laid out:
-    then the call is computed once.
-
     Args:
         node: the operation.
         name: the name of the function.
         ahead: how many inputs of the operation are not those of the function.
+
+    Raises:
+        NotDivided: if it is not known, takes something else, or cannot be laid
+            out.
     """
     graph = compat.graph_of_function(node.operation.graph, name)
-    if graph is None or len(graph.inputs) != len(node.operation.inputs) - ahead:
-        return None
-    return None if has_control_flow_v1(graph) else graph
+    require(graph is not None)
+    require(len(graph.inputs) == len(node.operation.inputs) - ahead)
+    require(not has_control_flow_v1(graph))
+    return graph
 
 
 def source(tensor: Any) -> Any:
@@ -106,44 +106,33 @@ def tensor_with_layout(
         layout: how it is to be laid out.
 
     Raises:
-        NeedsExchange: if a tower cannot have it without an exchange.
+        NotDivided: if a tower cannot have it without an exchange.
     """
-    tensor: Tensor | None = None
+    if isinstance(layout, ListOf):
+        return list_on_tower(partition, value, layout)
+    require(value.is_replicated or value.layout == layout)
     if isinstance(layout, Sharded):
-        if value.is_replicated or value.layout == layout:
-            tensor = partition.rows(value, layout)
-    elif isinstance(layout, ListOf):
-        tensor = list_on_tower(partition, value, layout)
-    elif value.is_replicated:
-        split = isinstance(layout, Partial)
-        tensor = (
-            partition.partial(value) if split else partition.replicated(value)
-        )
-    elif value.is_partial and isinstance(layout, Partial):
-        tensor = partition.partial(value)
-    if tensor is None:
-        raise NeedsExchange
-    return tensor
+        return partition.rows(value, layout)
+    if isinstance(layout, Partial):
+        return partition.partial(value)
+    return partition.replicated(value)
 
 
 def joined(a: Value, b: Value) -> Value:
     """Return how a value is laid out that is one of two, and what is known.
 
     Raises:
-        NeedsExchange: if they cannot be laid out alike.
+        NotDivided: if they cannot be laid out alike.
     """
     layouts = [v.layout for v in (a, b) if not v.is_replicated]
-    if any(layout != layouts[0] for layout in layouts):
-        raise NeedsExchange
+    require(all(layout == layouts[0] for layout in layouts))
     return in_common(a, b, layouts[0] if layouts else REPLICATED)
 
 
 def with_parts_or_sums(
-    partition: Partitioner,
-    inputs: Sequence[Value],
-    lay_out: Callable[[Sequence[Value]], list[Value] | None],
-) -> list[Value] | None:
-    """Lay out what towers call; None: it is computed once.
+    partition: Partitioner, inputs: Values, lay_out: Callable[[Values], Values]
+) -> Values:
+    """Lay out what towers call.
 
     What is a part of a sum stays so, or else is summed before.
 
@@ -151,16 +140,18 @@ def with_parts_or_sums(
         partition: has the program around it.
         inputs: what it is given.
         lay_out: lays it out.
+
+    Raises:
+        NotDivided: if it has to be computed once.
     """
     before = len(partition.once)
     while True:
         try:
             return lay_out(inputs)
-        except NeedsExchange:
+        except NotDivided:
             del partition.once[before:]
         parts = [value for value in inputs if value.is_partial]
-        if not parts:
-            return None
+        require(parts)
         for value in parts:
             partition.whole(value)
 

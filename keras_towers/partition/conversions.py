@@ -13,25 +13,25 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.builder import SIZE, Builder
 from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
     Layout,
     ListOf,
+    NotDivided,
     Partial,
     Sharded,
     Unit,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.list_elements import whole_list
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, name_of, own_symbol
-
-# What sizes are computed in.
-SIZE = tf.int64
 
 
 class CannotGather(Exception):
@@ -44,28 +44,24 @@ class Converter:
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
+        builder: takes the operations.
+
+    Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
             same on all towers.
-        builder: takes the operations.
+        units: other units, by what they follow from, and by the symbols of
+            their sizes.
     """
 
-    def __init__(
-        self,
-        unit: Unit,
-        is_first: Tensor,
-        sizes: Mapping[str, Tensor],
-        builder: Builder,
-    ):
+    def __init__(self, unit: Unit, is_first: Tensor, builder: Builder):
         self.unit = unit
         self.is_first = is_first
-        self.sizes = dict(sizes)
         self.builder = builder
-        self._shares: dict[Any, Tensor] = {}
+        self.sizes: dict[str, Tensor] = {}
+        self.units: dict[Any, DataDependentUnit] = {}
+        self._fractions: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-        # By what they follow from, and by the symbols of their sizes.
-        self._units_by_key: dict[Any, DataDependentUnit] = {}
-        self._units_by_symbol: dict[str, DataDependentUnit] = {}
 
     def on_towers(
         self,
@@ -74,7 +70,7 @@ class Converter:
         *layouts: Layout,
         shapes: Sequence[Sequence[Any] | None] | None = None,
         attributes: Mapping[str, Any] | None = None,
-    ) -> list[Value]:
+    ) -> Values:
         """Have each tower compute an operation; return its N outputs.
 
         Args:
@@ -109,10 +105,11 @@ class Converter:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            whole = whole_list(self, value) if self.builder.meets else None
-            if whole is None:
-                raise CannotGather if self.builder.meets else NeedsExchange
-            return whole
+            require(self.builder.meets)
+            try:
+                return whole_list(self, value)
+            except NotDivided:
+                raise CannotGather from None
         if value.linear is not None:
             # Less to exchange, as it follows from what is needed elsewhere.
             source, index, inputs = value.linear
@@ -167,14 +164,12 @@ class Converter:
         before = self.builder.op(
             "Shape", [tensor], is_repeated=True, out_type=SIZE
         )
-        target = []
-        for index, size in enumerate(sizes):
-            if isinstance(size, int):
-                size = self.builder.constant(size, SIZE)
-            elif not isinstance(size, Tensor):
-                at = index if index < axis else index + shift
-                size = self.entry(before, at)
-            target.append(size)
+        target = [
+            size
+            if isinstance(size, (int, Tensor))
+            else self.entry(before, index if index < axis else index + shift)
+            for index, size in enumerate(sizes)
+        ]
         given = [tensor, self.vector(target, SIZE)]
         return self.builder.op("Reshape", given, static(sizes))
 
@@ -184,28 +179,26 @@ class Converter:
             return value.local
         return self.whole(value)
 
-    def rows(self, value: Value, layout: Sharded) -> Tensor | None:
-        """Return each tower's own rows of a value; None: it has no such.
+    def rows(self, value: Value, layout: Sharded) -> Tensor:
+        """Return each tower's own rows of a value.
 
         Args:
             value: the value.
             layout: where its rows are to be.
+
+        Raises:
+            NotDivided: if it has no such.
         """
         if value.layout == layout:
-            return value.local
-        if value.shape is None or value.shape[layout.axis] != layout.size:
-            return None
+            return cast("Tensor", value.local)
+        require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
             self._rows[key] = self._own_rows(value, layout)
         return self._rows[key]
 
     def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        tensor, unit, axis = (
-            self.replicated(value),
-            layout.unit,
-            layout.axis,
-        )
+        tensor, unit, axis = self.replicated(value), layout.unit, layout.axis
         first = self.times(layout.rows, unit.start)
         count = self.times(layout.rows, unit.count)
         shape: Any = value.shape
@@ -237,38 +230,27 @@ class Converter:
             key: what the unit follows from: the same key, the same unit.
             count: how many of them a tower has.
         """
-        if key not in self._units_by_key:
-            size = own_symbol(f"found{len(self._units_by_symbol)}")
+        if key not in self.units:
+            size = own_symbol(f"found{len(self.units)}")
             unit = DataDependentUnit(size, count, self.builder)
-            self._units_by_key[key] = self._units_by_symbol[name_of(size)] = (
-                unit
-            )
-        return self._units_by_key[key]
+            self.units[key] = self.units[name_of(size)] = unit
+        return self.units[key]
 
-    def share_units_of(self, around: Converter) -> None:
-        """Have the same units as the program around a function."""
-        self._units_by_key = around._units_by_key
-        self._units_by_symbol = around._units_by_symbol
-
-    def note_unit(self, key: Any, unit: DataDependentUnit) -> None:
-        """Note which unit follows from a key, unless one does already."""
-        self._units_by_key.setdefault(key, unit)
-
-    def share(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
-        """Return of each tower the part of all that it has of a unit."""
+    def fraction(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
+        """Return which part of all units each tower has."""
         key = unit, dtype
-        if key not in self._shares:
+        if key not in self._fractions:
             counts = [
                 self.cast(count, tf.float64)
                 for count in (unit.count, unit.total)
             ]
-            share = self.builder.op("RealDiv", counts, ())
-            self._shares[key] = self.cast(share, dtype, is_repeated=False)
-        return self._shares[key]
+            fraction = self.builder.op("RealDiv", counts, ())
+            self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
+        return self._fractions[key]
 
     def rows_along(self, axis: int, size: Any) -> Sharded | None:
         """Return the rows that an axis of some size has; None: it has none."""
-        for unit in (self.unit, *self._units_by_symbol.values()):
+        for unit in (self.unit, *self.units.values()):
             layout = Sharded(axis, unit)
             rows = layout.units_in(size)
             if rows:
@@ -279,22 +261,17 @@ class Converter:
 
     def times(self, number: int, tensor: Tensor) -> Tensor:
         """Return a number of sizes."""
-        if number == 1:
-            return tensor
-        factor = self.builder.constant(number, SIZE)
-        return self.product(tensor, factor)
+        return tensor if number == 1 else self.product(tensor, number)
 
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
+    def product(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Return the product of two sizes."""
         return self.builder.op("Mul", [a, b], (), is_repeated=True)
 
     def entry(self, vector: Tensor, index: int) -> Tensor:
         """Return an entry of a vector."""
-        build = self.builder
-        ends = [build.constant([k], tf.int32) for k in (index, index + 1, 1)]
-        return build.op(
+        return self.builder.op(
             "StridedSlice",
-            [vector, *ends],
+            [vector, [index], [index + 1], [1]],
             (),
             is_repeated=True,
             shrink_axis_mask=1,
@@ -315,22 +292,24 @@ class Converter:
             return None
         factors: list[Tensor] = []
         for symbol, power in size.powers:
-            unit = self._units_by_symbol.get(symbol)
+            unit = self.units.get(symbol)
             factor = self.sizes.get(symbol) if unit is None else unit.total
             if factor is None or power < 1:
                 return None
             factors += [factor] * power
         return self.times(size.number, functools.reduce(self.product, factors))
 
-    def vector(self, entries: Sequence[Tensor], dtype: Any) -> Tensor:
+    def vector(self, entries: Sequence[Tensor | int], dtype: Any) -> Tensor:
         """Return a vector of sizes."""
         build, shape = self.builder, (len(entries),)
-        if not entries:
-            return build.constant([], dtype)
+        if not any(isinstance(entry, Tensor) for entry in entries):
+            return build.constant(entries, dtype)
         packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(packed, dtype)
 
-    def along(self, axis: int, rank: int, size: Tensor, others: int) -> Tensor:
+    def along(
+        self, axis: int, rank: int, size: Tensor | int, others: int
+    ) -> Tensor:
         """Return a vector of a size for an axis, and a number for the others.
 
         Args:
@@ -339,8 +318,7 @@ class Converter:
             size: what is given for the axis.
             others: what is given for each of the others.
         """
-        rest = self.builder.constant(others, SIZE)
-        entries = [size if k == axis else rest for k in range(rank)]
+        entries = [size if k == axis else others for k in range(rank)]
         return self.vector(entries, SIZE)
 
     def sliced(
@@ -348,7 +326,7 @@ class Converter:
         tensor: Tensor,
         shape: Sequence[Any],
         axis: int,
-        first: Tensor,
+        first: Tensor | int,
         count: Tensor,
     ) -> Tensor:
         """Return some rows of a tensor.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from keras_towers.partition.conversions import SIZE, Converter
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.factors import Factors, Labels
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -14,6 +14,8 @@ from keras_towers.partition.layouts import (
     ListOf,
     Sharded,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
@@ -21,18 +23,20 @@ from keras_towers.partition.sizes import Size
 
 
 def divided(
-    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
-) -> list[Value] | None:
-    """Divide an operation by an axis of its inputs; None: it cannot be.
+    partition: Converter, node: Node, inputs: Values, factors: Factors
+) -> Values:
+    """Divide an operation by an axis of its inputs, or leave sums to later.
 
     Args:
         partition: makes the operations.
         node: the operation.
         inputs: its inputs.
         factors: which of the axes of its inputs and outputs are the same.
+
+    Raises:
+        NotDivided: if it cannot be.
     """
-    if any(isinstance(value.layout, ListOf) for value in inputs):
-        return None
+    require(not any(isinstance(value.layout, ListOf) for value in inputs))
     labels_of_inputs = factors.labels(inputs)
     chosen = _chosen(partition, inputs, labels_of_inputs, factors)
     if chosen is None:
@@ -46,8 +50,6 @@ def divided(
             continue
         along = layout.along(labels.index(label))
         rows = partition.rows(value, along)
-        if rows is None:
-            return None
         if factors.needs_rows:
             rows = _with_a_row(partition, rows, along)
         operands.append(rows)
@@ -79,11 +81,11 @@ def _common_input(
 
 def _chosen(
     partition: Converter,
-    inputs: Sequence[Value],
+    inputs: Values,
     labels_of_inputs: Sequence[Labels],
     factors: Factors,
 ) -> tuple[Any, Sharded] | None:
-    """The axis by which an operation is divided, and how it is."""
+    """The axis by which an operation is divided, and how it is, or None."""
     pairs = list(zip(inputs, labels_of_inputs, strict=True))
     for value, labels in pairs:
         layout = value.sharded
@@ -105,13 +107,12 @@ def _chosen(
 
 
 def _linear(
-    partition: Converter, node: Node, inputs: Sequence[Value], factors: Factors
-) -> list[Value] | None:
+    partition: Converter, node: Node, inputs: Values, factors: Factors
+) -> Values:
     """What is linear leaves parts of a sum parts of a sum."""
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
-    if not parts or not groups or any(v.sharded is not None for v in inputs):
-        return None
+    require(parts and groups and not any(value.sharded for value in inputs))
     operands = [
         partition.partial(value)
         if k in groups[0]
@@ -143,14 +144,10 @@ def _with_a_row(
 ) -> Tensor:
     """Return rows, and where there are none a row of zeros for one unit."""
     build, rank, count = partition.builder, tensor.shape.rank, layout.unit.count
-    one = build.constant(1, SIZE)
-    least = build.op("Maximum", [count, one], (), is_repeated=True)
+    least = build.op("Maximum", [count, 1], (), is_repeated=True)
     more = build.op("Sub", [least, count], (), is_repeated=True)
     more = partition.times(layout.count, more)
-    ends = [
-        build.constant([0] * rank, SIZE),
-        partition.along(layout.axis, rank, more, 0),
-    ]
+    ends = [[0] * rank, partition.along(layout.axis, rank, more, 0)]
     widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
     return build.op("Pad", [tensor, widths], tensor.shape)
 
@@ -164,8 +161,7 @@ def _without_a_row(
     count = divided_by.unit.count
     if layout is not None:
         length = partition.times(layout.count, count)
-        zero, shape = build.constant(0, SIZE), output.shape or ()
-        return partition.sliced(tensor, shape, layout.axis, zero, length)
-    some = build.op("Greater", [count, build.constant(0, SIZE)], ())
+        return partition.sliced(tensor, output.sizes, layout.axis, 0, length)
+    some = build.op("Greater", [count, 0], ())
     zeros = build.op("ZerosLike", [tensor], tensor.shape)
     return build.op("SelectV2", [some, tensor, zeros], tensor.shape)

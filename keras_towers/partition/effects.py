@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import NeedsExchange, attribute
+from keras_towers.partition.builder import attribute
 from keras_towers.partition.conversions import is_small
-from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.layouts import REPLICATED, Value, Values, require
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 
@@ -197,9 +197,7 @@ def _on_towers(operands: Sequence[Tensor]) -> int:
 # ---- what is computed once ---------------------------------------------------
 
 
-def computed_once(
-    partition: Partitioner, node: Node, inputs: Sequence[Value]
-) -> list[Value]:
+def computed_once(partition: Partitioner, node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, for all towers."""
     if any(not v.is_replicated and not v.is_partial for v in inputs):
         partition.once.append(node.operation)
@@ -226,11 +224,13 @@ def computed_once(
 
 
 def _with_effect(
-    partition: Partitioner, node: Node, inputs: Sequence[Value], effect: Effect
-) -> list[Value]:
-    """Do what has an effect as often as one device does, for all."""
-    if not partition.builder.meets:
-        raise NeedsExchange
+    partition: Partitioner, node: Node, inputs: Values, effect: Effect
+) -> Values:
+    """Do what has an effect as often as one device does, for all.
+
+    In a loop or a branch, all of that is done once.
+    """
+    require(partition.builder.meets)
     variables = written(node.operation)
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:
@@ -335,7 +335,7 @@ def _copy_to_all(
     )
 
 
-def _is_on_towers(node: Node, inputs: Sequence[Value]) -> bool:
+def _is_on_towers(node: Node, inputs: Values) -> bool:
     """Whether all towers have what an operation needs.
 
     What little they have is not worth an exchange, and what they have of

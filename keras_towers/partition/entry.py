@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import Builder
+from keras_towers.partition.builder import SIZE, Builder
 from keras_towers.partition.called_functions import has_control_flow_v1
-from keras_towers.partition.conversions import SIZE, CannotGather, local_shape
+from keras_towers.partition.conversions import CannotGather, local_shape
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -98,7 +98,7 @@ def lay_out(
     ]
     # Of data without rows all is done once: whatever a tower has.
     unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(unit, is_first, {}, builder, lists, ranks, xla)
+    partition = Partitioner(unit, is_first, builder, lists, ranks, xla)
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
@@ -176,10 +176,7 @@ def _examples_of_tower(
             return _units(partition, tensor, layout)
         if isinstance(layout, RowSplits):
             ends = partition.length(tensor)
-            one = partition.builder.constant(1, SIZE)
-            return partition.builder.op(
-                "Sub", [ends, one], (), is_repeated=True
-            )
+            return partition.builder.op("Sub", [ends, 1], (), is_repeated=True)
         if isinstance(layout, SparseShape):
             return partition.entry(tensor, 0)
     return partition.unit.total
@@ -190,9 +187,8 @@ def _units(partition: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
     rows = partition.length(tensor, layout.axis)
     if layout.count == 1:
         return rows
-    rows_of_unit = partition.builder.constant(layout.count, SIZE)
     return partition.builder.op(
-        "FloorDiv", [rows, rows_of_unit], (), is_repeated=True
+        "FloorDiv", [rows, layout.count], (), is_repeated=True
     )
 
 
@@ -250,13 +246,11 @@ def _sparse_shape(
 ) -> Value:
     """The shape of sparse rows."""
     build, rank = partition.builder, 1 + len(layout.sizes)
-    begin, rest = build.constant([1], SIZE), build.constant([rank - 1], SIZE)
     # Behind the first, all towers have the same sizes.
-    behind = build.op("Slice", [own, begin, rest], (rank - 1,))
+    behind = build.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
     behind = build.exchange("first", behind)
     ahead = partition.vector([partition.unit.total], SIZE)
-    along = build.constant(0, "int32")
-    whole = build.op("ConcatV2", [ahead, behind, along], (rank,))
+    whole = build.op("ConcatV2", [ahead, behind, 0], (rank,))
     sizes = [UNKNOWN if size is None else size for size in layout.sizes]
     known = np.array([partition.unit.size, *sizes], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
@@ -266,21 +260,18 @@ def _row_splits(
     partition: Partitioner, own: Tensor, layout: RowSplits
 ) -> Value:
     """Where ragged rows begin and end."""
-    build, dtype = partition.builder, own.dtype
-    last = build.op("Max", [own, build.constant([0], "int32")], ())
+    build = partition.builder
+    last = build.op("Max", [own, [0]], ())
     unit = partition.data_dependent_unit(
         layout.unit, partition.cast(last, SIZE)
     )
-    begin, all_ = build.constant([1], SIZE), build.constant([-1], SIZE)
-    ends = build.op("Slice", [own, begin, all_], (None,))
-    start = partition.cast(unit.start, dtype)
+    ends = build.op("Slice", [own, [1], [-1]], (None,))
+    start = partition.cast(unit.start, own.dtype)
     ends = build.op("AddV2", [ends, start], (None,))
     ends = build.exchange("gather", ends, 0, partition.unit.size)
-    zero, along = build.constant([0], dtype), build.constant(0, "int32")
-    whole = build.op("ConcatV2", [zero, ends, along], (None,))
-    one = build.constant(1, SIZE)
+    whole = build.op("ConcatV2", [[0], ends, 0], (None,))
     partition.sizes[name_of(ONE_MORE)] = build.op(
-        "AddV2", [partition.unit.total, one], ()
+        "AddV2", [partition.unit.total, 1], ()
     )
     examples = partition.unit.size
     size = ONE_MORE if isinstance(examples, Size) else examples + 1

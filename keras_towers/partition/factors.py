@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Values
 from keras_towers.partition.sizes import longer
 
 # The label of an output's axis of size 1.
@@ -56,7 +56,7 @@ class Factors:
         kept = [label in output for output in self.outputs]
         return all(kept) or (label in self.summed and not any(kept))
 
-    def labels(self, inputs: Sequence[Value]) -> list[Labels]:
+    def labels(self, inputs: Values) -> list[Labels]:
         """Return the labels of inputs; None for axes that are repeated.
 
         An axis of size 1 is repeated where others are longer.
@@ -75,7 +75,7 @@ class Factors:
             )
         return labels_of_inputs
 
-    def shapes(self, inputs: Sequence[Value]) -> list[tuple[Any, ...]]:
+    def shapes(self, inputs: Values) -> list[tuple[Any, ...]]:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
@@ -83,7 +83,7 @@ class Factors:
             for labels in self.outputs
         ]
 
-    def _sizes(self, inputs: Sequence[Value]) -> dict[Hashable, Any]:
+    def _sizes(self, inputs: Values) -> dict[Hashable, Any]:
         sizes: dict[Hashable, Any] = {ONE: 1}
         for value, labels in zip(inputs, self.inputs, strict=True):
             for label, size in zip(
@@ -95,7 +95,7 @@ class Factors:
 
 
 def elementwise(
-    inputs: Sequence[Value], linear: Sequence[Collection[int]] = ()
+    inputs: Values, linear: Sequence[Collection[int]] = ()
 ) -> Factors:
     """Return the axes of an operation whose inputs are broadcast."""
     rank = max(value.rank for value in inputs)
@@ -105,7 +105,7 @@ def elementwise(
 
 def along(
     gone: Collection[int],
-    inputs: Sequence[Value],
+    inputs: Values,
     outputs: int = 1,
     linear: Sequence[Collection[int]] = (),
     keeps: bool = True,

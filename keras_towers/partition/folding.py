@@ -11,12 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import (
-    UNKNOWN,
-    Size,
-    broadcast,
-    compared,
-)
+from keras_towers.partition.sizes import UNKNOWN, Size, broadcast, compared
 from keras_towers.partition.slice_spans import spans
 
 # Larger constants are not folded.
@@ -147,12 +142,11 @@ def _one_of(a: Any, b: Any) -> Any:
     return bool(a or b)
 
 
-def _divided(a: Any, b: Any) -> Any:
-    return UNKNOWN if not isinstance(b, Size) and not b else a // b
+def _unless_zero(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def divided(a: Any, b: Any) -> Any:
+        return UNKNOWN if not isinstance(b, Size) and not b else divide(a, b)
 
-
-def _remainder(a: Any, b: Any) -> Any:
-    return UNKNOWN if not isinstance(b, Size) and not b else a % b
+    return divided
 
 
 def _cast_or_copy(node: Node, array: Any) -> Any:
@@ -162,11 +156,11 @@ def _cast_or_copy(node: Node, array: Any) -> Any:
 
 
 def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
-    spans = [
+    taken = [
         slice(int(b), None if s == -1 else int(b + s))
         for b, s in zip(begin, size, strict=True)
     ]
-    return array[tuple(spans)]
+    return array[tuple(taken)]
 
 
 def _strided(node: Node, array: Any, *ends: Any) -> Any:
@@ -197,7 +191,7 @@ def _reduced(node: Node, array: Any, axes: Any) -> Any:
         empty = {"Prod": 1, "Sum": 0, "All": True, "Any": False}
         shape: Any = tuple(node.shapes[0])
         return np.full(shape, empty[node.type], object)
-    over = tuple(int(a) for a in np.ravel(axes))
+    over = _ints(np.ravel(axes))
     keep = node.attr("keep_dims")
     reduce = np.frompyfunc(combine, 2, 1).reduce
     for axis in sorted((a % max(array.ndim, 1) for a in over), reverse=True):
@@ -212,10 +206,8 @@ def _gathered(node: Node, array: Any, places: Any, axis: Any) -> Any:
 
 
 def _scattered(node: Node, places: Any, entries: Any, shape: Any) -> Any:
-    result = np.zeros([int(s) for s in shape], object)
-    for place, entry in zip(places, entries, strict=True):
-        where = tuple(int(p) for p in place)
-        result[where] = result[where] + entry
+    result = np.zeros(_ints(shape), object)
+    np.add.at(result, tuple(places.T.astype(int)), entries)
     return result
 
 
@@ -226,12 +218,10 @@ def _list_diff(node: Node, array: Any, left_out: Any) -> Any:
 
 def _stitched(node: Node, *arrays: Any) -> Any:
     half = len(arrays) // 2
-    places = [np.ravel(a) for a in arrays[:half]]
-    entries = [np.ravel(a) for a in arrays[half:]]
-    result = np.zeros(1 + max(int(p) for ps in places for p in ps), object)
-    for indices, values in zip(places, entries, strict=True):
-        for index, entry in zip(indices, values, strict=True):
-            result[int(index)] = entry
+    places = [np.ravel(array).astype(int) for array in arrays[:half]]
+    result = np.zeros(1 + max(at.max(initial=-1) for at in places), object)
+    for at, entries in zip(places, arrays[half:], strict=True):
+        result[at] = np.ravel(entries)
     return result
 
 
@@ -275,8 +265,8 @@ _FOLDS: dict[str, Fold] = {
     **dict.fromkeys(("Add", "AddV2"), _elementwise(operator.add)),
     "Sub": _elementwise(operator.sub),
     "Mul": _elementwise(operator.mul),
-    "FloorDiv": _elementwise(_divided),
-    "FloorMod": _elementwise(_remainder),
+    "FloorDiv": _elementwise(_unless_zero(operator.floordiv)),
+    "FloorMod": _elementwise(_unless_zero(operator.mod)),
     "Neg": _elementwise(operator.neg),
     "Abs": _elementwise(abs),
     "Square": _elementwise(lambda a: a * a),

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import Size, times_in
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from keras_towers.partition.builder import Builder
 
 Shape: TypeAlias = "tuple[Any, ...]"
-Values: TypeAlias = "list[Value]"
+Values: TypeAlias = "Sequence[Value]"
+
+
+class NotDivided(Exception):
+    """Towers cannot divide an operation in this way; there may be another."""
+
+
+def require(condition: object) -> None:
+    """Raise ``NotDivided`` unless a condition holds."""
+    if not condition:
+        raise NotDivided
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -262,6 +273,25 @@ class Value:
     def rank(self) -> int:
         """The number of its axes, if that is known."""
         return len(self.shape or ())
+
+    @property
+    def sizes(self) -> Shape:
+        """Its shape.
+
+        Raises:
+            NotDivided: if not even its rank is known.
+        """
+        require(self.shape is not None)
+        return self.shape or ()
+
+    def as_rows(self) -> tuple[Sharded, Tensor]:
+        """Return where its rows are, and those that each tower has.
+
+        Raises:
+            NotDivided: if it is not sharded.
+        """
+        require(self.sharded)
+        return cast("Sharded", self.layout), cast("Tensor", self.local)
 
     @property
     def places(self) -> Places | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from keras_towers.partition.layouts import (
     Shape,
     Sharded,
     Value,
+    require,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.sizes import UNKNOWN
@@ -62,6 +63,16 @@ class Elements:
 
 
 # ---- what is known -----------------------------------------------------------
+
+
+def elements_of(value: Value) -> Elements:
+    """Return what is known of a list's elements.
+
+    Raises:
+        NotDivided: if nothing is.
+    """
+    require(value.element is not None)
+    return cast("Elements", value.element)
 
 
 def one_more(
@@ -139,26 +150,24 @@ def _facts(value: Value | None) -> Any:
 # ---- conversions -------------------------------------------------------------
 
 
-def list_on_tower(
-    partition: Converter, value: Value, layout: ListOf
-) -> Tensor | None:
-    """Return what each tower has of a list; None: it has no such.
+def list_on_tower(partition: Converter, value: Value, layout: ListOf) -> Tensor:
+    """Return what each tower has of a list.
 
     Args:
         partition: makes the operations.
         value: the list.
         layout: how it is to be laid out.
+
+    Raises:
+        NotDivided: if it has no such.
     """
     if value.layout == layout:
-        return value.local
-    elements, element = value.element, layout.element
-    if not value.is_replicated or elements is None:
-        return None
+        return cast("Tensor", value.local)
+    require(value.is_replicated)
+    elements, element = elements_of(value), layout.element
     if _has_nothing(elements):
         return partition.replicated(value)
     declared = _declared_shape(partition, elements, element)
-    if declared is None:
-        return None
     build, handle = partition.builder, partition.replicated(value)
     if elements.item is None:
         if isinstance(element, Sharded) and element.axis < 0:
@@ -169,20 +178,17 @@ def list_on_tower(
         return build.op(
             "TensorListReserve", [declared, length], (), element_dtype=dtype
         )
+    require(elements.is_full and not isinstance(element, ListOf))
     sizes = shape_on_tower(partition, elements.shape)
-    if isinstance(element, ListOf) or sizes is None or not elements.is_full:
-        return None
     stacked = build.op(
         "TensorListStack", [handle, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
     whole = Value(REPLICATED, whole=stacked, shape=shape)
     if isinstance(element, Partial):
-        rows: Tensor | None = partition.partial(whole)
+        rows = partition.partial(whole)
     else:
-        rows = partition.rows(whole, element.along(element.axis + 1))
-    if rows is None:
-        return None
+        rows = partition.rows(whole, behind(element))
     return build.op("TensorListFromTensor", [rows, declared], ())
 
 
@@ -194,23 +200,22 @@ def _has_nothing(elements: Elements) -> bool:
     return inner is not None and _has_nothing(inner)
 
 
-def whole_list(partition: Converter, value: Value) -> Tensor | None:
-    """Return the list of one device, which all have; None: it cannot be had."""
-    layout, elements = value.layout, value.element
-    if not isinstance(layout, ListOf) or isinstance(layout.element, ListOf):
-        return None
-    if elements is None or value.local is None:
-        return None
+def whole_list(partition: Converter, value: Value) -> Tensor:
+    """Return the list of one device, which all have.
+
+    Raises:
+        NotDivided: if it cannot be gathered.
+    """
+    elements, element = elements_of(value), cast("ListOf", value.layout).element
+    require(not isinstance(element, ListOf))
     # Its shape is known whole, as a tower may have no elements.
-    sizes = shape_on_tower(partition, elements.shape, layout.element)
+    sizes = shape_on_tower(partition, elements.shape, element)
     declared = _declared_shape(partition, elements, PARTIAL)
-    if sizes is None or declared is None:
-        return None
     stacked = partition.builder.op(
         "TensorListStack", [value.local, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
-    whole = partition.whole(Value(behind(layout.element), stacked, shape=shape))
+    whole = partition.whole(Value(behind(element), stacked, shape=shape))
     return partition.builder.op("TensorListFromTensor", [whole, declared], ())
 
 
@@ -228,35 +233,35 @@ def behind(element: Any) -> Any:
 
 def shape_on_tower(
     partition: Converter, shape: Sequence[Any] | None, layout: Any = None
-) -> Tensor | None:
-    """Return the shape of a tower's elements; None: it is not known whole.
+) -> Tensor:
+    """Return the shape of a tower's elements.
 
     Args:
         partition: makes the operations.
         shape: that of one device.
         layout: how they are laid out.
+
+    Raises:
+        NotDivided: if it is not known whole.
     """
-    if shape is None:
-        return None
-    found = [partition.size(size) for size in shape]
-    if isinstance(layout, Sharded) and 0 <= layout.axis < len(found):
-        found[layout.axis] = partition.times(layout.count, layout.unit.count)
-    sizes = [size for size in found if size is not None]
-    if len(sizes) < len(found):
-        return None
-    return partition.vector(sizes, tf.int32)
+    require(shape is not None)
+    sizes = [partition.size(size) for size in shape or ()]
+    if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
+        sizes[layout.axis] = partition.times(layout.count, layout.unit.count)
+    require(None not in sizes)
+    return partition.vector(cast("list[Tensor]", sizes), tf.int32)
 
 
 def _declared_shape(
     partition: Converter, elements: Elements, layout: Any
-) -> Any:
+) -> Tensor:
     """What a tower's list is declared to have as the shape of its elements."""
     declared = elements.declared
     if declared is not None and not np.ndim(declared):
         return partition.builder.constant(-1, tf.int32)
     has_rows = isinstance(layout, Sharded) and layout.axis >= 0
-    if declared and has_rows and not fits(declared[layout.axis], layout):
-        return None
+    if declared and has_rows:
+        require(fits(declared[layout.axis], layout))
     return shape_on_tower(partition, declared, layout)
 
 

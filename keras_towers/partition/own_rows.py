@@ -58,11 +58,7 @@ def of_own_rows(program: Program) -> OfOwnRows:
     )
     has_rows = Tensor(tf.bool, tf.TensorShape(()), on_towers=False)
     # Tensors of the whole batch, by those of the own rows.
-    whole = {
-        given.start: start,
-        given.total: total,
-        given.is_first: is_first,
-    }
+    whole = {given.start: start, given.total: total, given.is_first: is_first}
     by_result = {e.result: e for e in program.exchanges}
     exchanges = list(program.exchanges)
     # What depends on the rows, and what needs those of others.

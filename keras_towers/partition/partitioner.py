@@ -8,6 +8,7 @@ one device. A rule that is missing costs time; it does not change a result.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -18,7 +19,16 @@ from keras_towers.partition.conversions import Converter
 from keras_towers.partition.division import divided
 from keras_towers.partition.effects import ResourceOrder, computed_once
 from keras_towers.partition.folding import constant, folded
-from keras_towers.partition.layouts import REPLICATED, ListOf, Unit, Value
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    ListOf,
+    NotDivided,
+    Shape,
+    Unit,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
 
@@ -43,8 +53,6 @@ class Partitioner(Converter):
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        sizes: maps the symbol of a size to the tensor that holds its value, the
-            same on all towers.
         builder: takes the operations.
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
@@ -66,13 +74,12 @@ class Partitioner(Converter):
         self,
         unit: Unit,
         is_first: Tensor,
-        sizes: Mapping[str, Tensor],
         builder: Builder,
         lists: bool = True,
         ranks: bool = False,
         xla: bool = False,
     ):
-        super().__init__(unit, is_first, sizes, builder)
+        super().__init__(unit, is_first, builder)
         self.lists = lists
         self.ranks = ranks
         self.xla = xla
@@ -84,21 +91,17 @@ class Partitioner(Converter):
         self.variances: dict[str, Value] = {}
         self.order = ResourceOrder()
 
-    def for_function(self, builder: Builder) -> Partitioner:
+    def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
+        builder = Builder(meets=False)
         result = Partitioner(
-            self.unit,
-            self.is_first,
-            self.sizes,
-            builder,
-            self.lists,
-            xla=self.xla,
+            self.unit, self.is_first, builder, self.lists, xla=self.xla
         )
+        result.sizes, result.units = self.sizes, self.units
         result.graphs, result.once = self.graphs, self.once
-        result.share_units_of(self)
         return result
 
-    def run(self, graph: Any, inputs: Sequence[Value]) -> dict[str, Value]:
+    def run(self, graph: Any, inputs: Values) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors, by their names.
 
         Args:
@@ -114,33 +117,43 @@ class Partitioner(Converter):
                 value.shape = tuple(tensor.shape)
             values[tensor.name] = value
         before, self.values = self.values, values
-        for operation in topologically_sorted(graph.get_operations(), values):
-            if operation.outputs and operation.outputs[0].name in values:
-                continue
-            operands = [values[tensor.name] for tensor in operation.inputs]
-            self.builder.name = operation.name
-            outputs = self._outputs(Node(operation), operands)
-            for tensor, value in zip(operation.outputs, outputs, strict=True):
-                values[tensor.name] = value
-        self.values = before
+        try:
+            for operation in topologically_sorted(
+                graph.get_operations(), values
+            ):
+                self._lay_out(operation, values)
+        finally:
+            self.values = before
         return values
 
-    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _lay_out(self, operation: Any, values: dict[str, Value]) -> None:
+        """Add an operation, and the values of its outputs."""
+        if operation.outputs and operation.outputs[0].name in values:
+            return
+        operands = [values[tensor.name] for tensor in operation.inputs]
+        self.builder.name = operation.name
+        outputs = self._outputs(Node(operation), operands)
+        for tensor, value in zip(operation.outputs, outputs, strict=True):
+            values[tensor.name] = value
+
+    def call(self, graph: Any, inputs: Values) -> Values:
         """Lay out a graph; return the values of its outputs."""
         values = self.run(graph, inputs)
         return [values[tensor.name] for tensor in graph.outputs]
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
         if node.type == "Const":
             return [self._constant(node)]
         if node.operation.name in self.update_infos:
             self._update(node, inputs)
             return inputs
-        outputs = self.by_rule(node, inputs)
-        if outputs is None:
+        try:
+            outputs = self.by_rule(node, inputs)
+        except NotDivided:
             outputs = computed_once(self, node, inputs)
         for note in NOTES.get(node.type, ()):
-            note(self, node, inputs, outputs)
+            with contextlib.suppress(NotDivided):
+                note(self, node, inputs, outputs)
         self._complete(node, inputs, outputs)
         return outputs
 
@@ -176,31 +189,25 @@ class Partitioner(Converter):
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def by_rule(
-        self, node: Node, inputs: Sequence[Value]
-    ) -> list[Value] | None:
-        """Lay out an operation; None: it is computed once."""
+    def by_rule(self, node: Node, inputs: Values) -> Values:
+        """Divide an operation.
+
+        Raises:
+            NotDivided: if it has to be computed once.
+        """
         if any(v.shape is None for v in inputs if v.sharded is not None):
-            return None
+            raise NotDivided
         # A function is called by an operation that is named after it.
         is_call = compat.op_definition(node.type) is None
         for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
-            outputs = rule(self, node, *inputs)
-            if outputs is not None:
-                return outputs
-        axes = AXES.get(node.type)
-        if axes is None or all(value.is_replicated for value in inputs):
-            return None
-        if any(value.shape is None for value in inputs):
-            return None
-        factors = axes(node, *inputs)
-        if factors is None:
-            return None
-        return divided(self, node, inputs, factors)
+            with contextlib.suppress(NotDivided):
+                return rule(self, node, *inputs)
+        if node.type not in AXES or all(v.is_replicated for v in inputs):
+            raise NotDivided
+        require(all(value.shape is not None for value in inputs))
+        return divided(self, node, inputs, AXES[node.type](node, *inputs))
 
-    def _complete(
-        self, node: Node, inputs: Sequence[Value], outputs: Sequence[Value]
-    ) -> None:
+    def _complete(self, node: Node, inputs: Values, outputs: Values) -> None:
         """Add what the trace knows of shapes, and entries that are known."""
         entries = folded(node, [value.known for value in inputs])
         shapes = _symbolic_shapes(node, inputs)
@@ -212,7 +219,7 @@ class Partitioner(Converter):
             if node.shapes[index].rank is None:
                 continue
             sizes: list[Any] = list(node.shapes[index])
-            for shape in (value.shape, shapes and shapes[index]):
+            for shape in (value.shape, shapes[index]):
                 if shape is not None and len(shape) == len(sizes):
                     sizes = [
                         known if size is None else size
@@ -223,16 +230,17 @@ class Partitioner(Converter):
             value.shape = tuple(sizes)
 
 
-def _symbolic_shapes(node: Node, inputs: Sequence[Value]) -> Any:
+def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """The shapes of outputs, where the trace does not know them."""
+    unknown = [None] * node.num_outputs
     if all(shape.is_fully_defined() for shape in node.shapes):
-        return None
-    if node.type in SHAPES:
-        return [SHAPES[node.type](node, *inputs)] * node.num_outputs
-    if node.type not in AXES or any(v.shape is None for v in inputs):
-        return None
-    factors = AXES[node.type](node, *inputs)
-    return factors and factors.shapes(inputs)
+        return unknown
+    with contextlib.suppress(NotDivided):
+        if node.type in SHAPES:
+            return [SHAPES[node.type](node, *inputs)] * node.num_outputs
+        if node.type in AXES and all(v.shape is not None for v in inputs):
+            return AXES[node.type](node, *inputs).shapes(inputs)
+    return unknown
 
 
 def topologically_sorted(

@@ -8,21 +8,21 @@ from typing import Any, TypeAlias, TypeVar
 import tensorflow as tf
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Shape, Value
+from keras_towers.partition.layouts import Shape, Values
 
 # Takes the partitioner, the operation and the values of its inputs, and returns
-# those of its outputs; None: the next rule is asked.
-Rule: TypeAlias = "Callable[..., list[Value] | None]"
+# those of its outputs. What raises ``NotDivided`` does not fit: the next is
+# asked, then the axes; then the operation is computed once.
+Rule: TypeAlias = "Callable[..., Values]"
 # Takes the operation and the values of its inputs, whose ranks are known, and
-# returns its axes; None: it cannot be divided.
-Axes: TypeAlias = "Callable[..., Factors | None]"
+# returns its axes.
+Axes: TypeAlias = "Callable[..., Factors]"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-# What no rule divides is divided by its axes, or else computed once.
 RULES: dict[str, list[Rule]] = {}
 AXES: dict[str, Axes] = {}
 # Functions that return the shape that all outputs have on one device.
-SHAPES: dict[str, Callable[..., Shape | None]] = {}
+SHAPES: dict[str, Callable[..., Shape]] = {}
 # Functions that note on outputs what is known of their entries.
 NOTES: dict[str, list[Callable[..., None]]] = {}
 

@@ -39,11 +39,7 @@ class Span:
 
 
 def spans(
-    node: Node,
-    shape: Sequence[Any],
-    begin: Any,
-    end: Any,
-    strides: Any,
+    node: Node, shape: Sequence[Any], begin: Any, end: Any, strides: Any
 ) -> list[Span]:
     """Return what a slice of a tensor takes, axis by axis."""
     masks = {
@@ -57,9 +53,9 @@ def spans(
     axis = 0
     for k, stride in enumerate(strides):
         if masks["ellipsis"] >> k & 1:
-            behind = axis + len(shape) - named
-            taken += [Span(a) for a in range(axis, behind)]
-            axis = behind
+            left = len(shape) - named
+            taken += [Span(a) for a in range(axis, axis + left)]
+            axis += left
             continue
         if masks["new_axis"] >> k & 1:
             taken.append(Span(None))
@@ -68,41 +64,41 @@ def spans(
             taken.append(Span(axis, begin[k], 1, dropped=True))
         else:
             first = None if masks["begin"] >> k & 1 else begin[k]
-            last = None if masks["end"] >> k & 1 else end[k]
-            taken.append(_span(axis, shape[axis], first, last, stride))
+            behind = None if masks["end"] >> k & 1 else end[k]
+            taken.append(_span(axis, shape[axis], first, behind, stride))
         axis += 1
     return taken + [Span(a) for a in range(axis, len(shape))]
 
 
-def _span(axis: int, size: Any, first: Any, last: Any, stride: Any) -> Span:
+def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
     stride = stride if isinstance(stride, int) else 0
     if (
         isinstance(size, int)
-        and isinstance(first, int | None)
-        and isinstance(last, int | None)
+        and isinstance(begin, int | None)
+        and isinstance(end, int | None)
         and stride
     ):
-        taken = range(size)[slice(first, last, stride)]
+        taken = range(size)[slice(begin, end, stride)]
         if taken == range(size):
             return Span(axis)
         return Span(axis, taken.start, len(taken), stride)
-    begin = 0 if first is None else first
-    if last is None or last == size or last in _FAR:
-        last = size
-    if stride == 1 and begin == 0 and last == size:
+    begin = 0 if begin is None else begin
+    if end is None or end == size or end in _FAR:
+        end = size
+    if stride == 1 and begin == 0 and end == size:
         return Span(axis)
-    begin, last = _from_end(begin, size), _from_end(last, size)
+    begin, end = _from_end(begin, size), _from_end(end, size)
     inside = [
         compared(operator.le, *pair) is True
-        for pair in ((0, begin), (begin, last), (last, size))
+        for pair in ((0, begin), (begin, end), (end, size))
     ]
     if not all(inside) or stride < 1:
         return Span(axis, UNKNOWN, UNKNOWN, stride or 0)
     if stride == 1:
-        length = last - begin
+        length = end - begin
     else:
         starts = isinstance(begin, int) and begin < stride
-        length = size // stride if starts and last == size else UNKNOWN
+        length = size // stride if starts and end == size else UNKNOWN
     return Span(axis, begin, length, stride)
 
 

@@ -15,30 +15,20 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 ``packed(reduction, packer)``  the same sums over a few large buffers
 ``GradientPacker(...)``        decides how gradients go into buffers
 ``across_ranks``               extends a reduction to several processes
-``all_reduce``, ``fp16``, ...  hooks: sums between processes
+``sum_over_ranks``             sums of one process and others, by a hook
 ``power_sgd(rank)``            a hook: matrices as two factors of low rank
+``compression``                other hooks, by name
 ``shared_memory``              without loss, between processes on one machine
-``chain(...)``                 a hook of links (``rounded``, ``error_feedback``)
-                               and of another hook
 =============================  ==============================================
 """
 
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
-    Link,
     across_ranks,
-    all_reduce,
-    chain,
     sum_over_ranks,
 )
-from keras_towers.reduction.compression import (
-    CompressionName,
-    bf16_shards,
-    fp16,
-    fp16_shards,
-    rounded,
-)
-from keras_towers.reduction.feedback import error_feedback, power_sgd
+from keras_towers.reduction.compression import CompressionName
+from keras_towers.reduction.feedback import power_sgd
 from keras_towers.reduction.gradients import (
     Gradient,
     Gradients,
@@ -64,22 +54,14 @@ __all__ = [
     "Gradient",
     "GradientPacker",
     "Gradients",
-    "Link",
     "Reduction",
     "across_ranks",
-    "bf16_shards",
-    "chain",
     "divide",
-    "error_feedback",
-    "all_reduce",
-    "fp16",
-    "fp16_shards",
     "hierarchical_all_reduce",
     "nccl_all_reduce",
     "nccl_available",
     "packed",
     "power_sgd",
-    "rounded",
     "scaled",
     "sum_at_variables",
     "sum_on_host",

@@ -1,9 +1,9 @@
-"""Sums over processes: communication hooks, and chains of them."""
+"""Sums over processes, by communication hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -27,41 +27,7 @@ The string is a prefix for the keys of the collectives, the same on all ranks.
 The sums are bit-identical on every rank.
 """
 
-Decode: TypeAlias = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-Link: TypeAlias = Callable[
-    [Sequence[tf.Tensor], str], tuple[list[tf.Tensor], Decode]
-]
-"""From N dense tensors and a key to M tensors that are summed instead, and to
-the function that makes N sums of those M."""
-
 Summed = TypeVar("Summed", bound=Gradient)
-
-
-def chain(*parts: Link | CommunicationHook) -> CommunicationHook:
-    """Compose links, and a hook as the last part, into a hook.
-
-    Each link encodes what the one before it returned; the hook sums; the
-    links decode the sums in reverse order.
-
-    Example:
-        >>> chain(error_feedback(tf.float16), rounded(tf.float16), all_reduce)
-    """
-    links = cast(Sequence[Link], parts[:-1])
-    hook = cast(CommunicationHook, parts[-1])
-
-    def chained(
-        transport: Transport, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        decoders = []
-        for link in links:
-            tensors, decode = link(tensors, key)
-            decoders.append(decode)
-        sums = hook(transport, tensors, key)
-        for decode in reversed(decoders):
-            sums = decode(sums)
-        return sums
-
-    return chained
 
 
 def all_reduce(

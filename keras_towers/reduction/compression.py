@@ -1,4 +1,4 @@
-"""Hooks that send gradients in 16 bits, and links of chains for them.
+"""Hooks that send gradients in 16 bits, and the names of all hooks.
 
 =================  ============================================================
 ``all_reduce``     no compression
@@ -25,10 +25,7 @@ import tensorflow as tf
 
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
-    Decode,
-    Link,
     all_reduce,
-    chain,
     sum_separately,
 )
 from keras_towers.reduction.feedback import (
@@ -41,27 +38,6 @@ from keras_towers.transport import Transport
 from keras_towers.transport.messages import packed
 
 _BUCKET_BYTES = 16 * 2**20
-
-
-def rounded(dtype: tf.DType) -> Link:
-    """Sum gradients in a 16-bit dtype."""
-
-    def link(
-        tensors: Sequence[tf.Tensor], key: str
-    ) -> tuple[list[tf.Tensor], Decode]:
-        check_floats(tensors)
-        sent = [
-            tf.cast(t, dtype) if is_rounded(t, dtype) else t for t in tensors
-        ]
-
-        def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return [
-                tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)
-            ]
-
-        return sent, decode
-
-    return link
 
 
 def _shards(dtype: tf.DType) -> CommunicationHook:
@@ -98,15 +74,19 @@ bf16_shards: CommunicationHook = _shards(tf.bfloat16)
 """Send bfloat16; each rank sums its shard in float32."""
 
 
-_summed_in_float16 = chain(rounded(tf.float16), all_reduce)
-
-
 def fp16(
     transport: Transport, tensors: Sequence[tf.Tensor], key: str
 ) -> list[tf.Tensor]:
     """Send float16; engines that sum it as fast as they send it do so."""
-    hook = _summed_in_float16 if transport.sums_float16 else fp16_shards
-    return hook(transport, tensors, key)
+    if not transport.sums_float16:
+        return fp16_shards(transport, tensors, key)
+    check_floats(tensors)
+    sent = [
+        tf.cast(t, tf.float16) if is_rounded(t, tf.float16) else t
+        for t in tensors
+    ]
+    sums = transport.all_reduce(sent, key)
+    return [tf.cast(s, t.dtype) for s, t in zip(sums, tensors, strict=True)]
 
 
 def _sum_shards(
@@ -181,11 +161,11 @@ _NAMED: dict[str, tuple[Callable[[], CommunicationHook], str]] = {
     "fp16-shards": (lambda: fp16_shards, "sent in float16"),
     "bf16": (lambda: bf16_shards, "sent in bfloat16"),
     "fp16-feedback": (
-        lambda: chain(error_feedback(tf.float16), fp16_shards),
+        lambda: error_feedback(fp16_shards, tf.float16),
         f"sent in float16{_FEEDBACK}",
     ),
     "bf16-feedback": (
-        lambda: chain(error_feedback(tf.bfloat16), bf16_shards),
+        lambda: error_feedback(bf16_shards, tf.bfloat16),
         f"sent in bfloat16{_FEEDBACK}",
     ),
     "power-sgd": (

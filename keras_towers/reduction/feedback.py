@@ -8,6 +8,7 @@ for Distributed Optimization", 2019).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +17,6 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
-    Decode,
-    Link,
     sum_separately,
 )
 from keras_towers.reduction.gradients import check_floats
@@ -30,31 +29,28 @@ def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
 
 
 class Memory:
-    """Variables that keep values of a link or a hook between steps."""
+    """Variables that keep values of a hook between steps."""
 
     def __init__(self) -> None:
         self._variables: dict[tuple[Any, ...], tf.Variable] = {}
 
     def variable(
-        self,
-        name: tuple[Any, ...],
-        initial: Callable[[tf.TensorShape, tf.DType], tf.Tensor],
-        shape: tf.TensorShape,
-        dtype: tf.DType,
+        self, name: tuple[Any, ...], initial: Callable[[], tf.Tensor]
     ) -> tf.Variable:
-        """Return the variable of a gradient.
+        """Return the variable of a name, which is made at first.
 
         Gradients of another model may use the same key, so a name has index,
         shape and dtype, too.
         """
         if name not in self._variables:
             with tf.init_scope(), compat.single_device_mode():
-                value = initial(shape, dtype)
-                self._variables[name] = tf.Variable(value, trainable=False)
+                self._variables[name] = tf.Variable(initial(), trainable=False)
         return self._variables[name]
 
 
-def error_feedback(dtype: tf.DType) -> Link:
+def error_feedback(
+    hook: CommunicationHook, dtype: tf.DType
+) -> CommunicationHook:
     """Add the rounding error of each gradient to the next one.
 
     Each rank stores its own rounding errors, which takes as much memory as its
@@ -67,39 +63,41 @@ def error_feedback(dtype: tf.DType) -> Link:
     2019.
 
     Args:
-        dtype: what the rest of the chain rounds gradients with more bits to.
+        hook: sums the gradients, and rounds those with more bits.
+        dtype: what it rounds them to.
 
     Returns:
-        A stateful link; use it for one strategy only.
+        A stateful hook; use it for one strategy only.
+
+    Example:
+        >>> error_feedback(fp16_shards, tf.float16)
     """
     memory = Memory()
 
-    def corrected(
-        tensor: tf.Tensor, key: str, index: int
-    ) -> tuple[tf.Tensor, tf.Operation | None]:
-        if not (is_rounded(tensor, dtype) and tensor.shape.is_fully_defined()):
-            return tensor, None
-        name = (key, index, tuple(tensor.shape), tensor.dtype)
-        lost = memory.variable(name, tf.zeros, tensor.shape, tensor.dtype)
-        wanted = tensor + lost
-        error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
-        kept = tf.where(tf.math.is_finite(error), error, 0)
-        return wanted, lost.assign(kept, read_value=False)
+    def corrected_hook(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        sent, stored = [], []
+        for index, tensor in enumerate(tensors):
+            known = tensor.shape.is_fully_defined()
+            if not (known and is_rounded(tensor, dtype)):
+                sent.append(tensor)
+                continue
+            name = (key, index, tuple(tensor.shape), tensor.dtype)
+            lost = memory.variable(
+                name, partial(tf.zeros, tensor.shape, tensor.dtype)
+            )
+            wanted = tensor + lost
+            error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
+            kept = tf.where(tf.math.is_finite(error), error, 0)
+            sent.append(wanted)
+            stored.append(lost.assign(kept, read_value=False))
+        sums = hook(transport, sent, key)
+        # Nothing else in the graph depends on the assignments.
+        with tf.control_dependencies(stored):
+            return [tf.identity(total) for total in sums]
 
-    def link(
-        tensors: Sequence[tf.Tensor], key: str
-    ) -> tuple[list[tf.Tensor], Decode]:
-        pairs = [corrected(t, key, i) for i, t in enumerate(tensors)]
-        stored = [kept for _, kept in pairs if kept is not None]
-
-        def decode(sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            # Nothing else in the graph depends on the assignments.
-            with tf.control_dependencies(stored):
-                return [tf.identity(total) for total in sums]
-
-        return [tensor for tensor, _ in pairs], decode
-
-    return link
+    return corrected_hook
 
 
 def power_sgd(rank: int = 4) -> CommunicationHook:
@@ -169,21 +167,16 @@ def _sum_factors(
         matrix = tf.reshape(tensor, [-1, columns])
         if tensor.dtype.size < tf.float32.size:
             matrix = tf.cast(matrix, tf.float32)
-        name = key, index, tuple(tensor.shape), matrix.dtype
+        shape, dtype = matrix.shape, matrix.dtype
+        name = (key, index, tuple(tensor.shape), dtype)
         error = memory.variable(
-            (*name, "lost"), tf.zeros, matrix.shape, matrix.dtype
+            (*name, "lost"), partial(tf.zeros, shape, dtype)
         )
-
-        def drawn(shape, dtype, index=index) -> tf.Tensor:
-            return tf.random.stateless_normal(shape, (rank, index), dtype=dtype)
-
+        drawn = partial(
+            tf.random.stateless_normal, [columns, rank], (rank, index)
+        )
         factors.append(
-            memory.variable(
-                (*name, "factor"),
-                drawn,
-                tf.TensorShape([columns, rank]),
-                matrix.dtype,
-            )
+            memory.variable((*name, "factor"), partial(drawn, dtype=dtype))
         )
         lost.append(error)
         matrices.append(matrix + error)

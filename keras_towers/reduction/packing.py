@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -19,176 +17,60 @@ from keras_towers.reduction.gradients import (
     in_order,
     sparse_of,
 )
+from keras_towers.transport.messages import pack, packs, unpack
 
-logger: logging.Logger = logging.getLogger("keras_towers")
 
-
+@dataclasses.dataclass(frozen=True)
 class GradientPacker:
     """Decides how gradients are packed into buffers.
 
     Each reduction of a buffer costs a launch and a round of messages. A few
-    buffers keep this overhead low, while several can still run concurrently.
-    Ports tensorpack's ``GradientPacker`` (which needs a single dtype and known
-    shapes, and makes eight buffers or none).
+    buffers keep this overhead low, while several can still run concurrently:
+    a buffer is reduced while gradients of others are still computed. A gradient
+    is never divided, so one that is larger than a buffer is reduced alone.
+    After tensorpack's ``GradientPacker``, which needs a single dtype and known
+    shapes; gradients of other dtypes have buffers of their own here, and those
+    of unknown shapes are reduced alone.
 
     Args:
-        num_split: number of buffers per dtype; their sizes differ by at most
-            one element.
-        split_bytes: approximate size of a buffer in bytes; if given, it
+        num_split: about how many buffers there are of each dtype.
+        split_bytes: the largest size of a buffer in bytes; if given, it
             determines the number of buffers instead of ``num_split``.
-        min_elements: gradients of a dtype are not packed if a buffer would
-            have fewer elements than this.
+        min_elements: what a buffer may have at least: few and small gradients
+            need fewer buffers than ``num_split``.
 
     Raises:
         TowerError: a number of buffers, bytes or elements that is not positive.
 
     Example:
-        >>> plan = GradientPacker(num_split=2, min_elements=1).plan(
-        ...     [tf.zeros([2, 2]), tf.zeros([]), tf.zeros([3])]
-        ... )
-        >>> buffers = plan.pack([tf.zeros([2, 2]), tf.ones([]), tf.ones([3])])
-        >>> [buffer.numpy().tolist() for buffer in buffers]
-        [[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
-        >>> [tensor.shape.rank for tensor in plan.unpack(buffers)]
-        [2, 0, 1]
+        >>> packer = GradientPacker(num_split=2, min_elements=1)
+        >>> packer.groups([tf.zeros([2, 2]), tf.zeros([]), tf.zeros([3])])
+        [[0], [2, 1]]
     """
 
-    def __init__(
-        self,
-        num_split: int = 8,
-        split_bytes: int | None = None,
-        min_elements: int = 1024,
-    ):
-        for name, value in (
-            ("num_split", num_split),
-            ("split_bytes", split_bytes),
-            ("min_elements", min_elements),
-        ):
+    num_split: int = 8
+    split_bytes: int | None = None
+    min_elements: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
             if value is not None and value < 1:
                 raise TowerError(
                     f"{name}={value} is too small: give 1 or more."
                 )
-        self.num_split = num_split
-        self.split_bytes = split_bytes
-        self.min_elements = min_elements
-        self._plans: dict[tuple, PackingPlan | None] = {}
 
-    def plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
-        """Return a plan for these dtypes and shapes; None: nothing to pack."""
-        key = tuple((grad.dtype, _static(grad.shape)) for grad in grads)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(grads)
-        return self._plans[key]
-
-    def _make_plan(self, grads: Sequence[tf.Tensor]) -> PackingPlan | None:
-        buffers: list[list[Piece]] = []
+    def groups(self, grads: Sequence[tf.Tensor]) -> list[list[int]]:
+        """Return the indices of the gradients of each buffer."""
+        groups = []
         for dtype in dict.fromkeys(grad.dtype for grad in grads):
-            sizes: dict[int, int] = {}
-            for index, grad in enumerate(grads):
-                if grad.dtype != dtype:
-                    continue
-                if not grad.shape.is_fully_defined():
-                    logger.debug(
-                        "not packed: gradient %d, because its shape %s is not "
-                        "fully defined",
-                        index,
-                        grad.shape,
-                    )
-                elif grad.shape.num_elements():
-                    sizes[index] = grad.shape.num_elements()
-            total = sum(sizes.values())
-            count = self._buffers(total * dtype.size)
-            if total >= count * self.min_elements:
-                buffers += _cut(sizes, count)
-            elif sizes:
-                logger.debug(
-                    "not packed: %d gradients of %s, because %d elements are "
-                    "fewer than %d in each of %d buffers",
-                    len(sizes),
-                    dtype.name,
-                    total,
-                    self.min_elements,
-                    count,
-                )
-        if not buffers:
-            return None
-        packed = {piece.gradient for pieces in buffers for piece in pieces}
-        return PackingPlan(
-            buffers,
-            {index: grads[index].shape for index in sorted(packed)},
-            [index for index in range(len(grads)) if index not in packed],
-        )
-
-    def _buffers(self, size: int) -> int:
-        if self.split_bytes is None:
-            return self.num_split
-        return max(1, -(-size // self.split_bytes))
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A range of elements of a flattened gradient."""
-
-    gradient: int
-    start: int
-    stop: int
-
-
-def _cut(sizes: Mapping[int, int], count: int) -> list[list[Piece]]:
-    """Cut gradients, one after another, into buffers of about equal size."""
-    total = sum(sizes.values())
-    bounds = [total * number // count for number in range(count + 1)]
-    buffers = []
-    for low, high in itertools.pairwise(bounds):
-        pieces, offset = [], 0
-        for index, size in sizes.items():
-            start, stop = max(0, low - offset), min(size, high - offset)
-            if start < stop:
-                pieces.append(Piece(index, start, stop))
-            offset += size
-        buffers.append(pieces)
-    return buffers
-
-
-@dataclasses.dataclass(frozen=True)
-class PackingPlan:
-    """How N gradients become buffers; see ``GradientPacker.plan``.
-
-    A buffer needs no other gradients than those in it, so that it can be
-    reduced while the backward pass goes on.
-    """
-
-    buffers: list[list[Piece]]
-    shapes: dict[int, tf.TensorShape]
-    alone: list[int]
-
-    def pack(self, grads: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return flat buffers, followed by the gradients not packed."""
-        flat = {i: tf.reshape(grads[i], [-1]) for i in self.shapes}
-        packed = [
-            _concat([flat[p.gradient][p.start : p.stop] for p in pieces])
-            for pieces in self.buffers
-        ]
-        return packed + [grads[index] for index in self.alone]
-
-    def unpack(self, buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return N gradients from the buffers of ``pack``, or their sums."""
-        parts: dict[int, list[tf.Tensor]] = {i: [] for i in self.shapes}
-        count = len(self.buffers)
-        for buffer, pieces in zip(buffers[:count], self.buffers, strict=True):
-            lengths = [piece.stop - piece.start for piece in pieces]
-            for piece, part in zip(
-                pieces, tf.split(buffer, lengths), strict=True
-            ):
-                parts[piece.gradient].append(part)
-        grads = dict(zip(self.alone, buffers[count:], strict=True))
-        for index, shape in self.shapes.items():
-            grads[index] = tf.reshape(_concat(parts[index]), shape)
-        return [grads[index] for index in range(len(grads))]
-
-
-def _concat(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+            indices = [i for i, g in enumerate(grads) if g.dtype == dtype]
+            of_dtype = [grads[i] for i in indices]
+            total = sum(g.shape.num_elements() or 0 for g in of_dtype)
+            elements = max(self.min_elements, -(-total // self.num_split))
+            limit = self.split_bytes or elements * dtype.size
+            for group in reversed(packs(of_dtype, limit)):
+                groups.append([indices[i] for i in group])
+        return groups
 
 
 def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
@@ -205,24 +87,27 @@ def packed(reduction: Reduction, packer: GradientPacker) -> Reduction:
         grads: Gradients, devices: Sequence[str]
     ) -> list[list[Gradient]]:
         check_towers(grads, devices)
-        plan = packer.plan(dense_of(grads[0]))
-        if len(grads) == 1 or plan is None:
+        if len(grads) == 1:
             return reduction(grads, devices)
+        first = dense_of(grads[0])
+        groups = packer.groups(first)
         rows: list[list[Gradient]] = []
         for device, row in zip(devices, grads, strict=True):
             with tf.device(device):
-                rows.append([*plan.pack(dense_of(row)), *sparse_of(row)])
+                buffers = pack(dense_of(row), groups)
+            rows.append([*buffers, *sparse_of(row)])
         results = []
         for device, like, row in zip(
             devices, grads, reduction(rows, devices), strict=True
         ):
             with tf.device(device):
-                tensors = plan.unpack(dense_of(row))
+                # Empty ones are in no buffer.
+                own = [
+                    tf.ensure_shape(grad, known.shape)
+                    for grad, known in zip(dense_of(like), first, strict=True)
+                ]
+                tensors = unpack(dense_of(row), groups, own)
             results.append(in_order(like, tensors, sparse_of(row)))
         return results
 
     return reduce
-
-
-def _static(shape: tf.TensorShape) -> tuple | None:
-    return None if shape.rank is None else tuple(shape)

@@ -148,17 +148,11 @@ def hierarchical_all_reduce(
     the groups are used. Ports mode "hierarchical" of tensorpack's
     ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
 
-    Raises:
-        TowerError: an odd number of towers, or gradients that do not match.
+    Args:
+        grads: gradients of an even number of towers, or of one.
+        devices: the towers' devices.
     """
-    towers = len(devices)
-    if towers > 1 and towers % 2:
-        raise TowerError(
-            "The hierarchical all-reduce needs an even number of towers, in "
-            f"two equal groups; there are {towers}. Use one more, one less, "
-            "or another mode."
-        )
-    half = towers // 2
+    half = len(devices) // 2
 
     def dense(index: int, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         mains = [devices[index % half], devices[half + index % half]]
@@ -334,10 +328,12 @@ _names = itertools.count()
 def nccl_all_reduce(
     grads: Gradients, devices: Sequence[str]
 ) -> list[list[Gradient]]:
-    """Sum dense gradients on K physical GPUs of this process with NCCL."""
+    """Sum dense gradients on K physical GPUs of this process with NCCL.
 
-    # ``reduce_in_graph`` sums other gradients. Ports mode "nccl" of
-    # tensorpack's ``SyncMultiGPUTrainerReplicated``.
+    ``reduce_in_graph`` sums other gradients. Ports mode "nccl" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
+    """
+
     def all_reduce(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         name = f"keras_towers_{next(_names)}"
         sums = []
@@ -361,17 +357,19 @@ def nccl_all_reduce(
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
     """Whether NCCL can sum over these devices, and why (not), as a clause."""
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    for device, spec in zip(devices, specs, strict=True):
-        if spec.device_type != "GPU":
-            return False, f"{device} is not a GPU"
     if len(devices) < 2:
         return False, "it needs at least two GPUs"
-    if not tf.test.is_built_with_gpu_support():
-        return False, "this TensorFlow is built without support for GPUs"
-    physical = _physical_gpus()
+    # The physical GPU of each logical one.
+    physical = [
+        gpu.name
+        for gpu in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
     seen: dict[str, str] = {}
-    for device, spec in zip(devices, specs, strict=True):
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type != "GPU":
+            return False, f"{device} is not a GPU"
         index = spec.device_index or 0
         if index >= len(physical):
             return False, f"{device} does not exist"
@@ -380,12 +378,3 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
         if other is not device:
             return False, f"{other} and {device} are on the same physical GPU"
     return True, f"{len(devices)} different physical GPUs"
-
-
-def _physical_gpus() -> list[str]:
-    """The name of the physical GPU of each logical GPU, in order."""
-    names = []
-    for gpu in tf.config.get_visible_devices("GPU"):
-        parts = tf.config.get_logical_device_configuration(gpu)
-        names.extend([gpu.name] * max(1, len(parts or ())))
-    return names

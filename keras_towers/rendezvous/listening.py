@@ -140,19 +140,22 @@ def _attach(listener: socket.socket, program: bytes) -> None:
 
 
 def _accept(address: _Address) -> bytes:
-    """Filter instructions that accept packets to an address."""
+    """Filter instructions that accept packets to an address.
+
+    Others go on behind them: a jump skips what is left of the instructions.
+    """
     words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
-    tests = [(_LOAD_BYTE, 0, address.version)]
-    first = _DESTINATION[address.version]
-    tests += [(_LOAD_WORD, first + 4 * i, word) for i, word in enumerate(words)]
-    done = _code(_RETURN, _ALL_BYTES)
-    for load, offset, expected in reversed(tests):
-        skipped = len(done) // len(_code(_RETURN))
-        jump = _code(_JUMP_IF_EQUAL, expected, otherwise=skipped)
-        # The version is the upper half of its byte.
-        shift = _code(_SHIFT_RIGHT, 4) if load == _LOAD_BYTE else b""
-        done = _code(load, _IP_HEADER + offset) + shift + jump + done
-    return done
+    left = 2 * len(words) + 1
+    # The version is the upper half of the first byte.
+    program = _code(_LOAD_BYTE, _IP_HEADER) + _code(_SHIFT_RIGHT, 4)
+    program += _code(_JUMP_IF_EQUAL, address.version, otherwise=left)
+    place = _IP_HEADER + _DESTINATION[address.version]
+    for word in words:
+        left -= 2
+        program += _code(_LOAD_WORD, place)
+        program += _code(_JUMP_IF_EQUAL, word, otherwise=left)
+        place += 4
+    return program + _code(_RETURN, _ALL_BYTES)
 
 
 def _code(operation: int, operand: int = 0, otherwise: int = 0) -> bytes:

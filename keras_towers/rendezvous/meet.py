@@ -6,7 +6,6 @@ itself there; its address is in a private file, or given by the user.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,7 +18,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,14 @@ import platformdirs
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import environments, store, watch
-from keras_towers.rendezvous.environment_variables import (
-    is_elastic,
-    process_environment,
-    rank_environment,
-    seconds,
+from keras_towers.rendezvous import launchers, store, watch
+from keras_towers.rendezvous.helper_process import (
+    INTRODUCTION,
+    PLACE,
+    HelperProcess,
 )
-from keras_towers.rendezvous.environments import ClusterEnvironment
-from keras_towers.rendezvous.heartbeat import HeartbeatProcess
-from keras_towers.rendezvous.hosts import (
-    NO_PLACEMENT,
-    RankPlacement,
-    place_ranks,
-)
+from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
+from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.liveness import waiting
 from keras_towers.rendezvous.network import (
     LOOPBACK,
@@ -48,7 +41,13 @@ from keras_towers.rendezvous.network import (
     own_address,
     own_address_towards,
 )
-from keras_towers.rendezvous.store import Endpoint, FileStore
+from keras_towers.rendezvous.rank_environment import (
+    is_elastic,
+    process_environment,
+    rank_environment,
+    seconds,
+)
+from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
 from keras_towers.settings import (
     RENDEZVOUS,
     RENDEZVOUS_FOLDER,
@@ -61,22 +60,20 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 _LEAST_SECRET = 16
-# Keys of the store: who has come, and with the rank behind it each of them.
-_PLAN, _GUEST = "plan", "guest"
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 @functools.cache
-def _heartbeat() -> HeartbeatProcess:
-    """The heartbeat process of this rank, which ends with it."""
-    return HeartbeatProcess()
+def _helper() -> HelperProcess:
+    """The helper process of this rank, which ends with it."""
+    return HelperProcess()
 
 
 def join() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
-    environment = environments.detect()
+    environment = launchers.detect()
     if (
         environment is None
         or environment.horovod_reads_variables
@@ -94,14 +91,8 @@ def join() -> None:
     endpoint = given_endpoint()
     file = None if endpoint else RendezvousFile(environment)
     meet = _meet_as_rank_0 if environment.rank == 0 else _meet_rank_0
-    os.environ.update(
-        meet(
-            environment,
-            endpoint,
-            file,
-            seconds(RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S),
-        )
-    )
+    limit_s = seconds(RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S)
+    os.environ.update(meet(environment, endpoint, file, limit_s))
 
 
 def take_place() -> None:
@@ -112,12 +103,12 @@ def take_place() -> None:
     Later Horovod asks by itself.
     """
     server = store.from_environment()
-    if server is None or not server.signed or not is_elastic():
+    if server is None or not is_elastic():
         return
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
     )
-    answer = server.read("rank_and_size", f"{host}:{local_rank}")
+    answer = server.read("rank_and_size", f"{host}:{local_rank}", hold_s=None)
     encoded = answer.decode() if answer else NO_PLACEMENT
     slot = RankPlacement.decode(host, encoded)
     if slot.rank < 0:
@@ -203,18 +194,15 @@ def _meet_as_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
-    wait_s: float,
+    limit_s: float,
 ) -> dict[str, str]:
-    """As rank 0, wait for all other ranks, and send them the plan."""
-    ranks = range(environment.size or 0)
+    """Open the store as rank 0, and wait there for all other ranks."""
     address = endpoint.address if endpoint else own_address(environment)
     bound = bound_to(address)
-    port = endpoint.port if endpoint else 0
-    beside = _heartbeat()
+    port, secret = (endpoint.port, endpoint.secret) if endpoint else (0, "")
+    assert environment.size
     try:
-        own = beside.serve(
-            Endpoint(bound, port, endpoint.secret if endpoint else "")
-        )
+        own = _helper().serve(Endpoint(bound, port, secret), environment.size)
     except OSError as error:
         raise TowerError(
             f"rank 0 cannot listen on port {port} of "
@@ -222,98 +210,115 @@ def _meet_as_rank_0(
         ) from None
     # It may know itself under another address than the others do.
     own = dataclasses.replace(own, address=bound or LOOPBACK)
-    me = _introduction(own.address)
-    guests: dict[int, Any] = {}
     try:
         if file:
             file.write(dataclasses.replace(own, address=address))
-        for late_s in waiting(wait_s, settings.NETWORK_POLL_S):
-            # All of them each time: one may have ended and been started again.
-            guests = {**beside.by_rank(_GUEST, ranks), 0: me}
-            if len(guests) == len(ranks):
-                break
-            if late_s:
-                logger.warning("%s", _missing(environment, guests, late_s))
-        else:
-            text = (
-                f"{_missing(environment, guests, wait_s)} Has it ended, or not "
-                f"reached this line? {RENDEZVOUS_TIMEOUT} sets the seconds."
-            )
-            beside.publish(_PLAN, [{"failed": text}] * len(ranks))
-            time.sleep(settings.LAST_WORDS_S)
-            raise TowerError(text)
+        return _take_part(environment, lambda: own, limit_s)
+    except TimeoutError:
+        text = (
+            f"{environment} has waited {limit_s:.0f} s: "
+            f"{_missing(own.client(), environment)}. Has it ended, or not "
+            f"reached this line? {RENDEZVOUS_TIMEOUT} sets the seconds."
+        )
+        for rank in range(environment.size):
+            own.client().put(f"{PLACE}-{rank}", {"failed": text})
+        time.sleep(settings.LAST_WORDS_S)
+        _helper().stop()
+        raise TowerError(text) from None
     except BaseException:
-        beside.stop()
+        _helper().stop()
         raise
     finally:
         if file:
             file.remove()
-    everyone = [guests[rank] for rank in ranks]
-    plans = _plans(everyone)
-    hosts = [guest["host"] for guest in everyone]
-    names = [f"rank {rank} on {everyone[rank]['name']}" for rank in ranks]
-    beside.begin(hosts, names)
-    beside.publish(_PLAN, plans)
-    abroad = [g["address"] for g in everyone if g["host"] != hosts[0]]
-    return _variables(own, plans[0], next(iter(abroad), own.address))
 
 
 def _meet_rank_0(
     environment: ClusterEnvironment,
     endpoint: Endpoint | None,
     file: RendezvousFile | None,
-    wait_s: float,
+    limit_s: float,
 ) -> dict[str, str]:
-    """Introduce this rank to rank 0, and wait for all others."""
-    last = "there is no such file"
-    nonce = secrets.token_hex(8)
-    found = endpoint
+    """Find the store of rank 0, and wait there for all other ranks."""
+    how = f"at {RENDEZVOUS}={os.environ.get(RENDEZVOUS)}"
+    if file:
+        how = (
+            f"in the file {file.path}. If the machines do not share its "
+            f"folder, set {RENDEZVOUS_FOLDER} to one that they share, or "
+            f"{RENDEZVOUS} and {SECRET}"
+        )
+    find = file.read if file else lambda: endpoint
+    try:
+        return _take_part(environment, find, limit_s)
+    except TimeoutError as late:
+        raise TowerError(
+            f"{environment} waited {limit_s:.0f} s for rank 0, expected {how}. "
+            f"The last attempt: {late}. {RENDEZVOUS_TIMEOUT} sets the seconds."
+        ) from None
+
+
+def _take_part(
+    environment: ClusterEnvironment,
+    find: Callable[[], Endpoint | None],
+    limit_s: float,
+) -> dict[str, str]:
+    """Introduce this rank at the store, and wait for its place in the job.
+
+    Args:
+        environment: this rank, and how many there are.
+        find: returns the store; None if it is not there, or not any more.
+        limit_s: when it has passed, a TimeoutError says how far this rank has
+            come.
+    """
+    rank, nonce = environment.rank, secrets.token_hex(8)
+    found, last = None, "there is no such file"
     answered = [time.monotonic()]
-    rank = environment.rank
-    # As long as rank 0 answers, that one decides when it has been too long.
-    for late_s in waiting(wait_s, settings.NETWORK_POLL_S, answered):
+    for late_s in waiting(limit_s, settings.NETWORK_POLL_S, answered):
         # Rank 0 removes the file when all have come.
-        found = (file and file.read()) or found
+        found = find() or found
         if found:
-            last = f"{found.address}:{found.port} "
-            plan: dict[str, Any] = {}
+            last = f"{found.address}:{found.port}"
             try:
-                found = dataclasses.replace(
-                    found, address=socket.gethostbyname(found.address)
-                )
-                client = found.client()
-                own = own_address_towards(found.address)
-                client.put(f"{_GUEST}-{rank}", _introduction(own, nonce))
-                plan = client.get(f"{_PLAN}-{rank}", settings.HOLD_S) or {}
+                address = socket.gethostbyname(found.address)
+                found = dataclasses.replace(found, address=address)
+                client, own = found.client(), own_address_towards(address)
+                client.put(f"{INTRODUCTION}-{rank}", _introduction(own, nonce))
+                place = client.get(f"{PLACE}-{rank}", settings.HOLD_S) or {}
+                if late_s and not place:
+                    last = _missing(client, environment)
             except _NO_ANSWER as error:
-                last += f"did not answer as rank 0 does: {error}"
+                last += f" did not answer as rank 0 does: {error}"
             else:
-                if not plan:
+                if place.get("nonce") == nonce:
+                    return _variables(found, place)
+                if "failed" in place:
+                    raise TowerError(place["failed"])
+                if place:
+                    last += " is in a job of others"
+                elif rank > 0:
+                    # Rank 0, which answers, decides when it has been too long.
                     answered.append(time.monotonic())
-                last += "is in a job of others" if plan else "waits for others"
-            if "failed" in plan:
-                raise TowerError(plan["failed"])
-            if plan.get("nonce") == nonce:
-                return _variables(found, plan, found.address)
         if late_s:
             logger.warning(
                 "%s has waited %.0f s: %s.", environment, late_s, last
             )
-    how = (
-        f"in the file {file.path}. If the machines do not share its folder, "
-        f"set {RENDEZVOUS_FOLDER} to one that they share, or {RENDEZVOUS} "
-        f"and {SECRET}"
-        if file
-        else f"at {RENDEZVOUS}={os.environ[RENDEZVOUS]}"
-    )
-    raise TowerError(
-        f"{environment} waited {wait_s:.0f} s for rank 0, expected {how}. "
-        f"The last attempt: {last}. {RENDEZVOUS_TIMEOUT} sets the seconds."
+    raise TimeoutError(last)
+
+
+def _missing(store: StoreClient, environment: ClusterEnvironment) -> str:
+    """Which ranks have not come."""
+    everyone = range(environment.size or 0)
+    absent = set(everyone) - store.by_rank(INTRODUCTION, everyone).keys()
+    names = ", ".join(map(str, sorted(absent)))
+    return (
+        f"rank {names} has not come"
+        if len(absent) == 1
+        else f"ranks {names} have not come"
     )
 
 
-def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
-    """The introduction of this rank to rank 0."""
+def _introduction(address: str, nonce: str) -> dict[str, Any]:
+    """What this rank tells of itself."""
     # Machines may have the same name, containers of a machine the same boot.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     name = socket.gethostname()
@@ -326,42 +331,16 @@ def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
     }
 
 
-def _plans(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The plan for each rank, whose size does not grow with the job."""
-    # A launcher may have given each rank cores of its own.
-    cores = [(guest["host"], *guest["cores"]) for guest in everyone]
-    sharing = collections.Counter(cores)
-    places = place_ranks([guest["host"] for guest in everyone])
-    return [
-        {
-            "nonce": guest["nonce"],
-            "slot": dataclasses.asdict(slot),
-            "sharing": sharing[mine],
-            "rank0_name": f"rank 0 on {everyone[0]['name']}",
-        }
-        for guest, slot, mine in zip(everyone, places, cores, strict=True)
-    ]
-
-
-def _variables(
-    endpoint: Endpoint, plan: Mapping[str, Any], towards: str
-) -> dict[str, str]:
-    """The environment of a rank, from its plan."""
-    slot = RankPlacement(**plan["slot"])
-    watch.rank0_name = plan["rank0_name"]
-    _heartbeat().beat(endpoint, slot.rank)
+def _variables(endpoint: Endpoint, place: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a rank, from its place."""
+    slot = RankPlacement(**place["slot"])
+    watch.rank0_name = place["rank0_name"]
+    _helper().beat(endpoint, slot.rank)
     common = process_environment(
         seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
         seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
     )
-    return rank_environment(endpoint, slot, towards, common, plan["sharing"])
-
-
-def _missing(
-    environment: ClusterEnvironment, guests: dict[int, Any], waited_s: float
-) -> str:
-    assert environment.size
-    absent = sorted(set(range(environment.size)) - guests.keys())
-    names = ", ".join(map(str, absent))
-    ranks = f"rank {names} has" if len(absent) == 1 else f"ranks {names} have"
-    return f"{environment} has waited {waited_s:.0f} s: {ranks} not come."
+    # Rank 0 reaches its own store on another way than ranks elsewhere.
+    elsewhere = place["elsewhere"] if slot.rank == 0 else None
+    towards = elsewhere or endpoint.address
+    return rank_environment(endpoint, slot, towards, common, place["sharing"])

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import psutil
 
 from keras_towers import settings
+from keras_towers.agent import interface_towards
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.environments import ClusterEnvironment
+from keras_towers.rendezvous.launchers import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -90,20 +91,6 @@ def own_address_towards(address: str) -> str:
         # Sends nothing, only looks up a route.
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
-
-
-def interface_towards(address: str) -> str:
-    """The name of the network interface with a route to ``address``."""
-    # Agents look it up without psutil, see launching/agent.py.
-    names = {
-        entry.address: name
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-    }
-    source = own_address_towards(address)
-    if source not in names:
-        raise OSError(f"no network interface has a route to {address}")
-    return names[source]
 
 
 def meeting_point(

@@ -18,7 +18,8 @@ import stat
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +58,47 @@ class Store(Protocol):
         ...
 
 
+class JobStore(ABC):
+    """The store of a job: JSON values of this package, bytes of Horovod."""
+
+    @abstractmethod
+    def read(
+        self, scope: str, key: str, hold_s: float | None = 0
+    ) -> bytes | None:
+        """Read the bytes of a key, or None.
+
+        Args:
+            scope: ``SCOPE``, or one of Horovod's.
+            key: a key of that scope.
+            hold_s: how long to wait for a missing value.
+        """
+
+    @abstractmethod
+    def write(
+        self, scope: str, key: str, value: bytes, *, first: bool = False
+    ) -> bytes:
+        """Write bytes, with ``first`` only if there are none; return them."""
+
+    def get(self, key: str, hold_s: float = 0) -> Any:
+        """Read a value, waiting for a missing one; None if none comes."""
+        found = self.read(SCOPE, key, hold_s)
+        return None if found is None else json.loads(found)
+
+    def put(self, key: str, value: Any) -> None:
+        """Write a value."""
+        self.write(SCOPE, key, json.dumps(value).encode())
+
+    def first(self, key: str, value: Any) -> Any:
+        """Write a value if there is none; return the current one."""
+        encoded = json.dumps(value).encode()
+        return json.loads(self.write(SCOPE, key, encoded, first=True))
+
+    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The values that ranks have written at ``key-rank``."""
+        found = {rank: self.get(f"{key}-{rank}") for rank in ranks}
+        return {r: value for r, value in found.items() if value is not None}
+
+
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """The address of a store's server, and the secret of its job."""
@@ -67,63 +109,42 @@ class Endpoint:
 
     def client(self) -> StoreClient:
         """A client of the store."""
-        path = f"{token(self.secret)}:{self.port}"
-        url = f"http://{self.address}:{self.port}/{path}"
-        return StoreClient(url, self.secret)
+        return StoreClient(self)
 
 
-class StoreClient:
-    """A store served by another process; unsigned under Horovod's launcher."""
+class StoreClient(JobStore):
+    """A store that another process serves."""
 
-    def __init__(self, url: str, secret: str | None = None):
-        self._url = url
-        self._secret = secret
-
-    @property
-    def signed(self) -> bool:
-        """Whether the server is one of this package."""
-        return self._secret is not None
-
-    def get(self, key: str, hold_s: float = 0) -> Any:
-        """Read a value; the server waits for a missing one."""
-        text = self.read(SCOPE, key, settings.STORE_ANSWER_S + hold_s, hold_s)
-        return None if text is None else json.loads(text)
-
-    def put(self, key: str, value: Any) -> None:
-        body = json.dumps(value).encode()
-        self._ask("PUT", SCOPE, key, body, settings.STORE_ANSWER_S)
-
-    def first(self, key: str, value: Any) -> Any:
-        """Write a value if there is none; return the current one."""
-        body = json.dumps(value).encode()
-        return json.loads(
-            self._ask("POST", SCOPE, key, body, settings.STORE_ANSWER_S)
-        )
-
-    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that ranks have written at ``key-rank``."""
-        if not self.signed:
-            found = {rank: self.get(f"{key}-{rank}") for rank in ranks}
-            return {r: v for r, v in found.items() if v is not None}
-        body, wait_s = json.dumps([*ranks]).encode(), settings.STORE_ANSWER_S
-        text = self._ask("GET", SCOPE, f"{key}-{ALL}", body, wait_s)
-        return {int(r): value for r, value in json.loads(text).items()}
+    def __init__(self, endpoint: Endpoint):
+        self._secret = endpoint.secret
+        host = f"{endpoint.address}:{endpoint.port}"
+        self._url = f"http://{host}/{path_prefix(endpoint)}"
 
     def read(
-        self,
-        scope: str,
-        key: str,
-        timeout_s: float | None = None,
-        hold_s: float = 0,
+        self, scope: str, key: str, hold_s: float | None = 0
     ) -> bytes | None:
-        """Read the bytes of a key, or None."""
+        """Read the bytes of a key; None as ``hold_s``: without a limit."""
         body = str(hold_s).encode() if hold_s else b""
+        limit_s = None if hold_s is None else settings.STORE_ANSWER_S + hold_s
         try:
-            return self._ask("GET", scope, key, body, timeout_s)
+            return self._ask("GET", scope, key, body, limit_s)
         except urllib.error.HTTPError as error:
             if error.code != _NOT_FOUND:
                 raise
             return None
+
+    def write(
+        self, scope: str, key: str, value: bytes, *, first: bool = False
+    ) -> bytes:
+        if first:
+            return self._ask("POST", scope, key, value)
+        self._ask("PUT", scope, key, value)
+        return value
+
+    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        body = json.dumps([*ranks]).encode()
+        found = json.loads(self._ask("GET", SCOPE, f"{key}-{ALL}", body))
+        return {int(rank): value for rank, value in found.items()}
 
     def _ask(
         self,
@@ -131,22 +152,19 @@ class StoreClient:
         scope: str,
         key: str,
         body: bytes,
-        timeout_s: float | None,
+        limit_s: float | None = settings.STORE_ANSWER_S,
     ) -> bytes:
-        path, headers = f"/{scope}/{key}", {}
-        if self._secret is not None:
-            headers[SIGNATURE] = sign(self._secret, method, path, body)
+        path = f"/{scope}/{key}"
         request = urllib.request.Request(
-            self._url + path, body or None, headers, method=method
+            self._url + path,
+            body or None,
+            {SIGNATURE: sign(self._secret, method, path, body)},
+            method=method,
         )
-        with _OPENER.open(request, timeout=timeout_s) as answer:
+        with _OPENER.open(request, timeout=limit_s) as answer:
             found = bytes(answer.read())
             signature = answer.headers.get(SIGNATURE, "")
-        if (
-            method in ("GET", "POST")
-            and self._secret is not None
-            and not same(signature, sign(self._secret, "ANSWER", path, found))
-        ):
+        if not same(signature, sign_answer(self._secret, method, path, found)):
             raise OSError("the answer's signature is wrong")
         return found
 
@@ -189,16 +207,14 @@ class FileStore:
 
 
 def from_environment() -> StoreClient | None:
-    """The store named by the launcher; None without one, as under MPI."""
-    address = os.environ.get(HOROVODS_ADDRESS)
-    port = os.environ.get(HOROVODS_PORT)
-    secret = os.environ.get(SECRET)
-    if address and port:
-        # A rank may be a launcher too, of another job with a store of its own.
-        ours = secret is not None and address.endswith(token(secret))
-        return StoreClient(f"http://{address}:{port}", secret if ours else None)
+    """The store named by the launcher; None if it is not one of ours."""
     host, _, port = os.environ.get(STORE, "").rpartition(":")
-    if not host or not port or not secret:
+    secret = os.environ.get(SECRET)
+    if not host or not secret:
+        return None
+    # In a rank Horovod's own launcher may have started another job.
+    horovods = os.environ.get(HOROVODS_ADDRESS)
+    if horovods and not horovods.endswith(token(secret)):
         return None
     return Endpoint(host, int(port), secret).client()
 
@@ -213,9 +229,14 @@ def tell_connected(rank: int) -> None:
 
 def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
     """Wait for the value of a key, or raise TimeoutError."""
+    return wait_for(lambda: store.get(key), timeout_s)
+
+
+def wait_for(read: Callable[[], Any], timeout_s: float | None = None) -> Any:
+    """Wait until ``read`` returns a value, or raise TimeoutError."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pause_s = settings.FIRST_PAUSE_S
-    while (value := store.get(key)) is None:
+    while (value := read()) is None:
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not written after {timeout_s} s")
@@ -234,9 +255,19 @@ def token(secret: str) -> str:
     return _digest(secret, b"token")
 
 
+def path_prefix(endpoint: Endpoint) -> str:
+    """What every path begins with; Horovod's clients repeat the port."""
+    return f"{token(endpoint.secret)}:{endpoint.port}"
+
+
 def sign(secret: str, method: str, path: str, body: bytes) -> str:
-    """The signature of a request, or of an answer by the method ``ANSWER``."""
+    """The signature of a request."""
     return _digest(secret, f"{method} {path}\n".encode() + body)
+
+
+def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
+    """The signature of the answer to a request."""
+    return sign(secret, f"ANSWER {method}", path, body)
 
 
 def same(one: str, other: str) -> bool:

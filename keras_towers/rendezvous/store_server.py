@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,9 +25,11 @@ from keras_towers.rendezvous.store import (
     SCOPE,
     SIGNATURE,
     Endpoint,
+    JobStore,
+    path_prefix,
     same,
     sign,
-    token,
+    sign_answer,
 )
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -42,8 +44,8 @@ _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 _READ_AT_MOST = 64 << 10
 
 
-class StoreServer(ThreadingHTTPServer):
-    """A job's store, as a ``Store`` for the process that serves it.
+class StoreServer(ThreadingHTTPServer, JobStore):
+    """A job's store, for the process that serves it.
 
     Attributes:
         on_connected: called with the rank of each process that meets the
@@ -59,9 +61,10 @@ class StoreServer(ThreadingHTTPServer):
         self, address: str, port: int = 0, secret: str | None = None
     ) -> None:
         super().__init__((address, port), Handler)
-        self.secret: str = secret or secrets.token_hex(32)
         self.endpoint = Endpoint(
-            address, int(self.server_address[1]), self.secret
+            address,
+            int(self.server_address[1]),
+            secret or secrets.token_hex(32),
         )
         self.on_connected: Callable[[int, socket.socket], None] = (
             lambda rank, connection: None
@@ -90,22 +93,9 @@ class StoreServer(ThreadingHTTPServer):
                 self.scope_size[f"local_{slot.hostname}"] = slot.local_size
                 self.scope_size[f"cross_{slot.local_rank}"] = slot.cross_size
 
-    def get(self, key: str) -> Any:
-        text = self.read(SCOPE, key)
-        return None if text is None else json.loads(text)
-
-    def put(self, key: str, value: Any) -> None:
-        self.write(SCOPE, key, json.dumps(value).encode())
-
-    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that ranks have written at ``key-rank``."""
-        with self.lock:
-            values = self.values[SCOPE]
-            found = {rank: values.get(f"{key}-{rank}") for rank in ranks}
-        return {r: json.loads(v) for r, v in found.items() if v is not None}
-
-    def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        """Read a value, waiting for a missing one."""
+    def read(
+        self, scope: str, key: str, hold_s: float | None = 0
+    ) -> bytes | None:
         with self.lock:
             found = self.values[scope].get(key)
             if found is not None or not hold_s:
@@ -119,7 +109,6 @@ class StoreServer(ThreadingHTTPServer):
     def write(
         self, scope: str, key: str, value: bytes, *, first: bool = False
     ) -> bytes:
-        """Write a value, with ``first`` only if there is none; return it."""
         with self.lock:
             values = self.values[scope]
             values[key] = values.get(key, value) if first else value
@@ -154,9 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             length = 0
         begin, _, path = self.path[1:].partition("/")
-        # Behind the token Horovod's clients put the port once more.
-        wanted = f"{token(self.server.secret)}:{self.server.endpoint.port}"
-        if not same(begin, wanted):
+        if not same(begin, path_prefix(self.server.endpoint)):
             self.rfile.read(min(length, _READ_AT_MOST))
             return self._refuse()
         self.path, self._body = f"/{path}", self.rfile.read(length)
@@ -167,15 +154,14 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse()
         (self._key,) = keys
         if self._scope == SCOPE:
-            right = sign(
-                self.server.secret, self.command, self.path, self._body
-            )
+            secret = self.server.endpoint.secret
+            right = sign(secret, self.command, self.path, self._body)
             if not same(self.headers.get(SIGNATURE, ""), right):
                 return self._refuse()
         return True
 
     def do_GET(self) -> None:
-        """Answer with a signed value."""
+        """Answer with a value."""
         server = self.server
         if self._scope == _PLACES_SCOPE and server.place:
             slot = server.place(self._key, self.connection)
@@ -189,13 +175,14 @@ class Handler(BaseHTTPRequestHandler):
             if text is None:
                 return self._answer(_NOT_FOUND)
             value = text
-        self._answer_signed(value)
+        self._answer(_OK, value)
 
     def do_POST(self) -> None:
         """Store a value if there is none; answer with the current one."""
-        self._answer_signed(
-            self.server.write(self._scope, self._key, self._body, first=True)
+        current = self.server.write(
+            self._scope, self._key, self._body, first=True
         )
+        self._answer(_OK, current)
 
     def do_PUT(self) -> None:
         """Store a value."""
@@ -234,16 +221,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(_FORBIDDEN)
         return False
 
-    def _answer_signed(self, value: bytes) -> None:
-        signature = sign(self.server.secret, "ANSWER", self.path, value)
-        self._answer(_OK, value, signature)
-
-    def _answer(
-        self, status: int, body: bytes = b"", signature: str | None = None
-    ) -> None:
+    def _answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        if signature:
+        # Who is refused must not get a signature for a path of its choice.
+        if status == _OK:
+            secret = self.server.endpoint.secret
+            signature = sign_answer(secret, self.command, self.path, body)
             self.send_header(SIGNATURE, signature)
         self.end_headers()
         self.wfile.write(body)

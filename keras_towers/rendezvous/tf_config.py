@@ -138,7 +138,7 @@ def read(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     except ValueError as error:
         _refuse(f"is not valid JSON: {error}")
     if not isinstance(config, dict):
-        _refuse(f"is {_shown(config)} instead of an object")
+        _refuse(f"is {json.dumps(config)} instead of an object")
     return config
 
 
@@ -168,7 +168,7 @@ def required(environment: Mapping[str, str] = os.environ) -> Cluster:
 
 def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, dict):
-        _refuse(f'has {_shown(cluster)} as "cluster" instead of an object')
+        _refuse(f'has {json.dumps(cluster)} as "cluster" instead of an object')
     for role, tasks in cluster.items():
         if role not in _ROLES:
             _refuse(
@@ -177,7 +177,7 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
         tasks = _in_order(tasks)
         if not isinstance(tasks, list) or not all(map(_is_address, tasks)):
             _refuse(
-                f'has {_shown(tasks)} as "{role}" instead of a list of '
+                f'has {json.dumps(tasks)} as "{role}" instead of a list of '
                 "host:port"
             )
     jobs = {role: tuple(_in_order(tasks)) for role, tasks in cluster.items()}
@@ -212,19 +212,19 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
     if not isinstance(task, dict):
         _refuse(
             "does not say which task this process is: it has "
-            f'{_shown(task)} as "task"'
+            f'{json.dumps(task)} as "task"'
         )
     role, index = task.get("type"), task.get("index")
     if not isinstance(role, str) or role not in jobs:
         _refuse(
-            f'has {_shown(role)} as the "type" of "task", but "cluster" names '
-            f"{', '.join(map(repr, jobs))}"
+            f'has {json.dumps(role)} as the "type" of "task", but "cluster" '
+            f"names {', '.join(map(repr, jobs))}"
         )
     last = len(jobs[role]) - 1
     # A number, or one as text.
     if not str(index).isdecimal() or int(str(index)) > last:
         _refuse(
-            f'has {_shown(index)} as the "index" of "task": give a number '
+            f'has {json.dumps(index)} as the "index" of "task": give a number '
             f"from 0 to {last}"
         )
     return role, int(str(index))
@@ -232,10 +232,6 @@ def _task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0]
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)
 
 
 def _refuse(what: str) -> NoReturn:

@@ -29,8 +29,8 @@ from typing import Any
 from keras_towers import settings
 from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
-from keras_towers.rendezvous.environment_variables import is_elastic
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
+from keras_towers.rendezvous.rank_environment import is_elastic
 from keras_towers.rendezvous.store import StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -92,6 +92,52 @@ def waited_for(
     return found
 
 
+class Record:
+    """What this rank does, or waits for; methods are called by any thread.
+
+    Attributes:
+        marks: how many actions were marked.
+        what: the last of them; empty outside of training.
+        waits: whether other ranks may be the reason that it takes long.
+        since: when it began, by ``time.monotonic``.
+    """
+
+    def __init__(self):
+        self.marks = 0
+        self.what = ""
+        self.waits = False
+        self.since: float = time.monotonic()
+
+    def mark(self, what: str) -> None:
+        """Record what this rank is about to do, or to wait for."""
+        self.marks += 1
+        self.what, self.waits = what, bool(what)
+        self.since = time.monotonic()
+
+    def passed(self) -> None:
+        """Record that the action marked last is done."""
+        self.waits = False
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Record that this rank traces a step, which makes others wait."""
+        what, waits = self.what, self.waits
+        if what:
+            self.what = f"the preparation of {what}"
+        self.waits = False
+        try:
+            yield
+        finally:
+            self.what, self.waits = what, waits
+            self.since = time.monotonic()
+
+
+_record = Record()
+mark = _record.mark
+passed = _record.passed
+preparing = _record.preparing
+
+
 class StallWatch(threading.Thread):
     """Warns when this rank waits too long, and finally ends it; 0: never."""
 
@@ -102,11 +148,12 @@ class StallWatch(threading.Thread):
         store: StoreClient,
         warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
+        record: Record = _record,
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.place: tuple[int, int] = rank, size
-        self._rank = rank
         self.store: StoreClient = store
+        self._rank = rank
         # If each looked at all, what the store is asked would grow with N times
         # N. A missing rank is reported by those before it.
         looked_at = range(1, min(size, settings.LOOKED_AT + 1))
@@ -115,40 +162,13 @@ class StallWatch(threading.Thread):
         self._liveness: Liveness | None = None
         self._rank0 = Liveness([0], self._ask_rank0, settings.LOST_S)
         self._gone: dict[str, State] = {}
-        self._warned_of: set[str] = set()
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._progress = Progress()
-        # This thread writes what it counts, others what they mark.
-        self._marks = 0
-        self._waits = self._updates_wait = False
+        self._record = record
+        self._first_mark = record.marks
         self._updates = self._first_updates = _count_updates()
-        self._since = time.monotonic()
+        self._progress = Progress()
         self._ended = threading.Event()
-
-    def mark(self, what: str) -> None:
-        """Record what this rank is about to do, or to wait for."""
-        self._marks += 1
-        self._progress.what = what
-        self._waits = bool(what)
-        self._since = time.monotonic()
-
-    def passed(self) -> None:
-        """Record that the action marked last is done."""
-        self._waits = False
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Record that preparations precede the wait that was marked."""
-        what, waits = self._progress.what, self._waits
-        if what:
-            self._progress.what = f"the preparation of {what}"
-        self._waits = False
-        try:
-            yield
-        finally:
-            self._progress.what, self._waits = what, waits
-            self._since = time.monotonic()
 
     def stop(self) -> None:
         """End the thread."""
@@ -159,13 +179,12 @@ class StallWatch(threading.Thread):
         beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
         warned = 0.0
         gone: dict[str, State] = {}
+        self._advance()
         self._report()
         while not self._ended.wait(beat_s):
-            self._count()
-            self._progress.beat += 1
+            waits = self._advance()
             before, gone = gone, self._gone_ranks()
-            still_s = time.monotonic() - self._since
-            waits = self._waits or self._updates_wait
+            still_s = time.monotonic() - self._record.since
             # What a rank sent before it ended may still be on its way.
             missing = {
                 name: state
@@ -188,19 +207,30 @@ class StallWatch(threading.Thread):
             else:
                 logger.warning("%s", self._text(found, still_s))
 
+    def _advance(self) -> bool:
+        """Update this rank's progress; return whether it waits for others."""
+        record = self._record
+        begun, ended = updates = _count_updates()
+        done = begun - self._first_updates[0]
+        if updates != self._updates:
+            self._updates = updates
+            record.since = time.monotonic()
+            if not record.waits:
+                record.what = f"update {done}"
+        self._progress = Progress(
+            record.marks - self._first_mark + done,
+            record.what,
+            self._progress.beat + 1,
+        )
+        return record.waits or ended < begun
+
     def _gone_ranks(self) -> dict[str, State]:
         """Return the other ranks that are gone, with their states."""
         if not rank0_name:
             return {}  # Their launcher watches them.
         self._rank0.refresh()
         state = self._rank0.state(0)
-        if state.is_gone:
-            return {rank0_name: state}
-        for name in self._gone.keys() - self._warned_of:
-            self._warned_of.add(name)
-            if self._gone[name] == State.LOST:
-                logger.warning("%s %s.", name, State.LOST)
-        return self._gone
+        return {rank0_name: state} if state.is_gone else self._gone
 
     def _ask_rank0(self, _: Sequence[int]) -> dict[int, Any]:
         """Ask rank 0's store who is gone; the answer is its sign of life."""
@@ -217,18 +247,6 @@ class StallWatch(threading.Thread):
             if int(rank) != self._rank
         }
         return {0: ANSWERED}
-
-    def _count(self) -> None:
-        """Update the counts of this rank's progress."""
-        updates = begun, ended = _count_updates()
-        done = begun - self._first_updates[0]
-        self._progress.position = self._marks + done
-        self._updates_wait = ended < begun
-        if updates != self._updates:
-            self._updates = updates
-            if not self._waits:
-                self._progress.what = f"update {done}"
-            self._since = time.monotonic()
 
     def _report(self) -> None:
         """Write this rank's progress into the store."""
@@ -281,36 +299,31 @@ def _count_updates() -> tuple[int, int]:
     return sum(n for n, _ in counts), sum(n for _, n in counts)
 
 
-def from_environment(rank: int, size: int) -> StallWatch | None:
-    """Start the watch of this process; None if watching is off."""
-    # Without a store, as under MPI, Horovod's own inspector works.
-    store = store_lib.from_environment()
-    if size == 1 or store is None:
-        return None
-    warning_s = float(
-        os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
-    )
-    if os.environ.get(settings.STALL_DISABLE, "0") != "0":
-        warning_s = math.inf
-    shutdown = os.environ.get(settings.STALL_SHUTDOWN, 0)
-    if is_elastic():
-        shutdown = 0  # Others can go on, and the driver decides with whom.
-    watch = StallWatch(rank, size, store, warning_s, float(shutdown))
-    watch.start()
-    return watch
-
-
 # One per process, however many strategies there are.
 _watch: StallWatch | None = None
 
 
 def watch_over(rank: int, size: int) -> None:
-    """Watch this process under a new rank."""
+    """Watch this process under a new rank, unless watching is off."""
     global _watch
     if _watch is not None and _watch.place == (rank, size):
         return
     unwatch()
-    _watch = from_environment(rank, size)
+    # Without a store, as under MPI, Horovod's own inspector works.
+    store = store_lib.from_environment()
+    if size == 1 or store is None:
+        return
+    warning_s = float(
+        os.environ.get(settings.STALL_WARNING, settings.STALL_WARNING_S)
+    )
+    if os.environ.get(settings.STALL_DISABLE, "0") != "0":
+        warning_s = math.inf
+    shutdown_s = float(os.environ.get(settings.STALL_SHUTDOWN, 0))
+    if is_elastic():
+        shutdown_s = 0  # Others can go on, and the driver decides with whom.
+    mark("")
+    _watch = StallWatch(rank, size, store, warning_s, shutdown_s)
+    _watch.start()
 
 
 def unwatch() -> None:
@@ -319,12 +332,6 @@ def unwatch() -> None:
     if _watch is not None:
         _watch.stop()
     _watch = None
-
-
-def mark(what: str) -> None:
-    """Record what this rank is about to do or wait for, if it is watched."""
-    if _watch is not None:
-        _watch.mark(what)
 
 
 def failed_before(call: int, why: str) -> str:
@@ -340,14 +347,3 @@ def failed_before(call: int, why: str) -> str:
     if rank == _watch.place[0] or reason == why:
         return ""
     return f"rank {rank} failed first: {reason}"
-
-
-def passed() -> None:
-    """Record that the action marked last is done."""
-    if _watch is not None:
-        _watch.passed()
-
-
-def preparing() -> contextlib.AbstractContextManager[None]:
-    """Record that this rank traces a step, which makes other ranks wait."""
-    return contextlib.nullcontext() if _watch is None else _watch.preparing()

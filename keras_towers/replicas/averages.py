@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -34,19 +33,19 @@ def _averaged(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
 
 @dataclasses.dataclass(eq=False)
 class Part:
-    """The gradients of one optimizer."""
+    """One optimizer, with an accumulator for each gradient, or None."""
 
     call: UpdateCall
-    specs: list[GradientSpec]
-    accumulators: list[Accumulator]
+    gradients: list[str]
+    accumulators: list[Accumulator | None]
 
     def take(self, count: tf.Tensor) -> UpdateCall:
         """Wait for gradients; return the update with their averages."""
-        averages = iter([a.take(count) for a in self.accumulators])
-        grads = [
-            None if grad is None else next(averages) for grad in self.call.grads
+        averages = [
+            None if each is None else each.take(count)
+            for each in self.accumulators
         ]
-        return dataclasses.replace(self.call, grads=grads)
+        return dataclasses.replace(self.call, grads=averages)
 
 
 class Averages:
@@ -74,44 +73,44 @@ class Averages:
 
     def push(self, replica: int, call: UpdateCall) -> None:
         """Push the gradients of one replica's step."""
-        specs = [
-            GradientSpec(
-                name=name,
-                shape=tuple(variable.shape),
-                dtype=grad.dtype,
-                sparse=isinstance(grad, tf.IndexedSlices),
-                device=self._place(variable),
-            )
-            for name, variable, grad in zip(
-                call.names, call.variables, call.grads, strict=True
-            )
-            if grad is not None
-        ]
         same = (p for p in self._parts if p.call.optimizer is call.optimizer)
-        part = next(same, None)
-        if part is None:
-            name = f"{self._name}/{len(self._parts)}"
-            # Tensors would keep the graph of the trace.
-            present = [None if grad is None else True for grad in call.grads]
-            part = Part(
-                dataclasses.replace(call, grads=present),
-                specs,
-                [
-                    accumulator(f"{name}/{index}", spec)
-                    for index, spec in enumerate(specs)
-                ],
-            )
-            self._parts.append(part)
-            self._function = None
-        else:
-            _check_alike(part.specs, specs)
+        part = next(same, None) or self._add(call)
+        _check_alike(part.gradients, call.describe_gradients())
         self._traced.append(part)
         step, number = self._group.labels(replica)
-        grads = [grad for grad in call.grads if grad is not None]
         self._pushes += [
             accumulated.push(grad, step, number)
-            for accumulated, grad in zip(part.accumulators, grads, strict=True)
+            for accumulated, grad in zip(
+                part.accumulators, call.grads, strict=True
+            )
+            if accumulated is not None
         ]
+
+    def _add(self, call: UpdateCall) -> Part:
+        """Create the accumulators of one more optimizer."""
+        name = f"{self._name}/{len(self._parts)}"
+        gradients = zip(call.names, call.variables, call.grads, strict=True)
+        accumulators = [
+            None
+            if grad is None
+            else accumulator(
+                f"{name}/{index}",
+                GradientSpec(
+                    name=path,
+                    shape=tuple(variable.shape),
+                    dtype=grad.dtype,
+                    sparse=isinstance(grad, tf.IndexedSlices),
+                    device=self._place(variable),
+                ),
+            )
+            for index, (path, variable, grad) in enumerate(gradients)
+        ]
+        # Tensors would keep the graph of the trace.
+        without = dataclasses.replace(call, grads=[])
+        part = Part(without, call.describe_gradients(), accumulators)
+        self._parts.append(part)
+        self._function = None
+        return part
 
     @contextlib.contextmanager
     def step_of(self, replica: int) -> Iterator[None]:
@@ -136,18 +135,14 @@ class Averages:
         with tf.control_dependencies(self._pushes):
             self._group.arrive(replica)
 
-    def function(
+    def apply(
         self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = _averaged
     ) -> Apply:
-        """Return an update with the averages of all parts, run by ``run``."""
-        traced = self._traced_function()
+        """Return what makes an update; to be called in the main thread."""
+        function = self._update_function()
+        return lambda count, tokens: run(function, arguments(count, tokens))
 
-        def applied(count: int, tokens: Sequence[int]) -> Any:
-            return run(traced, arguments(count, tokens))
-
-        return applied
-
-    def _traced_function(self) -> Any:
+    def _update_function(self) -> Any:
         if self._function is not None:
             return self._function
 
@@ -159,7 +154,8 @@ class Averages:
             # What a replica has changed before its step, such as the learning
             # rate, is not read before the first gradients are there: those of
             # the last layers.
-            first = tf.nest.flatten(updates[0].grads, expand_composites=True)
+            present = [g for g in updates[0].grads if g is not None]
+            first = tf.nest.flatten(present, expand_composites=True)
             with tf.control_dependencies(first[-1:] if early else []):
                 updated = done(lambda: [*map(self._update, updates)])
             self._updated()
@@ -200,6 +196,7 @@ class Averages:
             accumulated.go_to(step, drops)
             for part in self._parts
             for accumulated in part.accumulators
+            if accumulated is not None
         ]
         with tf.control_dependencies(gone):
             return tf.identity(step)
@@ -218,22 +215,11 @@ def arguments(count: int, tokens: Sequence[int]) -> list[tf.Tensor]:
     return [tf.constant(count, tf.int32), tf.constant(tokens, tf.int32)]
 
 
-def _check_alike(
-    known: Sequence[GradientSpec], new: Sequence[GradientSpec]
-) -> None:
-    if list(known) == list(new):
-        return
-    odd = sorted(
-        {
-            spec.name
-            for a, b in itertools.zip_longest(known, new)
-            if a != b
-            for spec in (a, b)
-            if spec is not None
-        }
-    )
-    raise TowerError(
-        "the replicas do not have gradients for the same variables, or not of "
-        f"the same kind: they differ in {', '.join(odd)}. Every replica has to "
-        "compute the same loss."
-    )
+def _check_alike(known: Sequence[str], new: Sequence[str]) -> None:
+    odd = sorted(set(known) ^ set(new))
+    if odd:
+        raise TowerError(
+            "the replicas do not have gradients for the same variables, or "
+            f"not of the same kind: they differ in {', '.join(odd)}. Every "
+            "replica has to compute the same loss."
+        )

@@ -6,15 +6,12 @@ import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from keras_towers.errors import TowerError
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import ReplicaCounts
-
-if TYPE_CHECKING:
-    from keras_towers.parameter_servers.remote import Running
 
 NAME = "keras_towers-coordinator"
 
@@ -28,7 +25,6 @@ class _Replica:
         is_here: whether it trains.
         has_left: whether its data has ended.
         is_lost: whether it has died or stopped.
-        held: tokens that it has not used.
         arrived: gradients for the next update.
         ahead: gradients that were averaged before they arrived.
         used: gradients that entered an average.
@@ -39,24 +35,18 @@ class _Replica:
     is_here: bool = False
     has_left: bool = False
     is_lost: bool = False
-    held: int = 0
     arrived: int = 0
     ahead: int = 0
     used: int = 0
     dropped: int = 0
-
-    @property
-    def missing(self) -> int:
-        """How many tokens it needs for its share of an update."""
-        return max(0, self.quota - self.held) if self.is_here else 0
 
 
 class Coordinator(threading.Thread):
     """Counts arrivals; applies the average as soon as enough have come.
 
     Where every replica has its own tokens, one that has pushed a gradient gets
-    a token with the next update. If that update has already been made without
-    it, its gradient was dropped, and it gets a token at once. Replicas whose
+    a token with the update that takes it. If that update has already been made,
+    with the gradient or without, it gets the token at once. Replicas whose
     data has ended are not waited for, and neither are those that are lost, as
     long as there are others to spare for them.
 
@@ -78,6 +68,7 @@ class Coordinator(threading.Thread):
         self._group = group
         self._aggregate = group.quorum.aggregate
         self._shared = group.quorum.shared
+        self._shared_tokens = group.quorum.most_of_one
         self._apply = apply
         self._failed = failed
         self._until_left = until_left
@@ -153,9 +144,8 @@ class Coordinator(threading.Thread):
 
     def _begin(self) -> None:
         if self._shared:
-            # Each replica has one, or will get one when it enters.
-            (tokens,) = self._tokens()
-            self._group.hand_out([tokens - len(self._replicas)])
+            # Each replica gets one when it enters.
+            self._give(0, self._shared_tokens - len(self._replicas))
 
     def _end(self) -> None:
         # It keeps the model.
@@ -164,7 +154,7 @@ class Coordinator(threading.Thread):
     def _handle(self, event: Event, number: int, step: int) -> None:
         replica = self._replicas[number]
         if event in (Event.STARTED, Event.ENTERED):
-            self._enter(number, held=int(event is Event.STARTED))
+            self._enter(number, has_token=event is Event.STARTED)
         elif event is Event.LOST:
             replica.is_lost = not replica.has_left
         elif event is Event.LEFT:
@@ -183,29 +173,34 @@ class Coordinator(threading.Thread):
         if event in (Event.FLUSH, Event.ASKED):
             self._waited_for.popleft().set()
 
-    def _enter(self, number: int, held: int) -> None:
+    def _enter(self, number: int, has_token: bool) -> None:
         replica = self._replicas[number]
         replica.is_here = True
-        replica.has_left = replica.is_lost = False
-        replica.held = held
+        replica.is_lost = False
         # The arrival of what it had pushed before it died does not come.
         replica.ahead = 0
-        if self._shared and not held:
-            self._group.hand_out([1])
-        self._give_now(number)
+        tokens = 1 if self._shared else replica.quota - replica.arrived
+        self._give(number, tokens - int(has_token))
+
+    def _give(self, number: int, tokens: int) -> None:
+        """Hand out tokens to a replica between two updates."""
+        if tokens > 0:
+            given = [0] * self._group.quorum.queues
+            given[0 if self._shared else number] = tokens
+            self._group.hand_out(given)
 
     def _count(self, number: int, step: int) -> None:
         replica = self._replicas[number]
         replica.is_lost = False
-        replica.held -= 1
+        if not replica.ahead and step >= self._step:
+            replica.arrived += 1
+            return
         if replica.ahead:
             replica.ahead -= 1
-            self._give_now(number)
-        elif step < self._step:
-            replica.dropped += 1
-            self._give_now(number)
         else:
-            replica.arrived += 1
+            replica.dropped += 1
+        if not self._shared:
+            self._give(number, 1)
 
     def _needed(self) -> int:
         """How many gradients the next update waits for."""
@@ -219,113 +214,17 @@ class Coordinator(threading.Thread):
         return max(1, min(self._aggregate, total))
 
     def _update(self, arrived: int) -> None:
-        tokens = self._tokens()
+        tokens = [self._shared_tokens]
+        if not self._shared:
+            tokens = [r.arrived if r.is_here else 0 for r in self._replicas]
         averaged = self._apply(arrived, tokens)
         self._step += 1
         for replica, used in zip(self._replicas, averaged, strict=True):
             replica.used += used
             replica.ahead += used - replica.arrived
-            replica.arrived = 0
             if not self._shared:
-                # One that died may have pushed without an arrival.
-                replica.ahead = min(replica.ahead, replica.held)
-        if not self._shared:
-            for replica, given in zip(self._replicas, tokens, strict=True):
-                replica.held += given
-
-    def _tokens(self) -> list[int]:
-        """How many tokens each queue gets with an update."""
-        if self._shared:
-            return [max(self._aggregate, len(self._replicas))]
-        return [replica.missing for replica in self._replicas]
-
-    def _give_now(self, number: int) -> None:
-        """Hand out the tokens of one replica between two updates."""
-        replica = self._replicas[number]
-        # What it has pushed for this step counts as if it were held.
-        missing = replica.missing - replica.arrived
-        if self._shared or missing <= 0:
-            return
-        tokens = [0] * len(self._replicas)
-        tokens[number] = missing
-        self._group.hand_out(tokens)
-        replica.held += missing
-
-
-class EarlyCoordinator(Coordinator):
-    """Begins each update before the gradients, one per replica, have arrived.
-
-    Each weight is then updated as soon as all of its gradients are there, while
-    others are still on their way. Every update needs a gradient of each replica
-    that has not left, and all of these get a token with it. A replica leaves
-    between its gradients: an update that waits for it has begun with no weight,
-    and can be broken off. Here ``apply`` returns such an update, which runs.
-    """
-
-    _running: Running | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        # Those that have left and come back: they join the next update.
-        self._back: set[int] = set()
-
-    def check(self) -> None:
-        """Raise the error of the running update, if it has failed."""
-        if self._running is not None and self._running.has_failed:
-            self._running.wait()
-
-    def _begin(self) -> None:
-        self._renew()
-
-    def _end(self) -> None:
-        self._break_off()
-        super()._end()
-
-    def _handle(self, event: Event, number: int, step: int) -> None:
-        replica = self._replicas[number]
-        if event is Event.UPDATED:
-            self._count_update()
-        elif event is Event.LEFT:
-            replica.has_left = True
-            self._back.discard(number)
-            self._break_off()
-            self._renew()
-        elif event in (Event.STARTED, Event.ENTERED):
-            if replica.has_left:
-                self._back.add(number)
-            elif event is Event.ENTERED:
-                # If it has got one, it does not use the second of a step.
-                self._give([number])
-            if self._running is None:
-                self._renew()
-        elif event in (Event.FLUSH, Event.ASKED):
-            self._waited_for.popleft().set()
-
-    def _renew(self) -> None:
-        """Begin the next update, with the replicas that have returned."""
-        back, self._back = self._back, set()
-        for number in back:
-            self._replicas[number].has_left = False
-        tokens = [int(not replica.has_left) for replica in self._replicas]
-        if any(tokens):
-            self._running = self._apply(sum(tokens), tokens)
-        if back:
-            self._give(back)
-
-    def _give(self, numbers: Collection[int]) -> None:
-        everybody = range(len(self._replicas))
-        self._group.hand_out([int(number in numbers) for number in everybody])
-
-    def _count_update(self) -> None:
-        running, self._running = self._running, None
-        assert running is not None
-        (averaged,) = running.wait()
-        self._step += 1
-        for replica, used in zip(self._replicas, averaged, strict=True):
-            replica.used += int(used)
-        self._renew()
-
-    def _break_off(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            self._running = None
+                # One that died may have pushed without an arrival: those that
+                # come are of the tokens that it has.
+                unused = replica.quota - replica.arrived
+                replica.ahead = min(replica.ahead, unused)
+            replica.arrived = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -18,8 +18,8 @@ from keras_towers.replicas.resources import (
     variable,
 )
 
-# A token that lets a replica go on without a gradient to compute.
-_END = -1
+END = -1
+"""A token that lets a replica go on without a gradient to compute."""
 
 
 class Event(enum.IntEnum):
@@ -51,7 +51,12 @@ class Group:
     A token is the right to push one gradient; its number is the global step for
     which it was handed out. ``start`` to ``advance`` are operations, part of a
     tf.function; the other methods run immediately.
+
+    Attributes:
+        early: whether updates begin before their gradients have arrived.
     """
+
+    early = False
 
     def __init__(
         self,
@@ -59,11 +64,8 @@ class Group:
         device: str,
         quorum: Quorum,
         run: Callable[[Any], list[Any]] = flat,
-        early: bool = False,
     ):
-        """Create the group; ``early``: an ``EarlyCoordinator`` is in charge."""
         self.quorum = quorum
-        self.early = early
         self.calls: Functions = Functions(run)
         self._name = name
         self._device = device
@@ -78,24 +80,16 @@ class Group:
             "arrivals", (quorum.replicas,), tf.float64, False, device
         )
         self._arrivals = Accumulator(f"{name}/arrivals", arrivals, "SUM")
-        # Of each replica: the step to which its gradients belong, how many it
-        # has pushed, and the step to which the next one will belong.
-        self._local: dict[int, Any] = {}
-        self._pushed: dict[int, Any] = {}
-        self._next: dict[int, Any] = {}
+        # Of each replica: the step to which its gradients belong, and how many
+        # it has pushed.
+        replicas = range(quorum.replicas)
+        self._local = [self._number(f"local_{index}") for index in replicas]
+        self._pushed = [self._number(f"pushed_{index}") for index in replicas]
 
     def _number(self, name: str) -> Any:
         return variable(f"{self._name}/{name}", self._device, (), tf.int64)
 
-    def _numbers_of(self, replica: int) -> tuple[Any, Any]:
-        if replica not in self._local:
-            self._local[replica] = self._number(f"local_{replica}")
-            self._pushed[replica] = self._number(f"pushed_{replica}")
-            if self.early:
-                self._next[replica] = self._number(f"next_{replica}")
-        return self._local[replica], self._pushed[replica]
-
-    def run_by(self, run: Callable[[Any], list[Any]]) -> Group:
+    def run_by(self, run: Callable[[Any], list[Any]]) -> Self:
         """Return the same group, with another function to run operations."""
         other = copy.copy(self)
         other.calls = Functions(run)
@@ -103,20 +97,19 @@ class Group:
 
     def start(self, replica: int, token: tf.Tensor | None = None) -> tf.Tensor:
         """Begin to compute a gradient with the current weights."""
-        local, _ = self._numbers_of(replica)
         with tf.device(self._device):
             # Its own token may have been handed out long ago.
             shared = self.quorum.shared and token is not None
             step = token if shared else self.step.read_value()
-            return tf.identity(local.assign(step))
+            return tf.identity(self._local[replica].assign(step))
+
+    def start_first(self, replica: int) -> tf.Tensor:
+        """Begin to compute the first gradient of a ``fit``."""
+        return self.start(replica)
 
     def wait(self, replica: int) -> tf.Tensor:
         """Wait for a token, negative at the end, and ``start``."""
-        queue = self._queue(replica)
-        if self.early:
-            token = self._later(queue, self.due(replica))
-        else:
-            (token,) = queue.get()
+        (token,) = self._queue(replica).get()
         with (
             tf.control_dependencies([token]),
             tf.control_dependencies([self.start(replica, token)]),
@@ -126,55 +119,29 @@ class Group:
     def _queue(self, replica: int) -> Queue:
         return self._tokens[0 if self.quorum.shared else replica]
 
-    def _later(self, queue: Queue, step: tf.Tensor) -> tf.Tensor:
-        """Wait for a token of this step or a later one, or the end."""
-        with tf.device(self._device):
-
-            def is_early(token: tf.Tensor) -> tf.Tensor:
-                with tf.device(self._device):
-                    return (token >= 0) & (token < step)
-
-            def get(token: tf.Tensor) -> list[tf.Tensor]:
-                return queue.get()
-
-            (token,) = tf.while_loop(is_early, get, queue.get())
-            return token
-
-    def due(self, replica: int) -> tf.Tensor:
-        """The step after the one that a replica's gradients belong to."""
-        local, _ = self._numbers_of(replica)
-        with tf.device(self._device):
-            return local.read_value() + 1
-
-    def next_step(self) -> tf.Tensor:
-        """The next global step."""
-        with tf.device(self._device):
-            return self.step.read_value() + 1
-
     def labels(self, replica: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the step and number of a gradient, for its accumulator."""
-        local, pushed = self._numbers_of(replica)
         most = self.quorum.most_of_one
         with tf.device(self._device):
             count = tf.math.floormod(
-                pushed.read_value(), tf.constant(most, tf.int64)
+                self._pushed[replica].read_value(), tf.constant(most, tf.int64)
             )
-            return local.read_value(), replica * most + count
+            return self._local[replica].read_value(), replica * most + count
 
-    def arrive(self, replica: int) -> tf.Operation | None:
+    def arrive(self, replica: int) -> None:
         """Count that a replica has pushed all gradients of a step."""
-        local, pushed = self._numbers_of(replica)
         with tf.device(self._device):
-            step = local.read_value()
+            step = self._local[replica].read_value()
             one = tf.one_hot(replica, self.quorum.replicas, dtype=tf.float64)
             counted = [
                 self._arrivals.push(one, step),
-                pushed.assign_add(tf.ones((), tf.int64), read_value=False),
+                self._pushed[replica].assign_add(
+                    tf.ones((), tf.int64), read_value=False
+                ),
             ]
-            if self.early:
-                return self._next[replica].assign(step + 1, read_value=False)
-            with tf.control_dependencies(counted):
-                return self._put(Event.ARRIVED, replica, step)
+            if not self.early:
+                with tf.control_dependencies(counted):
+                    self._put(Event.ARRIVED, replica, step)
 
     def begin(self) -> tf.Tensor:
         """Start over, without any earlier tokens, events or arrivals."""
@@ -182,12 +149,9 @@ class Group:
         for queue in [*self._tokens, self._events]:
             queue.clear()
         with tf.device(self._device):
-            for replica in range(self.quorum.replicas):
-                _, pushed = self._numbers_of(replica)
+            for pushed in self._pushed:
                 pushed.assign(tf.zeros((), tf.int64), read_value=False)
             step = self.step.assign_add(tf.ones((), tf.int64))
-            for number in self._next.values():
-                number.assign(step, read_value=False)
             with tf.control_dependencies([self._arrivals.go_to(step, True)]):
                 return tf.identity(step)
 
@@ -201,11 +165,7 @@ class Group:
         """Increment the global step, and hand out tokens to each queue."""
         with tf.device(self._device):
             step = self.step.assign_add(tf.ones((), tf.int64))
-            # Before the tokens: whoever gets one may leave at once.
-            before = [step]
-            if self.early:
-                before = [self._put(Event.UPDATED, 0, step)]
-            with tf.control_dependencies(before):
+            with tf.control_dependencies([step]):
                 return self._put_tokens(tokens)
 
     def _put_tokens(self, tokens: tf.Tensor) -> tf.Operation:
@@ -245,7 +205,7 @@ class Group:
 
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token continue without one."""
-        self.calls(("end", replica), lambda: self._queue(replica).put(_END))
+        self.calls(("end", replica), lambda: self._queue(replica).put(END))
 
     def end_all(self) -> None:
         """Let all replicas continue without tokens."""
@@ -271,19 +231,11 @@ class Group:
         if not self.quorum.shared:
             queue = self._tokens[replica]
             self.calls(("clear", replica), queue.clear)
-        if self.early:
-            self.calls(("resume", replica), lambda: self._resume(replica))
         self.send(Event.ENTERED, replica)
-
-    def _resume(self, replica: int) -> None:
-        """Wait for the token of the next gradient."""
-        local, _ = self._numbers_of(replica)
-        with tf.device(self._device):
-            before = self._next[replica].read_value() - 1
-            local.assign(before, read_value=False)
 
     def pushed(self, replica: int) -> int:
         """Return how many gradients a replica has pushed in this ``fit``."""
-        _, pushed = self._numbers_of(replica)
-        (count,) = self.calls(("pushed", replica), pushed.read_value)
+        (count,) = self.calls(
+            ("pushed", replica), self._pushed[replica].read_value
+        )
         return int(count)

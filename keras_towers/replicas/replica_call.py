@@ -27,13 +27,8 @@ class DroppedGradients:
         # At the end of the last epoch, and in it.
         self._before = self._epoch = (0,) * quorum.replicas
 
-    @contextlib.contextmanager
-    def reporting_dropped_gradients(
-        self, name: str, arguments: dict[str, Any]
-    ) -> Iterator[None]:
-        """Log and announce the gradients that a ``fit`` has dropped."""
-        add_summary_writer(arguments, self._write)
-        yield
+    def announce(self, name: str) -> None:
+        """Announce the gradients that a ``fit`` of a strategy has dropped."""
         counts = self._counts()
         if any(counts.dropped):
             announce(f"{name}: {counts}")
@@ -48,7 +43,8 @@ class DroppedGradients:
         )
         return {"dropped_gradients": sum(self._epoch)}
 
-    def _write(self, epoch: int) -> None:
+    def write(self, epoch: int) -> None:
+        """Write those of each replica to TensorBoard."""
         if self._quorum.may_drop:
             for replica, dropped in enumerate(self._epoch):
                 name = f"dropped_gradients/replica_{replica}"
@@ -61,15 +57,14 @@ class ReplicaCall(TowerCall):
     refusal: str
     dropped: DroppedGradients | None = None
 
-    def reporting_dropped_gradients(
-        self,
-    ) -> contextlib.AbstractContextManager[None]:
-        """Log and announce the gradients that are dropped in this block."""
-        if self.dropped is None:
-            return contextlib.nullcontext()
-        return self.dropped.reporting_dropped_gradients(
-            self.config.name, self.keras_call.arguments
-        )
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        if self.dropped is not None:
+            add_summary_writer(self.keras_call.arguments, self.dropped.write)
+        with super().opened():
+            yield
+        if self.dropped is not None:
+            self.dropped.announce(self.config.name)
 
     def train(self, steps: Any, iterator: Any) -> Any:
         """Train on the next ``steps_per_execution`` batches."""

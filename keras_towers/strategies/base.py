@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers import devices as devices_lib
-from keras_towers import reduction as reduction_lib
 from keras_towers._notices import announce
 from keras_towers._strategy import MirroredStrategy
 from keras_towers.errors import TowerError
@@ -38,6 +37,7 @@ from keras_towers.rendezvous.check import Peers
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
+from keras_towers.system import interrupts_deferred
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -71,7 +71,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
-        replica_noun: str | None = None,
     ):
         # TensorFlow reads it, too, and expects a JSON object.
         tf_config.read()
@@ -80,33 +79,30 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             devices, self._options.mode, self._options.packer
         )
         transport = transport or SingleProcess()
-        reduce = self._mode.reduce
-        if transport.size > 1:
-            reduce = reduction_lib.across_ranks(reduce, transport)
         self._collective_key_base = next(_collective_key_bases)
         tf.distribute.Strategy.__init__(
-            self, TowerExtended(self, devices, reduce, transport)
+            self, TowerExtended(self, devices, transport)
         )
-        if replica_noun is None:
-            one_each = transport.size > 1 and len(devices) == 1
-            replica_noun = "rank" if one_each else "tower"
+        peers = others or transport
+        factor = 1.0
+        if not self._options.average:
+            factor = float(len(devices) * peers.size)
+        if others is not None and self._options.scale_gradient:
+            factor /= others.size
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
             others=others,
-            gradient_factor=_factor_of(
-                self._options, len(devices), others or transport, others
-            ),
+            gradient_factor=factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
-            and (others or transport).size == 1,
-            replica_noun=replica_noun,
+            and peers.size == 1,
             **{
                 field.name: getattr(self._options, field.name)
                 for field in dataclasses.fields(StepOptions)
             },
         )
-        if self._config.peers.size > 1:
+        if peers.size > 1:
             permit_alone()
         self._entered: contextlib.ExitStack | None = None
 
@@ -215,7 +211,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             raise error
         if call_lib.current() is None:
             with tf.init_scope():
-                self._components.update.copies.give_to_replicas()
+                self._components.update.variables.give_to_replicas()
         return super().run(fn, *args, **kwargs)
 
     def describe(self) -> str:
@@ -332,7 +328,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
-            with blocks.interrupts_deferred():
+            with interrupts_deferred():
                 self._components.adoption.release()
 
     def __copy__(self) -> Self:
@@ -365,20 +361,10 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 self._components.adoption.bind(model)
 
 
-def _factor_of(
-    options: Options, towers: int, peers: Peers, others: Peers | None
-) -> float:
-    """The factor by which gradients are multiplied."""
-    factor = 1.0 if options.average else float(towers * peers.size)
-    if others is not None and options.scale_gradient:
-        factor /= others.size
-    return factor
-
-
 @functools.cache
 def _warn_of_others(name: str) -> None:
     """Warn if several processes each train a model of their own."""
-    from keras_towers.rendezvous.environments import (
+    from keras_towers.rendezvous.launchers import (
         HOW_TO_BE_ALONE,
         ClusterEnvironment,
         detect,

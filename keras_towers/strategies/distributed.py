@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Literal, Unpack
-
-import keras
+from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
-from keras_towers.fit.context import active_step
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.parameter_servers.connection import (
     Connection,
@@ -32,6 +28,7 @@ from keras_towers.strategies.options import (
     check,
     options_of,
 )
+from keras_towers.strategies.parameter_server import Where, choose_places
 
 _numbers = itertools.count()
 
@@ -167,27 +164,18 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         towers: devices_lib.Towers = 1,
         *,
         sync: bool = True,
-        caching_device: Literal["cpu", "gpu"] | None = None,
+        caching_device: Where | None = None,
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
         check("sync", sync, bool)
-        check("caching_device", caching_device, Literal["cpu", "gpu"] | None)
+        check("caching_device", caching_device, Where | None)
         super().__init__(towers, cluster, options)
-        devices = self._servers.devices
-        if caching_device is None:
-            caching_device = "gpu" if len(devices) <= 2 else "cpu"
         self.sync = sync
-        self.caching_device: Literal["cpu", "gpu"] = caching_device
-        self._train(CachedOnce(self._config, self._placement(devices)), sync)
-
-    def _placement(self, devices: list[str]) -> Callable[[keras.Variable], str]:
-        """Place the copies: large ones are balanced."""
-        homes = [active_step.short_name(device) for device in devices]
-        if self.caching_device == "cpu":
-            homes = [devices_lib.host_of(homes[0])]
-        place = LeastLoadedPlacement(homes, homes[0], _SMALL_BYTES)
-        return lambda v: place(v.path, v.shape, v.dtype)
+        where, places = choose_places(self._servers.devices, caching_device)
+        self.caching_device: Where = where
+        place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
+        self._train(CachedOnce(self._config, place.of), sync)
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):

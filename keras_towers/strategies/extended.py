@@ -11,16 +11,10 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.devices import same_device, same_devices
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.reduction import (
-    Gradient,
-    Reduction,
-    divide,
-    sum_over_ranks,
-)
-from keras_towers.transport import SingleProcess, Transport
+from keras_towers.reduction import divide, sum_over_ranks
+from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
 
 
@@ -47,10 +41,11 @@ class TowerExtended(compat.MirroredExtended):
         self,
         strategy: Strategy,
         devices: Sequence[str],
-        reduction: Reduction,
         transport: Transport,
     ):
-        ops = ReductionCrossDeviceOps(reduction, transport)
+        ops = tf.distribute.ReductionToOneDevice()
+        if transport.size > 1:
+            ops = RankReduction(transport)
         with _without_tf_info_logs():
             super().__init__(strategy, list(devices), ops)
         self._transport = transport
@@ -134,23 +129,15 @@ class TowerExtended(compat.MirroredExtended):
         return super()._distribute_datasets_from_function(fn, options)
 
 
-class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
-    """Wraps a reduction over all processes in ``tf.distribute.CrossDeviceOps``.
+class RankReduction(tf.distribute.ReductionToOneDevice):
+    """Reduces values to one device of each rank, then over all ranks.
 
-    All values of one call that are on the same devices are reduced together, so
-    that the reduction can pack them. Everything but an all-reduce over the
-    towers is left to TensorFlow's ``tf.distribute.ReductionToOneDevice``: other
-    destinations, int32 values (which TensorFlow keeps on the host), means of
-    integers, values that are not per replica, and gathering.
+    Gradients do not come here: a ``WeightUpdate`` sums them.
     """
 
-    def __init__(
-        self, reduction: Reduction, transport: Transport | None = None
-    ):
+    def __init__(self, transport: Transport):
         super().__init__()
-        self.reduction = reduction
-        self._transport = transport or SingleProcess()
-        self._one_device = tf.distribute.ReductionToOneDevice()
+        self._transport = transport
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -175,82 +162,33 @@ class ReductionCrossDeviceOps(tf.distribute.CrossDeviceOps):
         options: Any,
     ) -> list[Any]:
         """Reduce several values; TensorFlow calls this."""
-        results: list[Any] = [None] * len(value_destination_pairs)
-        together: dict[tuple[str, ...], list[int]] = {}
-        for index, (value, target) in enumerate(value_destination_pairs):
-            if _is_all_reduce(reduce_op, value, target):
-                together.setdefault(_devices(value), []).append(index)
-            else:
-                results[index] = self._reduce_to_one_device(
-                    reduce_op, value, target, options
-                )
-        for devices, indices in together.items():
-            values = [value_destination_pairs[index][0] for index in indices]
-            for index, row in zip(
-                indices,
-                self._all_reduce(reduce_op, values, devices),
-                strict=True,
-            ):
-                results[index] = compat.regroup(row, wrap_class=compat.Mirrored)
-        return results
-
-    def _reduce_to_one_device(
-        self,
-        reduce_op: Any,
-        value: Any,
-        target: Any,
-        options: Any,
-    ) -> Any:
-        result = self._one_device.reduce_implementation(
-            reduce_op, value, target, options
-        )
-        size = self._transport.size
-        if size == 1:
-            return result
-        if isinstance(result, tf.distribute.DistributedValues):
-            result = result.values[0]
-        (total,) = sum_over_ranks(self._transport, [result])
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            with tf.device(total.device):
-                total = divide(total, size)
-        return self._one_device.broadcast(total, target)
-
-    def _all_reduce(
-        self,
-        reduce_op: Any,
-        values: Sequence[Any],
-        devices: tuple[str, ...],
-    ) -> list[tuple[Gradient, ...]]:
-        """Map N values on K devices to N tuples of K sums or means."""
-        towers = range(len(devices))
-        sums = self.reduction(
-            [[value.values[k] for value in values] for k in towers], devices
-        )
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            count = len(devices) * self._transport.size
-            means = []
-            for device, row in zip(devices, sums, strict=True):
-                with tf.device(device):
-                    means.append([divide(total, count) for total in row])
-            sums = means
-        return [
-            tuple(sums[k][index] for k in towers)
-            for index in range(len(values))
+        reduce_here = super().reduce_implementation
+        here = [
+            _first(reduce_here(reduce_op, value, destinations, options))
+            for value, destinations in value_destination_pairs
         ]
+        totals = sum_over_ranks(self._transport, here)
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            totals = [divide(total, self._transport.size) for total in totals]
+        pairs = zip(totals, value_destination_pairs, strict=True)
+        return [self.broadcast(total, there) for total, (_, there) in pairs]
 
     def _gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
-        result = self._one_device._gather_implementation(
-            per_replica_value, destinations, axis, options
+        here = _first(
+            super()._gather_implementation(
+                per_replica_value, destinations, axis, options
+            )
         )
-        if self._transport.size == 1:
-            return result
-        if isinstance(result, tf.distribute.DistributedValues):
-            result = result.values[0]
-        rows = _swap(result, axis)
-        rows = self._transport.all_gather(rows, next_key("gather"))
-        return self._one_device.broadcast(_swap(rows, axis), destinations)
+        rows = self._transport.all_gather(_swap(here, axis), next_key("gather"))
+        return self.broadcast(_swap(rows, axis), destinations)
+
+
+def _first(value: Any) -> Any:
+    """Return a value, or that of the first replica."""
+    several = isinstance(value, tf.distribute.DistributedValues)
+    return value.values[0] if several else value
 
 
 def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
@@ -260,33 +198,3 @@ def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = list(range(tensor.shape.rank))
     order[0], order[axis] = order[axis], order[0]
     return tf.transpose(tensor, order)
-
-
-def _is_all_reduce(reduce_op: Any, value: Any, target: Any) -> bool:
-    if not isinstance(value, compat.PerReplica):
-        return False
-    if not all(
-        isinstance(part, (tf.Tensor, tf.IndexedSlices)) for part in value.values
-    ):
-        return False
-    dtype = value.values[0].dtype
-    if dtype == tf.int32 or dtype == tf.bool:
-        return False
-    mean = reduce_op == tf.distribute.ReduceOp.MEAN
-    if mean and not (dtype.is_floating or dtype.is_complex):
-        return False
-    devices = _devices(value)
-    return same_devices(devices, _devices(target)) and not any(
-        same_device(one, other)
-        for k, one in enumerate(devices)
-        for other in devices[:k]
-    )
-
-
-def _devices(value: Any) -> tuple[str, ...]:
-    """The devices of a value or variable, or named by a destination."""
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, tf.distribute.DistributedValues):
-        return tuple(part.device for part in value.values)
-    return (getattr(value, "device", None) or "",)

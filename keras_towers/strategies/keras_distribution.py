@@ -21,9 +21,11 @@ import tensorflow as tf
 from keras_towers import devices as devices_lib
 from keras_towers import engines, strategies
 from keras_towers.errors import TowerError
-from keras_towers.fit.contract import TRAINING, home_of
+from keras_towers.fit.context import patches
+from keras_towers.fit.contract import TRAINING
 from keras_towers.fit.hooks import methods as hooks
-from keras_towers.rendezvous import environments
+from keras_towers.fit.weights.adoption import strategy_for
+from keras_towers.rendezvous import launchers
 from keras_towers.rendezvous.alone import check_not_alone
 from keras_towers.transport import SingleProcess, Transport
 
@@ -47,7 +49,7 @@ def _initialize(
 ) -> None:
     """Join the job that a launcher started; numbers given must match it."""
     global _job
-    if environments.detect() is None:
+    if launchers.detect() is None:
         if num_processes not in (None, 1):
             raise TowerError(
                 f"keras.distribution.initialize() got num_processes="
@@ -61,7 +63,7 @@ def _initialize(
         return
     from keras_towers.devices import share_machine
 
-    horovod = engines.find("horovod")
+    horovod = engines.HOROVOD
     transport = horovod.load(horovod.transport)()
     for name, number, actual in (
         ("num_processes", num_processes, transport.size),
@@ -161,7 +163,7 @@ def _per_rank(kind: str) -> int:
 
 def _refuse_unjoined() -> None:
     """Prevent each process of a job from training a separate model."""
-    member = environments.detect()
+    member = launchers.detect()
     # One of an unknown number may be meant to train by itself.
     joined = not isinstance(_job, SingleProcess)
     if member is None or member.size in (None, 1) or joined:
@@ -169,7 +171,7 @@ def _refuse_unjoined() -> None:
     raise TowerError(
         f"a launcher started this process as one of several ({member}), which "
         "would each train a model of its own: call "
-        f"keras.distribution.initialize() first. {environments.HOW_TO_BE_ALONE}"
+        f"keras.distribution.initialize() first. {launchers.HOW_TO_BE_ALONE}"
     )
 
 
@@ -210,29 +212,27 @@ def disconnect() -> None:
 def _around_call(kind: str, model: keras.Model) -> Iterator[None]:
     """Run a call of a model's method under this thread's distribution."""
     distribution = keras.distribution.distribution()
-    placed = tf.distribute.has_strategy() or home_of(model) is not None
+    placed = strategy_for(model, kind) or tf.distribute.has_strategy()
     if kind in TRAINING and not placed and not distribution:
         check_not_alone(kind, model.name)
     # A call inside a call, as of evaluate() in fit().
     if _thread.running:
         yield
         return
-    last = _thread.strategy
     if distribution is None:
+        # Also clear_session() drops a distribution.
         _move_models_to(None)
-        # A model on towers enters their scope by itself, also where
-        # clear_session() has dropped the distribution.
-        inside = last is not None and tf.distribute.get_strategy() is last
-        with hooks.one_device() if inside else contextlib.nullcontext():
-            yield
+        yield
         return
     _check_kind(distribution)
     _refuse_in_scope(distribution)
     strategy = _strategy_of(distribution)
     _move_models_to(strategy)
+    # Keras is not to split the data over processes.
+    whole = patches.shadowed(distribution, {"_is_multi_process": False})
     _thread.running = True
     try:
-        with hooks.unsharded(distribution), strategy.scope():
+        with whole, strategy.scope():
             yield
     finally:
         _thread.running = False
@@ -288,9 +288,8 @@ def _check_kind(distribution: Any) -> None:
 
 
 def _refuse_in_scope(distribution: Any) -> None:
-    current = tf.distribute.get_strategy()
-    # A model that is on its towers enters their scope by itself.
-    if tf.distribute.has_strategy() and current is not _thread.strategy:
+    if tf.distribute.has_strategy():
+        current = tf.distribute.get_strategy()
         raise TowerError(
             f"a model is to train under {type(distribution).__name__} of "
             f"keras.distribution and, at the same time, in the scope of "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, Unpack
-
-import keras
+from collections.abc import Sequence
+from typing import Literal, Self, TypeAlias, Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import active_step
@@ -16,6 +15,19 @@ from keras_towers.strategies.options import (
     check,
     options_of,
 )
+
+Where: TypeAlias = Literal["cpu", "gpu"]
+"""Whether weights are held on the host, or spread over the towers."""
+
+
+def choose_places(
+    devices: Sequence[str], where: Where | None
+) -> tuple[Where, list[str]]:
+    """Choose the devices that hold weights; on one or two towers, these."""
+    if where is None:
+        where = "gpu" if len(devices) <= 2 else "cpu"
+    places = devices if where == "gpu" else [devices_lib.host_of(devices[0])]
+    return where, [active_step.short_name(place) for place in places]
 
 
 class ParameterServerTowerStrategy(BaseStrategy):
@@ -72,27 +84,17 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self,
         towers: devices_lib.Towers | None = None,
         *,
-        ps_device: Literal["cpu", "gpu"] | None = None,
+        ps_device: Where | None = None,
         **options: Unpack[StepKeywords],
     ):
-        check("ps_device", ps_device, Literal["cpu", "gpu"] | None)
+        check("ps_device", ps_device, Where | None)
         checked = options_of(self, StepKeywords, options)
         devices = devices_lib.resolve(towers)
-        if ps_device is None:
-            ps_device = "gpu" if len(devices) <= 2 else "cpu"
-        self.ps_device: Literal["cpu", "gpu"] = ps_device
-        homes = devices
-        if ps_device == "cpu":
-            homes = [devices_lib.host_of(devices[0])]
-        self.placement: LeastLoadedPlacement = LeastLoadedPlacement(
-            [active_step.short_name(device) for device in homes]
-        )
+        where, places = choose_places(devices, ps_device)
+        self.ps_device: Where = where
+        self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
-        self._compose(UpdateAtVariable(self._config, self._device_for))
-
-    def _device_for(self, variable: keras.Variable) -> str:
-        """Choose the device that will hold a weight."""
-        return self.placement(variable.path, variable.shape, variable.dtype)
+        self._compose(UpdateAtVariable(self._config, self.placement.of))
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -180,7 +180,6 @@ class SyncReplicasStrategy(BaseStrategy):
             devices,
             options,
             others=self._servers.peers if self._servers else None,
-            replica_noun="replica",
         )
         self._calls: ReplicaCalls | ServedCalls
         if self._servers is None:
@@ -194,9 +193,7 @@ class SyncReplicasStrategy(BaseStrategy):
             make_updates = functools.partial(
                 AveragedUpdates, quorum=quorum, after_update=self._average
             )
-            self._calls = ServedCalls(
-                copies, self._servers.peers, make_updates, quorum
-            )
+            self._calls = ServedCalls(copies, self._servers.peers, make_updates)
             self._compose(copies, self._calls)
 
     @property
@@ -207,7 +204,13 @@ class SyncReplicasStrategy(BaseStrategy):
     @property
     def counts(self) -> ReplicaCounts:
         """How many gradients the last ``fit`` used and dropped, by replica."""
-        return self._calls.counts
+        if isinstance(self._calls, ReplicaCalls):
+            return self._calls.counts
+        session = self._calls.last
+        if session is None:
+            return ReplicaCounts.none(self.size)
+        assert isinstance(session.updates, AveragedUpdates)
+        return session.updates.counts
 
     def average_of(self, variable: keras.Variable) -> tf.Tensor:
         """Return the moving average of a trained weight.
@@ -222,9 +225,9 @@ class SyncReplicasStrategy(BaseStrategy):
         """
         trained = variable.value
         if isinstance(self._calls, ServedCalls) and self._calls.last:
-            served = self._calls.last.served.variables
-            if variable in served:
-                trained = served.copy_of(variable)
+            held = self._calls.last.variables
+            if variable in held:
+                trained = held.copy_of(variable)
         average = None
         if self._averages is not None:
             average = self._averages.average(trained)

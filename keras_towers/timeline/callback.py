@@ -29,7 +29,7 @@ from keras_towers.timeline.recording import (
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
-# After so many steps their times are read from TensorFlow's queues.
+# After so many steps of an epoch, times are read from TensorFlow's queues.
 _READ_EVERY = 1000
 # The table is of the last steps.
 _KEPT = 10_000
@@ -152,7 +152,7 @@ class Timeline(ObservesFit):
         here: RankRecording,
     ) -> None:
         """Bring together what all ranks have measured, on rank 0."""
-        ranks, path = [here], self._path_of(here.rank)
+        ranks = [here]
         # Processes without a common step may come and go.
         if config is not None and config.transport.size > 1:
             where = "brings together the timelines of all ranks"
@@ -160,19 +160,17 @@ class Timeline(ObservesFit):
             if here.rank > 0:
                 return
             ranks = [RankRecording(**values) for values in gathered]
-            path = self.path
         align(ranks)
-        self._write(path, ranks)
+        self._write(self._path_of(here.rank), ranks)
         phases, compute = phase_table.measured_phases(ranks)
         self.phases = {
             name: 1e3 * float(seconds.mean())
             for name, seconds in phases.items()
         }
         self.advice = phase_table.advise(
-            phases, tower_names(ranks), compute, model.run_eagerly
+            self.phases, tower_names(ranks), compute, model.run_eagerly
         )
-        which = phase_table.which_steps(ranks[0])
-        title = f"fit of {model.name!r}: {which}, {self.path}"
+        title = f"fit of {model.name!r}, {self.path}"
         phase_table.show(Console(), title, phases, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
@@ -200,12 +198,7 @@ class Timeline(ObservesFit):
         """Note where the train function is called."""
         assert self._recorder is not None
         self.first.begin_call()
-        if self.first.count % _READ_EVERY == 0:
+        if batch % _READ_EVERY == 0:
             self._recorder.read()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note where the other callbacks after a batch have run."""
-        self.first.end_callbacks()
-
     setattr(on_train_batch_begin, NEVER_STOPS, True)
-    setattr(on_train_batch_end, NEVER_STOPS, True)

@@ -63,17 +63,9 @@ def measured_phases(
     # Its own towers waited for those of other ranks, too.
     local = {n: b[:, : len(ranks[0].devices)] for n, b in bounds.items()}
     counts = phases_lib.find_steps(local, calls).counts
-    compute = np.nansum(np.diff(bounds["compute"])[counts, ..., 0], axis=2)
-    return phases_lib.step_seconds(local, calls), compute.mean(axis=0)
-
-
-def which_steps(first: RankRecording) -> str:
-    """Say which steps a rank has measured."""
-    kept = len(first.stamps) or len(first.spans) or first.calls.shape[1]
-    total = first.first_step + len(first.stamps) or first.first_call + kept
-    if kept == total:
-        return f"{total} steps"
-    return f"the last {kept} of {total} steps"
+    compute = np.diff(bounds["compute"])[counts, :, 0]
+    compute = np.nan_to_num(compute).mean(axis=0)
+    return phases_lib.step_seconds(local, calls), compute
 
 
 def show(console: Console, title: str, phases: Phases, advice: str) -> None:
@@ -83,10 +75,10 @@ def show(console: Console, title: str, phases: Phases, advice: str) -> None:
         table = Table("phase", box=box.SIMPLE)
         for heading in ("mean ms", "median ms", "share"):
             table.add_column(heading, justify="right")
-        total, shares = _total_and_shares(phases)
+        total = sum(seconds.mean() for seconds in phases.values())
         for name, seconds in phases.items():
             mean, median = 1e3 * seconds.mean(), 1e3 * np.median(seconds)
-            share = f"{shares[name]:.0%}"
+            share = f"{seconds.mean() / (total or 1):.0%}"
             table.add_row(name, f"{mean:.2f}", f"{median:.2f}", share)
         table.add_section()
         table.add_row("a step", f"{1e3 * total:.2f}")
@@ -95,38 +87,38 @@ def show(console: Console, title: str, phases: Phases, advice: str) -> None:
     console.print(line, highlight=False, markup=False)
 
 
-def _total_and_shares(phases: Phases) -> tuple[float, dict[str, float]]:
-    means = {name: float(seconds.mean()) for name, seconds in phases.items()}
-    total = sum(means.values())
-    return total, {name: m / (total or 1) for name, m in means.items()}
-
-
 def advise(
-    phases: Phases, towers: Sequence[str], compute: np.ndarray, eager: bool
+    phases_ms: Mapping[str, float],
+    towers: Sequence[str],
+    compute: np.ndarray,
+    eager: bool,
 ) -> str:
     """Return what to change first; empty if nothing stands out.
 
     Args:
-        phases: as ``measured_phases`` returns them.
+        phases_ms: mean milliseconds of each phase.
         towers: names of the towers of all ranks.
         compute: mean seconds that each of them computes; none: not known.
         eager: whether the model is set to run eagerly.
     """
-    if "step" in phases and eager:
+    if "step" in phases_ms and eager:
         return (
             "the steps are not divided into phases, because they run eagerly: "
             "compile the model without run_eagerly=True."
         )
-    total, shares = _total_and_shares(phases)
-    high = [p for p, least in _STANDS_OUT.items() if shares.get(p, 0) >= least]
+    total = sum(phases_ms.values()) or 1
+    high = {
+        phase: phases_ms[phase]
+        for phase, least in _STANDS_OUT.items()
+        if phases_ms.get(phase, 0) >= least * total
+    }
     if high:
-        phase = max(high, key=shares.__getitem__)
-        milliseconds = 1e3 * total * shares[phase]
-        share = f"{shares[phase]:.0%} of a step ({milliseconds:.2f} ms)"
+        phase = max(high, key=high.__getitem__)
+        share = f"{high[phase] / total:.0%} of a step ({high[phase]:.2f} ms)"
         if phase == "wait":
             return _advise_on_waiting(towers, compute, share)
         return _ADVICE[phase].format(share)
-    if "step" in phases and len(towers) <= 1:
+    if "step" in phases_ms and len(towers) <= 1:
         return (
             "the steps are not divided into phases, because they do not run "
             "on several towers: TowerStrategy takes all visible devices, and "

@@ -16,7 +16,7 @@ class Calls(NamedTuple):
     Attributes:
         begins: when each began.
         returned: when it returned; NaN where callbacks run in another thread.
-        ended: when all callbacks had run.
+        ended: when Keras went on to the next call, or to the epoch's end.
         traced: 1 if it traced the step, else 0.
     """
 
@@ -32,7 +32,7 @@ class Calls(NamedTuple):
 
 
 def tower_phases(stamps: np.ndarray) -> dict[str, np.ndarray]:
-    """Return begin and end of each phase: [steps, towers, updates, 2].
+    """Return begin and end of each phase: [steps, towers, 2].
 
     They are NaN where a tower was in no such phase.
     """
@@ -41,14 +41,8 @@ def tower_phases(stamps: np.ndarray) -> dict[str, np.ndarray]:
     # Sums that only one tower reads are those of all.
     sums = latest(reduced, axis=1, keepdims=True)
     sums = np.maximum(np.where(np.isnan(reduced), sums, reduced), last)
-    starts = np.full_like(begun, np.nan)
-    starts[..., 0] = begun[..., 0]
-    for update in range(1, starts.shape[2]):
-        # What another optimizer needs is computed after the last update.
-        before = [of[..., update - 1] for of in (computed, sums, updated)]
-        starts[..., update] = latest(np.stack(before), axis=0)
     bounds = {
-        "compute": (starts, computed),
+        "compute": (begun, computed),
         "wait": (computed, last),
         "reduction": (last, sums),
         "update": (np.where(np.isnan(updated), np.nan, sums), updated),
@@ -82,8 +76,8 @@ class Steps(NamedTuple):
 def find_steps(phases: dict[str, np.ndarray], calls: Calls) -> Steps:
     """Find the call of each step, from the phases of this rank's towers."""
     bounds = np.stack([phases[name] for name in TOWER_PHASES])
-    begins = -latest(-bounds[..., 0], axis=(0, 2, 3))
-    ends = latest(bounds[..., 1], axis=(0, 2, 3))
+    begins = -latest(-bounds[..., 0], axis=(0, 2))
+    ends = latest(bounds[..., 1], axis=(0, 2))
     call = np.searchsorted(calls.begins, begins, side="right") - 1
     # A callback may train a step, too.
     call = np.where(begins <= calls.returns[call], call, -1)
@@ -115,10 +109,9 @@ def step_seconds(
     np.maximum.at(last, call, steps.ends[steps.counts])
     seconds = {"input": begins - steps.ready[steps.counts]}
     for name in TOWER_PHASES:
-        spans = np.nansum(np.diff(phases[name])[steps.counts, ..., 0], axis=2)
+        spans = np.nan_to_num(np.diff(phases[name])[steps.counts, :, 0])
         if name == "wait":
-            began = phases["compute"][steps.counts, :, 0, 0]
-            spans += began - begins[:, np.newaxis]
+            spans += phases["compute"][steps.counts, :, 0] - begins[:, None]
         is_mean = name in ("compute", "wait")
         seconds[name] = spans.mean(axis=1) if is_mean else spans.max(axis=1)
     rest = np.maximum(calls.returns - last, 0)

@@ -24,11 +24,7 @@ class LoopClock(keras.callbacks.Callback):
     """Notes when Keras's loop does what, in seconds since 1970.
 
     It runs before all other callbacks. ``Timeline`` runs after them, and calls
-    ``begin_call`` and ``end_callbacks``.
-
-    Attributes:
-        count: how often the loop has called the train function.
-        others: name, begin and end of validation and of epochs' callbacks.
+    ``begin_call``.
     """
 
     # Keras may call the callbacks after a batch in a thread, later.
@@ -43,22 +39,14 @@ class LoopClock(keras.callbacks.Callback):
 
         The recorder knows how often the step was traced.
         """
-        self.count: int = 0
-        self.others: deque[tuple[str, float, float]] = deque(maxlen=kept)
         self._calls: deque[list[float]] = deque(maxlen=kept)
         self._recorder = recorder
         self._thread = threading.get_ident()
-        self._among_calls = False
-        self._other: tuple[str, float] | None = None
 
     def begin_call(self) -> None:
         """Note that the train function is called."""
-        now = time.time()
-        if self._among_calls:
-            self._calls[-1][_ENDED] = now
-        self._calls.append([now, np.nan, np.nan, self._traces])
-        self._among_calls = True
-        self.count += 1
+        self.end()
+        self._calls.append([time.time(), np.nan, np.nan, self._traces])
 
     @property
     def _traces(self) -> int:
@@ -66,39 +54,15 @@ class LoopClock(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note that the train function has returned."""
-        self._note(_RETURNED)
-
-    def end_callbacks(self) -> None:
-        """Note that the callbacks after a batch have run."""
-        self._note(_ENDED)
-
-    def _note(self, column: int) -> None:
         if threading.get_ident() == self._thread:
-            self._calls[-1][column] = time.time()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Note the begin of the validation."""
-        self._begin("validation")
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Note the begin of the callbacks that end the epoch."""
-        self._begin("callbacks")
-
-    def _begin(self, name: str) -> None:
-        self.end()
-        self._other = name, time.time()
+            self._calls[-1][_RETURNED] = time.time()
 
     def end(self, *_: Any) -> None:
-        """Note the end of calls, validation or callbacks."""
-        now = time.time()
-        if self._among_calls and np.isnan(self._calls[-1][_ENDED]):
-            self._calls[-1][_ENDED] = now
-        self._among_calls = False
-        if self._other is not None:
-            self.others.append((*self._other, now))
-        self._other = None
+        """Note the end of what follows a call: its callbacks."""
+        if self._calls and np.isnan(self._calls[-1][_ENDED]):
+            self._calls[-1][_ENDED] = time.time()
 
-    on_epoch_begin = on_test_end = on_train_end = end
+    on_test_begin = on_epoch_end = end
 
     def calls(self) -> np.ndarray:
         """Return ``Calls`` of those that are kept, once ``fit`` has ended."""
@@ -117,22 +81,18 @@ class RankRecording:
         machine: its name.
         devices: short names of its towers' devices.
         first_step: the number of the first step in ``stamps``.
-        first_call: the number of the first call.
-        stamps: times of steps, as ``marks.Recorder.steps`` returns them.
+        stamps: times of steps, as ``marks.Recorder.read`` returns them.
         spans: tower, begin and end of each step that is a tower's own.
         calls: the four arrays of ``phases.Calls``.
-        others: name, begin and end of validation and callbacks.
     """
 
     rank: int
     machine: str
     devices: list[str]
     first_step: int
-    first_call: int
     stamps: np.ndarray
     spans: np.ndarray
     calls: np.ndarray
-    others: list[Any]
 
     @classmethod
     def of(
@@ -143,7 +103,7 @@ class RankRecording:
         clock: LoopClock,
     ) -> RankRecording:
         """Take over what was recorded on this rank."""
-        stamps, calls = recorder.steps(), clock.calls()
+        stamps, calls = recorder.read(), clock.calls()
         computed = stamps[..., marks.POINTS.index("computed")]
         if np.isnan(computed).all() or not calls.size:
             # The gradients of these steps do not pass the marks.
@@ -153,11 +113,9 @@ class RankRecording:
             platform.node(),
             [active_step.short_name(device) for device in devices],
             recorder.count - len(stamps),
-            clock.count - calls.shape[1],
             stamps,
             np.array(recorder.spans, np.float64).reshape(-1, 3),
             calls,
-            [list(other) for other in clock.others],
         )
 
 
@@ -165,15 +123,14 @@ def align(ranks: Sequence[RankRecording]) -> None:
     """Cut ranks to the steps of all, and set them to the clock of rank 0."""
     begin = max(rank.first_step for rank in ranks)
     end = min(rank.first_step + len(rank.stamps) for rank in ranks)
-    updates = min(rank.stamps.shape[2] for rank in ranks)
     for rank in ranks:
         kept = slice(begin - rank.first_step, max(begin, end) - rank.first_step)
-        rank.stamps = rank.stamps[kept, :, :updates]
+        rank.stamps = rank.stamps[kept]
         rank.first_step = begin
     # The clocks of machines differ by more than a step takes. But gradients are
     # summed on all ranks at nearly the same moment.
     point = marks.POINTS.index("reduced")
-    sums = [latest(rank.stamps[:, :, 0, point], axis=1) for rank in ranks]
+    sums = [latest(rank.stamps[..., point], axis=1) for rank in ranks]
     for rank, summed in zip(ranks, sums, strict=True):
         if rank.machine != ranks[0].machine and len(summed):
             _set_back(rank, float(np.median(summed - sums[0])))
@@ -184,7 +141,6 @@ def _set_back(rank: RankRecording, seconds: float) -> None:
     rank.spans = rank.spans - [0, seconds, seconds]
     # Whether a call traced is no time.
     rank.calls = rank.calls - np.array([[seconds], [seconds], [seconds], [0]])
-    rank.others = [[n, b - seconds, e - seconds] for n, b, e in rank.others]
 
 
 def joined(ranks: Sequence[RankRecording]) -> np.ndarray:

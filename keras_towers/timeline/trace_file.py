@@ -68,14 +68,11 @@ def _tower_events(
     stamps = joined(ranks)
     first = ranks[0].first_step + max(0, len(stamps) - last)
     for name, bounds in tower_phases(stamps[-last:]).items():
-        for (step, tower, update), begin in np.ndenumerate(bounds[..., 0]):
-            end = float(bounds[step, tower, update, 1])
+        for (step, tower), begin in np.ndenumerate(bounds[..., 0]):
+            end = float(bounds[step, tower, 1])
             # Comparisons with NaN, for a phase without this tower, are False.
             if end > begin or (name != "wait" and end == begin):
-                facts = {"step": first + step}
-                if bounds.shape[2] > 1:
-                    facts["update"] = update
-                yield _event(name, places[tower], begin, end, **facts)
+                yield _event(name, places[tower], begin, end, step=first + step)
     for rank in ranks:
         for tower, begin, end in rank.spans[-last:]:
             yield _event("step", (rank.rank, 1 + int(tower)), begin, end)
@@ -85,29 +82,22 @@ def _loop_events(rank: RankRecording, last: int) -> Iterator[dict[str, Any]]:
     """Yield what Keras's loop has done around the last steps."""
     calls, place = Calls(*rank.calls), (rank.rank, _LOOP)
     steps = find_steps(tower_phases(rank.stamps), calls)
-    shown = range(max(0, len(steps.call) - last), len(steps.call))
-    for step in shown:
+    goes_on = np.diff(steps.call, prepend=-1) == 0
+    for step in range(len(steps.call))[-last:]:
         call = steps.call[step]
-        if call < 0:
-            continue
-        goes_on = step > 0 and steps.call[step - 1] == call
-        name = "tracing" if calls.traced[call] and not goes_on else "input"
-        begin, end = steps.ready[step], steps.begins[step]
-        yield _event(name, place, begin, end, step=rank.first_step + step)
-    first = max(0, len(calls.begins) - last)
-    if shown:
-        first = max(0, steps.call[shown[0]])
-    divided = len(steps.call) or len(rank.spans)
-    for call in range(first, len(calls.begins)):
-        begin, end, ended = (
-            times[call] for times in (calls.begins, calls.returns, calls.ended)
-        )
-        if not divided:
-            number = rank.first_call + call
-            yield _event("step", place, begin, end, step=number)
+        if call >= 0:
+            traced = calls.traced[call] and not goes_on[step]
+            name = "tracing" if traced else "input"
+            begin, end = steps.ready[step], steps.begins[step]
+            yield _event(name, place, begin, end, step=rank.first_step + step)
+    is_divided = len(steps.call) or len(rank.spans)
+    for begin, end, ended in zip(
+        calls.begins[-last:],
+        calls.returns[-last:],
+        calls.ended[-last:],
+        strict=True,
+    ):
+        if not is_divided:
+            yield _event("step", place, begin, end)
         if ended > end:
             yield _event("callbacks", place, end, ended)
-    since = calls.begins[first] if len(calls.begins) else -np.inf
-    for name, begin, end in rank.others:
-        if end >= since:
-            yield _event(name, place, begin, end)

@@ -18,10 +18,9 @@ FACTS = {
 RANK = {
     "first_step_s": 1.5,
     "losses": [2.0, 1.0],
-    "step_ms": [1.0],
+    "step_ms": 1.0,
     "epoch_cost_s": None,
     "memory_mb": 10.0,
-    "choice": None,
 }
 
 
@@ -30,14 +29,12 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def samples_of(rows, replicas=2, **more):
-    """Samples of rows.
+def samples_of(rows, replicas=2):
+    """Samples of rows; plain Keras has one replica.
 
     Args:
-        rows: of each the milliseconds of its steps, by repeat, or all that is
-            measured; a text: the error.
-        replicas: how many; plain Keras has one.
-        more: of each result.
+        rows: the milliseconds of a row's steps, by repeat; a text: the error.
+        replicas: how many.
     """
     samples = []
     for row, repeats in rows.items():
@@ -47,7 +44,6 @@ def samples_of(rows, replicas=2, **more):
             if isinstance(found, str):
                 samples.append(Sample(cell, error=found))
                 continue
-            result = {**RANK, "epoch_cost_s": 0.1, **more}
-            result |= found if isinstance(found, dict) else {"step_ms": found}
+            result = {**RANK, "epoch_cost_s": 0.1, "step_ms": found}
             samples.append(Sample(cell, result))
     return samples

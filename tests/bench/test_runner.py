@@ -1,12 +1,20 @@
 """Rows with options, the plan of cells, and what becomes of them."""
 
+import math
+
 import pytest
 
 from keras_towers import subprocesses
 from keras_towers.bench import runner
 from keras_towers.bench.rows import ROWS, Runs, find
-from keras_towers.bench.runner import Cell, Setting, combine
-from keras_towers.rendezvous import environments
+from keras_towers.bench.runner import (
+    TOLERANCE,
+    Cell,
+    Setting,
+    combine,
+    difference,
+)
+from keras_towers.rendezvous import launchers
 from keras_towers.subprocesses import Ended
 from tests.bench.shared import RANK
 
@@ -36,43 +44,49 @@ def test_rows_alternate_inside_every_repeat():
     ]
 
 
-@pytest.mark.parametrize(
-    ("end", "error"),
-    [
-        (lambda: Ended(0, "", ""), "a process wrote no result"),
-        # It loses only itself.
-        (lambda: [] - [], "TypeError: unsupported"),
-    ],
-)
-def test_cell_without_a_result(monkeypatch, tmp_path, end, error):
-    monkeypatch.setattr(subprocesses, "run", lambda *given, **more: end())
+def test_cell_without_a_result_fails_alone(monkeypatch, tmp_path):
+    ended = Ended(0, "", "")
+    monkeypatch.setattr(subprocesses, "run", lambda *given, **more: ended)
     cell, setting = Cell("small", "tower", 2, 0), Setting("cpu", 64, 5, 120)
     sample = runner.run_cell(ROWS["tower"], cell, setting, tmp_path)
-    assert sample.error.startswith(error)
-
-
-def rank(number):
-    of = {"step_ms": [number, 9.0], "losses": [number, 4.0]}
-    means = {"first_step_s": 2 * number, "memory_mb": 100 * number}
-    return RANK | of | means | {"choice": "cpu"}
+    assert sample.error == "a process wrote no result"
 
 
 def test_ranks_are_put_together():
-    assert combine([rank(2.0), rank(4.0)]) == {
-        "step_ms": [2.0, 9.0, 4.0, 9.0],
+    first, second = (
+        RANK | {"step_ms": n, "losses": [n, 4.0], "memory_mb": 100 * n}
+        for n in (2.0, 4.0)
+    )
+    assert combine([first, second]) == {
+        "step_ms": 3.0,
         # Of the global batch.
         "losses": [3.0, 4.0],
-        "first_step_s": 6.0,
+        "first_step_s": 1.5,
         "epoch_cost_s": None,
         "memory_mb": 600.0,
-        "choice": "cpu",
     }
 
 
-@pytest.mark.parametrize("launcher", environments.LAUNCHERS)
+@pytest.mark.parametrize(
+    ("losses", "reference", "said"),
+    [
+        ([2.5 * (1 + 0.9 * TOLERANCE)], [2.5], ""),
+        ([2.5, 0.123], [2.5, 0.456], "step 2 on (0.123 against 0.456)"),
+        ([math.nan], [1.0], "step 1 on (nan against 1)"),
+        # A reference that has diverged is none.
+        ([math.nan], [math.nan], "step 1 on (nan against nan)"),
+        ([1.0], [], "plain Keras failed"),
+    ],
+)
+def test_losses_are_those_of_plain_keras(losses, reference, said):
+    found = difference(losses, reference)
+    assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
 def test_the_job_around_it_is_hidden(launcher, monkeypatch):
     """A benchmark may run in a pod, or as a process of torchrun."""
     for name in (launcher.rank_in, launcher.size_in, *launcher.needs):
         monkeypatch.setenv(name, "2")
-    assert environments.detect() is not None
-    assert environments.detect(runner.own_environment()) is None
+    assert launchers.detect() is not None
+    assert launchers.detect(runner.own_environment()) is None

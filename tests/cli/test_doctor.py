@@ -1,17 +1,14 @@
 """``keras-towers doctor`` on machines in different states of health."""
 
-import json
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from keras_towers import compat, subprocesses
-from keras_towers.bench.runner import Cell, Sample
 from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli import doctor as doctor_lib
 from keras_towers.cli.main import app
-from keras_towers.doctor import checks, probe
+from keras_towers.doctor import probe
 from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
@@ -21,7 +18,6 @@ from tests.kit import warm
 FACTS = {
     "tensorflow": "2.21.0",
     "built_with_cuda": False,
-    "cuda": "",
     "gpus": [],
     "keras": "3.15.1",
     "backend": "tensorflow",
@@ -58,16 +54,13 @@ def doctor(monkeypatch):
         (0, {}, "0.28.1 for TensorFlow 2.21.0; built in: Gloo"),
         (0, {}, "No problems found."),
         (0, {"horovod": None}, "keras-towers install horovod"),
-        (0, {"byteps": None}, "keras-towers install byteps"),
         (0, {"tensorflow": "2.99.0"}, "2.99.0 is untested"),
-        (0, {"keras": "3.2.0"}, "3.2.0 is untested"),
         (0, {"gpus": ["H"], "built_with_cuda": True}, "--with-nccl"),
         (0, {"packages": {"Keras": NIGHTLY}}, "3.15.1 (keras-nightly)"),
         (0, {"packages": {"TensorFlow": TWO}}, UNINSTALL),
         (1, {"error": "ImportError: no"}, "cpu]'"),
         (1, {"keras_error": "ImportError: no"}, "--upgrade keras"),
         (1, {"backend": "jax"}, SWITCH),
-        (1, {"backend": "torch", "keras_error": "no"}, SWITCH),
         (1, {"compat_error": "X is gone"}, "X is gone"),
         (1, {"horovod": BROKEN}, "no such symbol"),
         (1, {"byteps": BROKEN}, "install byteps --rebuild"),
@@ -84,38 +77,18 @@ def test_each_state_of_a_machine_is_found_with_advice(
     assert not (said == SWITCH and "upgrade keras" in output)
 
 
-def test_json_has_every_finding(doctor):
-    report = json.loads(doctor("--json", horovod=None)[1])
-    assert report["ok"] is True
-    (horovod,) = [f for f in report["findings"] if f["name"] == "Horovod"]
-    assert horovod["value"] == "not installed"
-    assert "install horovod" in horovod["advice"]
-
-
-def test_this_environment_is_healthy(forked_processes):
-    facts = probe.tensorflow_state()
-    assert set(facts["tested_versions"]) == {"TensorFlow", "Keras"}
-    states = {finding.state for finding in checks.versions(facts)}
-    assert states <= {Status.OK, Status.WARNING}
-
-
 @pytest.mark.parametrize(
-    ("losses", "error", "said", "why"),
+    ("losses", "state"),
     [
-        ([2.0, 1.0], "", "difference of a loss to one process 0.0e+00", ""),
-        ([2.0, 1.1], "", "1.0e-01", "not those of one process"),
-        ([np.nan, 1.0], "", "nan", "not those of one process"),
-        ([], "no library", "a job of 2 processes failed", "no library"),
+        ([2.0, 1.0], Status.OK),
+        ([2.0, 1.1], Status.BAD),
+        ([np.nan, 1.0], Status.BAD),
     ],
 )
-def test_how_losses_are_compared(losses, error, said, why):
-    alone, job = (
-        Sample(Cell("small", "plain", 1, 0), {"losses": of}, text)
-        for of, text in (([2.0, 1.0], ""), (losses, error))
-    )
-    text, failure = doctor_lib.compare_losses(alone, job)
-    assert said in text and why in failure
-    assert bool(failure) == bool(why)
+def test_losses_are_those_of_one_process(losses, state):
+    found = doctor_lib.compare_losses("Horovod", [2.0, 1.0], losses)
+    assert found.state is state
+    assert "difference of a loss" in found.value + found.advice
 
 
 @pytest.mark.slow
@@ -140,9 +113,7 @@ def test_two_processes_train_as_one(over, forked, monkeypatch):
     [
         (True, HOROVOD, 0, "how far apart"),
         (False, HOROVOD, 1, "[a] traceback"),
-        (True, None, 0, "how far apart"),
         (True, BROKEN, 1, "not run: see the problems above"),
-        (False, None, 1, "[a] traceback"),
     ],
 )
 def test_the_self_test_runs_only_where_all_works(
@@ -169,4 +140,4 @@ def test_a_self_test_that_fails_says_why(monkeypatch):
     (finding,) = doctor_lib.run_self_test(["Horovod"], timeout_s=1)
     assert finding.state is Status.BAD
     assert finding.name == "one process"
-    assert "no result after 1 seconds" in finding.advice
+    assert "has not ended after 1 s" in finding.advice

@@ -30,57 +30,26 @@ def test_the_package_is_the_command_and_names_versions(monkeypatch, capsys):
         "bench --json none/a.json",
         "verify none:f",
         "verify breaks:f",
-        # What Typer refuses.
-        "run",
-        "run -np 0 none.py",
-        "run -np",
-        "bench --repeats none",
-        "doctor none",
-        "install horovod --none",
+        "install m",
     ],
 )
-def test_errors_begin_with_the_command(words, tmp_path, monkeypatch):
+def test_errors_are_one_line_that_names_the_command(
+    words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "breaks.py").write_text("[][0]")
     ended = CliRunner().invoke(app, words.split())
-    command = words.split()[0]
     assert ended.exit_code == 2
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"keras-towers {command}")
-    assert ": " in line.removeprefix(f"keras-towers {command}")
+    assert line.startswith(f"keras-towers {words.split()[0]}: ")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("runn", "keras-towers: unknown command 'runn'; choose bench, doctor,"),
-        (
-            "install m",
-            "-towers install: unknown engine 'm'; choose byteps or horovod",
-        ),
-    ],
+    "command", ["", "run", "verify", "install", "bench", "doctor"]
 )
-def test_unknown_commands_and_engines_list_the_known_ones(words, says):
-    ended = CliRunner().invoke(app, words.split())
-    assert ended.exit_code == 2 and says in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "usage"),
-    [
-        ("", "COMMAND [ARGS]..."),
-        ("run", "SCRIPT [ARGUMENTS]..."),
-        ("verify", "MODULE:FUNCTION"),
-        ("install", "ENGINE"),
-        ("bench", ""),
-        ("doctor", ""),
-    ],
-)
-def test_help_shows_what_to_write(command, usage):
+def test_help_shows_what_to_write(command):
     said = CliRunner().invoke(app, [*command.split(), "--help"])
-    first = said.output.splitlines()[0]
-    words = ["Usage: keras-towers", command, "[OPTIONS]", usage]
-    assert first == " ".join(filter(None, words))
+    first, *rest = said.output.splitlines()
+    assert first.startswith(f"Usage: keras-towers {command}".strip())
     # Sentences of the overview are whole.
-    assert command or "..." not in said.output.removeprefix(first)
+    assert command or "..." not in "".join(rest)

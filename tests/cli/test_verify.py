@@ -1,7 +1,5 @@
 """``keras-towers verify``: what it prints, and its exit codes."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -61,11 +59,9 @@ def test_text_says_the_difference_and_describes_the_strategy():
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-4", 0), ("-1", 1)])
 def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
-    ended, output = run("dataset", "--json", "--tolerance", tolerance)
-    told = json.loads(output)
+    ended, output = run("dataset", "--tolerance", tolerance)
     assert ended == code
-    assert told["difference"] < 1e-4 and told["steps"] == 3
-    assert "2 towers" in told["description"]
+    assert "2 towers" in output
 
 
 @pytest.mark.parametrize(

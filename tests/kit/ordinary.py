@@ -3,11 +3,7 @@
 import keras
 import tensorflow as tf
 
-# What the trainer of an adopted model must not keep.
-_METHODS = {
-    *("fit", "evaluate", "predict"),
-    *("train_on_batch", "test_on_batch", "predict_on_batch"),
-}
+from keras_towers.fit.weights.adoption import strategy_for
 
 
 def optimizers(model):
@@ -48,7 +44,6 @@ def assert_ordinary(model, trains_at_home=False):
     Args:
         trains_at_home: it was made in a block, and trains on its towers.
     """
-    home = {"fit", "train_on_batch"} if trains_at_home else set()
     default = tf.distribute.get_strategy()
     assert not tf.distribute.has_strategy()
     for variable in all_variables(model):
@@ -64,4 +59,5 @@ def assert_ordinary(model, trains_at_home=False):
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             assert layer._distribute_strategy is None
-            assert _METHODS & set(vars(layer)) == home
+            assert bool(strategy_for(layer, "fit")) == trains_at_home
+            assert "_make_function" not in vars(layer)

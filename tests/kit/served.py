@@ -34,7 +34,7 @@ class Connected:
 
     def __post_init__(self):
         self.rank, self.size = self.cluster.rank, self.cluster.size
-        self.dropped = Dropped(self.size)
+        self.dropped = Dropped()
         self.store = ServerStore(DEVICE)
         self.naming_lost_servers = contextlib.nullcontext
 

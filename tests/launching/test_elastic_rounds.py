@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from keras_towers.launching.elastic_job import ElasticRounds
+from keras_towers.launching.elastic_rounds import ElasticRounds
 from keras_towers.rendezvous.hosts import place_ranks
 
 
@@ -79,14 +79,6 @@ def test_nobody_is_told_before_all_are_there(job):
     assert places(one, other, abc.asks("b")) == [(2, 3), (0, 3), (1, 3)]
 
 
-def test_one_that_dies_before_is_not_waited_for(job):
-    abc = job("abc")
-    one = abc.asks("b")
-    abc.dies("a")
-    # It did not come before; maybe it was still starting.
-    assert places(one, abc.asks("c")) == [(0, 2), (1, 2)]
-
-
 def test_one_that_dies_while_it_waits_is_noticed_at_once(job):
     abc = job("abc")
     one, other = map(abc.asks, "ab")
@@ -128,9 +120,3 @@ def test_who_knows_its_rank_does_not_wait_for_the_dead(job):
     assert waits(held)
     ab.dies("b")
     assert places(held) == [None]
-    # Nobody is told anything where there is no other round.
-    ab.follow = lambda: None
-    one = ab.asks("a")
-    assert waits(one)
-    one.theirs.close()
-    assert places(one) == [None]

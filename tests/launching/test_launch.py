@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import keras_towers as kt
+from keras_towers import settings
 from tests.kit import warm
 from tests.kit.compare import close, same_history, weights_of
 from tests.kit.training import X, Y, classifier
@@ -99,8 +100,8 @@ def test_what_cannot_start(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
         kt.launch(lambda: lock)
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", "1")
+    monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
+    monkeypatch.setenv(settings.SECRET, "secret")
     with pytest.raises(kt.TowerError, match="is itself a rank of a job"):
         kt.launch(print)
 

@@ -26,11 +26,9 @@ LONG = 20 * [b"x" * (1 << 16)]
     ("fed", "written"),
     [
         ([b"one\ntwo\n\nthr"], b"[1] one\n[1] two\n[1] \n"),
-        ([b"thr", b"ee\n"], b"[1] three\n"),
         ([b"one\r\n"], b"[1] one\n"),
         # Bytes pass as they are.
         (CHARACTERS, "[1] Größe ✓ 大\n".encode()),
-        ([b"\xff\xfe\n"], b"[1] \xff\xfe\n"),
         # A finished progress bar is one line.
         (
             [f"\r{step}%".encode() for step in range(100)]
@@ -62,12 +60,6 @@ def test_running_progress_bar_shows_now_and_then(tagger, stream, monkeypatch):
     assert all(line.startswith(b"[1] step ") for line in lines)
     tagger.close()
     assert stream.getvalue().endswith(b"[1] step 999\n")
-
-
-def test_tail_is_kept(tagger):
-    tagger.feed(b"x" * 100_000 + b"the end\n")
-    assert tagger.tail.endswith(b"the end\n")
-    assert len(tagger.tail) < 100_000
 
 
 def test_colour_on_a_terminal_only(monkeypatch):

@@ -11,7 +11,6 @@ from tests.launching.jobs import variables
 
 SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
 FINDS = "--min-np 1 --host-discovery-script"
-NUMBERS = "-np", "--ps", "--workers", "--min-np"
 OF_SRUN = "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=1"
 
 
@@ -26,8 +25,7 @@ def files(tmp_path, monkeypatch):
 def refused(options):
     result = CliRunner().invoke(app, ["run", *options.split(), "s.py"])
     assert result.exit_code == 2, result.output
-    assert len(result.output.strip().splitlines()) == 1
-    return result.output
+    return result.output.strip().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,6 @@ def refused(options):
         ("", "give the number of processes: -np N"),
         ("-np 2 none.py", "script not found: none.py"),
         ("-np 2 python", "give the script itself, without 'python'"),
-        ("-np 2 -H a:b", "-H takes host:slots,"),
         ("-np 2 -H a:2 --hostfile b", "give -H or --hostfile, not both"),
         ("-np 2 --hostfile none", "cannot read the hostfile none"),
         ("-np 3 -H localhost:2", "3 processes do not fit into the hosts' 2 sl"),
@@ -50,10 +47,7 @@ def refused(options):
         ("-np 2 --towers 2", "--towers needs --strategy"),
         ("-np 2 --network-interface no0", "no network interface no0"),
         ("-np 1 --output s.py", "cannot write to the folder s.py (File"),
-        ("-np 1 --output s.py/a", "s.py/a (Not a directory): give"),
-        *((f"{name} 0", f"Invalid value for '{name}'") for name in NUMBERS),
         # Jobs on TensorFlow's runtime.
-        ("--ps 1", "processes that train: --workers N"),
         ("--ps 1 -np 2", "--workers for the processes that train"),
         ("--ps 1 --workers 2 -H a:3", "not for jobs on TensorFlow's"),
         ("--workers 2 --strategy horovod", "connected otherwise: give -np"),
@@ -62,20 +56,19 @@ def refused(options):
         (PEERS, "give the number of processes that train"),
         # Elastic jobs.
         ("--min-np 3 --max-np 2", "smallest first"),
-        ("--min-np 3 -np 2", "smallest first"),
         ("--max-np 2", "an elastic job needs --min-np or -np"),
         ("--min-np 1 --blacklist-cooldown-range 9 5", "range takes two num"),
         ("--min-np 4 -H localhost:2", "4 processes are more than the 2 slots"),
         ("--min-np 1 -H 192.0.2.1:2", "needs two of them"),
         (f"-H a {FINDS} hosts.sh", "-script or hosts, not both"),
-        (f"{FINDS} none.sh", "host discovery script not found: none.sh"),
-        (f"{FINDS} hosts.sh", "hosts.sh is not executable: chmod +x hosts.sh"),
+        (f"{FINDS} none.sh", "none.sh cannot be run (No such file"),
+        (f"{FINDS} hosts.sh", "hosts.sh cannot be run (Permission denied)"),
         (f"{FINDS} babbles.sh", "'host:2' or 'host', not 'Loading modules'"),
-        ("--min-np 1 --output /proc/a", "/proc/a (No such file"),
     ],
 )
 def test_one_line_says_why(options, said):
-    assert said in refused(options)
+    (line,) = refused(options)
+    assert said in line
 
 
 @pytest.mark.parametrize(
@@ -88,7 +81,8 @@ def test_one_line_says_why(options, said):
 def test_under_another_launcher(options, said, monkeypatch):
     for name, value in variables(OF_SRUN).items():
         monkeypatch.setenv(name, value)
-    assert said in refused(options)
+    (line,) = refused(options)
+    assert said in line
 
 
 def test_missing_horovod(monkeypatch):
@@ -96,4 +90,5 @@ def test_missing_horovod(monkeypatch):
         if name.partition(".")[0] == "horovod":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "horovod", None)
-    assert "run `keras-towers install horovod`" in refused("-np 2")
+    (line,) = refused("-np 2")
+    assert "run `keras-towers install horovod`" in line

@@ -11,6 +11,7 @@ import tensorflow as tf
 import keras_towers as kt
 from keras_towers import devices
 from keras_towers.launching import script as launch_script
+from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import alone
 from keras_towers.strategies import STRATEGIES, Registered
 from tests.kit.training import X, Y, linear
@@ -84,10 +85,10 @@ def under(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(STRATEGIES, "loud", entry)
     script = tmp_path / "script.py"
 
-    def run(source, *options):
+    def run(source, **setup):
         script.write_text(source)
         with pytest.raises(SystemExit, match="1"):
-            launch_script.main([*options, str(script)])
+            launch_script.main(Setup(**setup), str(script))
         return capsys.readouterr()
 
     return run
@@ -99,7 +100,7 @@ def inner():
     raise ValueError("bad data")
 inner()
 """
-    said = under(source, "--strategy", "loud", "--towers", "3")
+    said = under(source, strategy="loud", towers=3)
     assert said.out == "enter 3\nleave\n"
     assert "ValueError: bad data" in said.err
     assert 'script.py", line 3, in inner' in said.err
@@ -124,7 +125,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 def test_training_alone_is_refused(under, monkeypatch):
     monkeypatch.setattr(alone, "_advice", None)
-    said = under(ALONE, "--advice", "horovod")
+    said = under(ALONE, advice="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
     assert all(part in said.err for part in ADVICE)
@@ -158,13 +159,12 @@ def test_models_of_their_own_are_permitted(run):
     "own",
     [
         "keras_towers.NoOpStrategy()",
-        "keras_towers.TowerStrategy(2).scope()",
         "tensorflow.distribute.OneDeviceStrategy('/cpu:0').scope()",
     ],
 )
 def test_a_second_strategy_is_refused(own, under):
     source = f"import keras_towers, tensorflow\nwith {own}: print('inside')\n"
-    said = under(source, "--strategy", "noop")
+    said = under(source, strategy="noop")
     assert "inside" not in said.out
     assert "by `keras-towers run --strategy noop`" in said.err
     assert said.err.endswith("a strategy of its own, drop one of them.\n")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_towers.launching.agent import share_cores
+from keras_towers.agent import set_up_host
 from keras_towers.launching.elastic_job import elastic_options
 from keras_towers.launching.rank_process import exported
-from keras_towers.rendezvous.environment_variables import (
+from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
@@ -13,55 +13,59 @@ from keras_towers.rendezvous.store import Endpoint, token
 
 pytestmark = pytest.mark.core
 
-ADDRESS = f"127.0.0.1:1234/{token('s')}"
+ENDPOINT = Endpoint("127.0.0.1", 1234, "s")
 TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-SHARED = "PYTHONHASHSEED"
-DISABLED = "HOROVOD_STALL_CHECK_DISABLE"
 
 
-@pytest.mark.parametrize(
-    ("changes", "inherited", "name", "value"),
-    [
-        ({}, {}, "HOROVOD_GLOO_IFACE", "lo"),
-        # Each agent finds its own.
-        ({"interface": None}, {}, "HOROVOD_GLOO_IFACE", None),
-        ({}, {}, "HOROVOD_GLOO_RENDEZVOUS_ADDR", ADDRESS),
-        ({}, {}, "HOROVOD_GLOO_RENDEZVOUS_PORT", "1234"),
-        ({}, {"NO_PROXY": "a,b"}, "no_proxy", "a,b,127.0.0.1"),
-        ({}, {"no_proxy": "*"}, "no_proxy", "*"),
-        ({"seed": 7}, {}, SHARED, "7"),
-        ({}, {}, SHARED, None),
-        ({"seed": 7}, {SHARED: "1"}, SHARED, "1"),
-        ({"stall_warning_s": 0}, {}, DISABLED, "1"),
-        ({}, {}, DISABLED, None),
-        # The stalled rank is to be named before.
-        ({}, {}, TIMEOUT, "660"),
-        ({"stall_shutdown_s": 9}, {}, TIMEOUT, "300"),
-        ({"elastic": True}, {}, TIMEOUT, "10"),
-        # It is inherited.
-        ({}, {TIMEOUT: "7"}, TIMEOUT, None),
-    ],
-)
-def test_what_ranks_are_told(changes, inherited, name, value, monkeypatch):
-    changes = dict(changes)
-    for other in ("no_proxy", "NO_PROXY", SHARED):
-        monkeypatch.delenv(other, raising=False)
-    for other, text in inherited.items():
-        monkeypatch.setenv(other, text)
-    endpoint = Endpoint("127.0.0.1", 1234, "s")
-    common = {"stall_warning_s": 30, "stall_shutdown_s": 600, "seed": None}
-    common |= {name: changes.pop(name) for name in common.keys() & changes}
-    options = {"interface": "lo", "common": process_environment(**common)}
-    told = job_environment(endpoint, **options | changes)
-    assert told.get(name) == value
+@pytest.fixture
+def told(monkeypatch):
+    """What ranks are told, with options of the job and other variables."""
+    for name in ("no_proxy", "NO_PROXY", "PYTHONHASHSEED", TIMEOUT):
+        monkeypatch.delenv(name, raising=False)
+
+    def told(seed=None, warning_s=30, shutdown_s=600, elastic=False, **outer):
+        for name, value in outer.items():
+            monkeypatch.setenv(name, value)
+        common = process_environment(warning_s, shutdown_s, seed)
+        return job_environment(ENDPOINT, common, None, elastic)
+
+    return told
+
+
+def test_where_the_store_is(told):
+    found = told(NO_PROXY="a,b")
+    at = f"127.0.0.1:1234/{token('s')}"
+    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == at
+    assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
+    assert found["KERAS_TOWERS_STORE"] == "127.0.0.1:1234"
+    assert found["no_proxy"] == "a,b,127.0.0.1"
+    # Each agent finds its own.
+    assert "HOROVOD_GLOO_IFACE" not in found
+
+
+def test_a_seed_is_the_order_of_sets_too(told):
+    assert "PYTHONHASHSEED" not in told()
+    assert told(seed=7)["PYTHONHASHSEED"] == "7"
+    assert told(seed=7, PYTHONHASHSEED="1")["PYTHONHASHSEED"] == "1"
+
+
+def test_the_stalled_rank_is_named_before_gloo_gives_up(told):
+    assert told()[TIMEOUT] == "660"
+    assert told(shutdown_s=9)[TIMEOUT] == "300"
+    assert told(elastic=True)[TIMEOUT] == "10"
+    assert told(warning_s=0)["HOROVOD_STALL_CHECK_DISABLE"] == "1"
+    # It is inherited.
+    assert TIMEOUT not in told(**{TIMEOUT: "7"})
 
 
 def test_what_is_not_taken_from_the_user_or_the_machine():
     environment = {"TF_NUM_INTRAOP_THREADS": "77"}
-    share_cores(environment, 1000)
+    set_up_host(environment, "127.0.0.1", 1000)
     assert environment == {
         "TF_NUM_INTRAOP_THREADS": "77",
         "OMP_NUM_THREADS": "1",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     here = {"PATH": "/a", "HOME": "/b", "SSH_AUTH_SOCK": "c", "PYTHONPATH": "d"}
     assert exported(here) == {"PATH": "/a", "PYTHONPATH": "d"}

@@ -86,14 +86,6 @@ def test_server_is_ended_where_workers_say_no_goodbye(run_here, capsys):
     assert capsys.readouterr().out == "[worker 0] done\n"
 
 
-def test_tasks_that_never_connect_are_told_how_to(run):
-    done = run("--workers 3", "print('alone')")
-    assert done.code == 0
-    assert done.out.count("alone") == 3
-    assert "the 3 processes never connected" in done.last
-    assert "--strategy multi-worker" in done.last
-
-
 def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
 from keras_towers.rendezvous import store

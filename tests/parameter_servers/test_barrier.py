@@ -30,18 +30,16 @@ class Worker:
         self._barrier.arrive()
 
     def _wait(self):
-        return self._barrier.wait(self._barrier.visits())
+        return self._barrier.wait_for_all()
 
     def _leave(self):
         return self._barrier.leave()
 
     def _tell_first(self):
-        self._barrier.publish(
-            self._barrier.rank, self._barrier.end_of_step_count(), 0
-        )
+        self._barrier.publish_part(0)
 
     def _wait_for_first(self):
-        return self._barrier.wait(self._barrier.end_of_step_count(), 0)
+        return self._barrier.wait_for_end_of_step(0)
 
 
 def test_nobody_goes_on_before_all_have_come():

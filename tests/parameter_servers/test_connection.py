@@ -106,26 +106,13 @@ class Model:
         self.me = self
 
 
-def test_what_one_worker_still_has_is_kept():
-    chief, other = Dropped(2), Dropped(2)
-    for worker in (chief, other):
-        worker.drop_with(Model(), "a")
-    kept = Model()
-    chief.drop_with(Model(), "b")
-    other.drop_with(kept, "b")
-    assert chief.merge([chief.take_dropped(), other.take_dropped()]) == ["a"]
-    assert chief.take_dropped() == other.take_dropped() == []
+def test_names_are_dropped_with_their_owners():
+    dropped, kept = Dropped(), Model()
+    dropped.drop_with(Model(), "a")
+    dropped.drop_with(kept, "b")
+    assert dropped.take() == ["a"]
     del kept
+    assert dropped.take() == []
     # It is found out where something else has been made.
-    other.drop_with(Model(), "c")
-    chief.drop_with(Model(), "c")
-    assert sorted(
-        chief.merge([chief.take_dropped(), other.take_dropped()])
-    ) == ["b", "c"]
-
-
-def test_news_of_a_worker_that_comes_back_count_once():
-    chief = Dropped(2)
-    assert chief.merge([[], ["a"]]) == []
-    assert chief.merge([[], ["a"]]) == []
-    assert chief.merge([["a"], []]) == ["a"]
+    dropped.drop_with(Model(), "c")
+    assert sorted(dropped.take()) == ["b", "c"]

@@ -82,23 +82,6 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
         assert "started" not in task.output
 
 
-def interrupt(task):
-    task.process.send_signal(signal.SIGINT)
-    assert task.end(LIMIT_S), task.output
-    assert "KeyboardInterrupt" in task.output
-    assert "FATAL" not in task.output
-
-
-def test_interrupted_server(tasks):
-    ps, worker = tasks.cluster(ps=1, worker=1)
-    serves, waits = tasks.start(ps, BEGIN), tasks.start(worker, WAITS)
-    waits.wait_for("the model is there", LIMIT_S)
-    interrupt(serves)
-    assert waits.end(LIMIT_S) == 1, waits.output
-    said = f"TowerError: worker 0 has to end: {ps} can no longer be reached"
-    assert said in waits.output
-
-
 def test_workers_that_die_and_come_back(tasks):
     """Or do not: the server waits for those that are there."""
     ps, chief, worker, another = tasks.cluster(ps=1, worker=3)
@@ -111,7 +94,9 @@ def test_workers_that_die_and_come_back(tasks):
     time.sleep(1)
     killed.kill()
     waits.wait_for("the model is there", LIMIT_S)
-    interrupt(waits)
+    waits.process.send_signal(signal.SIGINT)
+    assert waits.end(LIMIT_S), waits.output
+    assert "KeyboardInterrupt" in waits.output
     comes_back = tasks.start(
         worker,
         f"""{TAKES}

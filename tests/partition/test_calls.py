@@ -15,7 +15,7 @@ from tests.partition.cases import CASES
 from tests.partition.cases.table import BATCH, EXAMPLES
 from tests.partition.steps import differences, fit, given, on_towers, used
 
-DRAWN = 150
+DRAWN = 60
 
 
 def _evaluate(model, case):
@@ -52,6 +52,8 @@ def _on_batches(model, case):
     return found
 
 
+# Not each model of a step has a loss, or can be called.
+_ERRORS = TypeError, ValueError, NotImplementedError, tf.errors.OpError
 CALLS = {
     "evaluate": _evaluate,
     "predict": _predict,
@@ -65,8 +67,7 @@ def _outcome(case, scope, act):
     """What becomes of a model, or of what kind the error is."""
     try:
         return used(case, scope, act)
-    except (TypeError, ValueError, tf.errors.OpError) as error:
-        # Not each model of a step has a loss, or can be called.
+    except _ERRORS as error:
         return {type(error).__name__: np.array(0)}
 
 

@@ -219,26 +219,6 @@ def test_a_loop(writes):
     check(function)
 
 
-def test_gradients_of_a_loop():
-    def function(x, _, w, **others):
-        with tf.GradientTape() as tape:
-            _, y = tf.while_loop(
-                lambda k, _: k < 3,
-                lambda k, y: (k + 1, tf.tanh(y @ w @ tf.transpose(w))),
-                [0, x],
-            )
-            _, z = tf.while_loop(
-                lambda k, _: k < 2,
-                lambda k, z: (k + 1, tf.tanh(z @ tf.transpose(w) @ w)),
-                [0, w + 0.0],
-            )
-            loss = tf.reduce_sum(y) + tf.reduce_sum(z)
-        w.assign_sub(0.01 * tape.gradient(loss, w))
-        return [loss]
-
-    check(function)
-
-
 @pytest.mark.parametrize("ranks", [False, True])
 @pytest.mark.parametrize("loops", [False, True])
 def test_what_draws_writes_once_and_all_copies_are_alike(loops, ranks):

@@ -68,34 +68,6 @@ def test_its_gradient_is_the_mean_of_the_gradients():
     assert kinds(program) == {"gather": 1, "sum": 2}
 
 
-def test_a_tape_and_a_batch_norm():
-    """A variance of a tower's own rows, and its gradient by differences."""
-
-    def moments(x, means):
-        mean = means(x)
-        return (x - mean) / (means((x - mean) ** 2) + 0.1) ** 0.5
-
-    def function(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(moments(x, own_mean) ** 3)
-        return loss, tape.gradient(loss, x)
-
-    _, (loss, gradient) = run(function, rows(-1, 4))
-    wide, step = X.astype(np.float64), 1e-5
-
-    def right(x):
-        return np.sum(moments(x, of_towers) ** 3)
-
-    np.testing.assert_allclose(loss, right(wide), rtol=1e-4)
-    for place in np.ndindex(*wide.shape):
-        more, less = wide.copy(), wide.copy()
-        more[place] += step
-        less[place] -= step
-        slope = (right(more) - right(less)) / (2 * step)
-        assert abs(gradient[place] - slope) < 1e-3
-
-
 def test_what_is_no_tower_s_row_is_computed_as_on_one_device():
     def function(x, w):
         return own_mean(tf.transpose(x)), own_mean(w), own_mean(x[::-1])

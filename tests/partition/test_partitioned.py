@@ -24,26 +24,6 @@ def _gradients(function):
     return lambda *given: tf.gradients(function(*given), list(given))
 
 
-def _mean_of_squares(x, w):
-    return tf.reduce_mean(tf.square(tf.nn.relu(x @ w)))
-
-
-def test_a_mean_is_a_sum_of_parts():
-    program = check(_mean_of_squares, rows(-1, 4), same(4, 3))
-    assert kinds(program) == {"sum": 1}
-    assert program.levels == 1
-    assert not once(program)
-
-
-def test_gradients_of_weights_are_summed_and_those_of_rows_are_not():
-    def function(x, w):
-        return tf.gradients(_mean_of_squares(x, w), w)
-
-    program = check(function, rows(-1, 4), same(4, 3))
-    assert kinds(program) == {"sum": 1}
-    assert not once(program)
-
-
 def test_statistics_of_a_batch_take_an_exchange_each_way():
     def standardized(x, w):
         y = x @ w
@@ -274,16 +254,6 @@ def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
     types = collections.Counter(o.type for o in program.operations)
     assert types["ReadVariableOp"] == 1
     assert not once(program)
-
-
-def test_what_nobody_needs_is_left_out():
-    def function(x):
-        tf.unique(x[:, 0])
-        return tf.reduce_sum(x)
-
-    program = check(function, rows(-1, 3))
-    assert kinds(program) == {"sum": 1}
-    assert "Unique" not in {operation.type for operation in program.operations}
 
 
 def test_rounding_happens_after_the_sum():

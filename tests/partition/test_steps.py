@@ -16,15 +16,18 @@ from tests.partition.cases import CASES
 from tests.partition.computed_once import ONCE, computed_once
 from tests.partition.steps import differences, on_towers, trained
 
-DRAWN = 45
+DRAWN, CLASSES_DRAWN = 25, 45
 GROUP = 12
 
 
-@pytest.mark.parametrize("name", some_of(CASES, DRAWN))
-def test_a_step_is_that_of_one_device(name):
+_WAYS = [(name, way) for name, case in CASES.items() for way in case.updates]
+
+
+@pytest.mark.parametrize(("name", "updates"), some_of(_WAYS, DRAWN))
+def test_a_step_is_that_of_one_device(name, updates):
     case, programs = CASES[name], []
     one = trained(case, contextlib.nullcontext())
-    many = trained(case, on_towers(programs))
+    many = trained(case, on_towers(programs, updates=updates))
     assert not differences(one, many)
     # Programs are too large for pytest to show.
     once = computed_once(programs)
@@ -56,7 +59,9 @@ def _groups():
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), some_of(_groups(), DRAWN), ids=lambda v: str(v)[:60]
+    ("kind", "names"),
+    some_of(_groups(), CLASSES_DRAWN),
+    ids=lambda v: str(v)[:60],
 )
 def test_keras_classes_are_those_of_one_device(kind, names):
     parts = {name: _PARTS[kind][name] for name in names}

@@ -73,9 +73,9 @@ def state_is_shared_in_steps_and_whole_between_epochs():
                 held[-1] += slot.numpy().nbytes
             except kt.TowerError as error:
                 errors.append(str(error))
-                with s.refused("cannot be written between two steps"):
+                with s.refused("cannot be read or written between two steps"):
                     slot.assign(np.zeros(slot.shape))
-                with s.refused("cannot be read between two steps"):
+                with s.refused("cannot be read or written between two steps"):
                     tf.convert_to_tensor(slot._value)
 
     def looked_at(mine, *callbacks):
@@ -97,7 +97,7 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     assert len(set(held)) == 1
     assert sum(s.gather(held[-1])) == weights
     assert 0 < held[-1] < 0.75 * weights
-    assert "cannot be read between two steps" in errors[0]
+    assert "cannot be read or written between two steps" in errors[0]
     assert "has it" in errors[0]
     assert f"optimizer state: {2 * held[-1]:,} bytes" in description
     assert all(
@@ -144,7 +144,9 @@ def batches_by_hand_in_shares():
     for _ in range(2):
         with sharded():
             mine.train_on_batch(s.X, s.Y)
-            with s.refused("cannot be read between two steps", "evaluate()"):
+            with s.refused(
+                "cannot be read or written between two steps", "evaluate()"
+            ):
                 values(mine)
             mine.evaluate(s.X, s.Y, verbose=0)
         if s.RANK == 0:

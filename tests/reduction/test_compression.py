@@ -5,15 +5,9 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import (
-    all_reduce,
-    bf16_shards,
-    chain,
-    error_feedback,
-    fp16,
-    fp16_shards,
-    power_sgd,
-)
+from keras_towers.reduction.communication_hooks import all_reduce
+from keras_towers.reduction.compression import bf16_shards, fp16, fp16_shards
+from keras_towers.reduction.feedback import error_feedback, power_sgd
 from keras_towers.transport import SingleProcess
 from tests.reduction.cases import assert_sums
 from tests.reduction.ranks import alone, random_rows, summed
@@ -107,18 +101,18 @@ def test_error_feedback_makes_up_for_rounding(exchange, dtype, bits):
         return np.abs(sum(step(value) - value for _ in range(300)))
 
     assert lost(exchange).min() > 0.05
-    assert lost(chain(error_feedback(dtype), exchange)).max() < 0.02
+    assert lost(error_feedback(exchange, dtype)).max() < 0.02
 
 
 def test_error_feedback_forgets_what_is_not_finite():
-    run = alone(chain(error_feedback(tf.float16), fp16_shards))
+    run = alone(error_feedback(fp16_shards, tf.float16))
     assert np.isinf(run(tf.constant([1e6, 1.0]))[0])
     assert np.isnan(run(tf.constant([np.nan, 1.0]))[0])
     np.testing.assert_array_equal(run(tf.constant([2.0, 1.0])), [2, 1])
 
 
 def test_error_feedback_of_another_model_under_the_same_key():
-    exchange = chain(error_feedback(tf.float16), fp16_shards)
+    exchange = error_feedback(fp16_shards, tf.float16)
     for shape in ([3], [2, 2], [3]):
         (result,) = exchange(SingleProcess(), [tf.ones(shape)], "k")
         assert result.shape == shape

@@ -66,14 +66,3 @@ def test_a_process_that_may_restart_has_until_the_limit():
         State.ENDED,
     ]
     assert observe(*ended, ANSWERED, may_restart=True)[-1] == State.ALIVE
-
-
-def test_gone_are_the_ended_and_the_lost():
-    clock, signs = Clock(), {0: 1, 1: 1, 2: State.ENDED}
-    liveness = Liveness(signs, lambda ranks: signs, LIMIT_S, clock=clock)
-    liveness.refresh()
-    assert liveness.gone() == {2: State.ENDED}
-    clock.now += LIMIT_S + 1
-    signs[0] = 2
-    liveness.refresh()
-    assert liveness.gone() == {1: State.LOST, 2: State.ENDED}

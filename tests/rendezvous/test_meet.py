@@ -11,13 +11,13 @@ from subprocess import PIPE
 import pytest
 
 from keras_towers import TowerError, settings
-from keras_towers.rendezvous import environments, meet
+from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.meet import RendezvousFile
 from keras_towers.rendezvous.store import Endpoint
 from tests.launching.jobs import variables, wait_until
 
 LIMIT_S = 60
-MEMBER = environments.detect(
+MEMBER = launchers.detect(
     variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
     )

@@ -1,7 +1,7 @@
 """What the store of a job is asked, as ranks become more."""
 
 import collections
-import json
+import dataclasses
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,27 +9,36 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous import environments, heartbeat, meet, watch
+from keras_towers.rendezvous import (
+    helper_process,
+    launchers,
+    meet,
+    store,
+    watch,
+)
 from keras_towers.rendezvous.store_server import Handler, StoreServer
 from keras_towers.rendezvous.watch import StallWatch
 from tests.launching.jobs import variables, wait_until
 
 
-class Here(heartbeat.HeartbeatProcess):
+class Here(helper_process.HelperProcess):
     """What is beside each rank, in this process."""
 
     def __init__(self):
-        self.beside = heartbeat._HeartbeatServer()
+        self.helper = helper_process.Helper()
 
-    def _ask(self, *order):
-        name, *arguments = json.loads(json.dumps(order))
-        answer = getattr(self.beside, name)(*arguments)
-        return json.loads(json.dumps(answer))
+    def serve(self, endpoint, size):
+        limits = settings.BEAT_S, settings.LOST_S
+        at = dataclasses.astuple(endpoint)
+        port, secret = self.helper.serve(at, size, *limits)
+        return dataclasses.replace(endpoint, port=port, secret=secret)
 
-    _send = _ask
+    def beat(self, endpoint, rank):
+        at = dataclasses.astuple(endpoint)
+        self.helper.beat(at, rank, settings.BEAT_S)
 
     def stop(self):
-        self.beside.end()
+        self.helper.end()
 
 
 @pytest.fixture
@@ -48,12 +57,12 @@ def asked(monkeypatch, tmp_path):
 
 
 def met(size, monkeypatch):
-    """Let ranks meet; the client of their store."""
+    """Let ranks meet; what is beside them, and a client of their store."""
     here = Here()
-    monkeypatch.setattr(meet, "_heartbeat", lambda: here)
+    monkeypatch.setattr(meet, "_helper", lambda: here)
 
     def join(rank):
-        it = environments.Torchrun(
+        it = launchers.Torchrun(
             variables(
                 f"RANK={rank} WORLD_SIZE={size} LOCAL_WORLD_SIZE={size} "
                 f"MASTER_ADDR=localhost TORCHELASTIC_RUN_ID={size}"
@@ -67,7 +76,9 @@ def met(size, monkeypatch):
         told = list(pool.map(join, reversed(range(size))))
     ranks = [int(environment["HOROVOD_RANK"]) for environment in told]
     assert ranks == list(reversed(range(size)))
-    return here, here.beside._server.endpoint.client()
+    for name in (settings.STORE, settings.SECRET, store.HOROVODS_ADDRESS):
+        monkeypatch.setenv(name, told[0][name])
+    return here, store.from_environment()
 
 
 def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog):
@@ -88,10 +99,12 @@ def test_questions_grow_no_faster_than_ranks(asked, monkeypatch, caplog):
     assert sum(asked.values()) <= 3 * size + 2, asked
     asked.clear()
     told.clear()
-    watches = [StallWatch(rank, size, client, 2.4) for rank in range(size)]
-    for one in watches:
-        one.mark("step 1" if one.place[0] < size - 1 else "")
-        one.start()
+    watches = []
+    for rank in range(size):
+        record = watch.Record()
+        watches.append(StallWatch(rank, size, client, 2.4, record=record))
+        record.mark("step 1" if rank < size - 1 else "")
+        watches[-1].start()
     late = f"rank {size - 1} is outside of training."
     with caplog.at_level(logging.WARNING, "keras_towers"):
         # Those before it tell who is missed; on a busy machine others may miss

@@ -7,15 +7,12 @@ import contextlib
 import functools
 import itertools
 import threading
-import time
 
 import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import Running
-from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.coordinator import Coordinator, EarlyCoordinator
+from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum
 from keras_towers.replicas.resources import flat, free
@@ -33,13 +30,10 @@ class Played:
         updates: the number of gradients in each update.
     """
 
-    kind = Coordinator
-
     def __init__(self, replicas, aggregate, shared=False, limit_s=None):
         self.name = f"tests/coordinator_{next(_numbers)}"
         quorum = Quorum(replicas, aggregate, shared)
-        early = self.kind is EarlyCoordinator
-        self.group = Group(self.name, DEVICE, quorum, early=early)
+        self.group = Group(self.name, DEVICE, quorum)
         self.group.initialise()
         self.updates = []
         self.errors = []
@@ -49,7 +43,7 @@ class Played:
             self.group.send(Event.STARTED, replica)
             self.start(replica)
         # It waits in a thread of its own.
-        self.coordinator = self.kind(
+        self.coordinator = Coordinator(
             self.group.run_by(flat),
             self.apply,
             self.errors.append,
@@ -125,34 +119,9 @@ class Played:
         return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
 
 
-class Early(Played):
-    """A group of replicas whose updates begin before their gradients come."""
-
-    kind = EarlyCoordinator
-
-    def __init__(self, replicas, fails=False):
-        self.fails = fails
-        super().__init__(replicas, replicas)
-
-    def apply(self, count, tokens):
-        def update(count, tokens):
-            arrived = self.group.take(count)
-            with tf.control_dependencies([arrived]):
-                most = tf.constant(0 if self.fails else 100, tf.int64)
-                fine = tf.debugging.assert_less(tf.reduce_max(arrived), most)
-                with tf.control_dependencies([fine]):
-                    advanced = self.group.advance(tokens)
-            with tf.control_dependencies([advanced]):
-                return tf.identity(arrived)
-
-        given = arguments(count, tokens)
-        made = tf.function(update, autograph=False)
-        return Running(made.get_concrete_function(*given), given)
-
-
 @contextlib.contextmanager
-def played(*args, kind=Played, **kwargs):
-    found = kind(*args, **kwargs)
+def played(*args, **kwargs):
+    found = Played(*args, **kwargs)
     try:
         yield found
     finally:
@@ -265,75 +234,4 @@ def test_an_error_ends_it():
     assert isinstance(error, Boom)
     # Nobody waits for what will not come.
     game.coordinator.settle(Event.FLUSH)
-    game.coordinator.end()
-
-
-def test_an_update_waits_for_all_who_have_not_left():
-    with played(3, kind=Early) as game:
-        game.push(0, 1, 2)
-        assert game.tokens(0, 1, 2) == [1, 1, 1]
-        game.push(0, 1)
-        game.settle()
-        assert game.group.global_step() == game.first + 1
-        game.group.send(Event.LEFT, 2)
-        assert game.tokens(0, 1) == [2, 2]
-        # One that has left and comes back joins the next update.
-        game.group.enter(2)
-        game.push(0)
-        game.settle()
-        game.push(1)
-        assert game.tokens(0, 1, 2) == [3, 3, 3]
-        game.push(0, 1)
-        game.settle()
-        assert game.group.global_step() == game.first + 3
-        game.push(2)
-        assert game.tokens(0, 1, 2) == [4, 4, 4]
-        game.settle()
-        assert game.coordinator.counts.used == (4, 4, 2)
-        for replica in range(3):
-            game.group.send(Event.LEFT, replica)
-        game.settle()
-        # When all have left, one that comes back goes on alone.
-        game.group.enter(1)
-        assert game.tokens(1) == [4]
-        game.push(1)
-        assert game.tokens(1) == [5]
-
-
-def test_a_replica_that_returns_goes_on_where_updates_begin_early():
-    with played(2, kind=Early) as game:
-        game.push(0, 1)
-        # It dies before it has its token, and then before it has pushed.
-        assert game.tokens(0) == [1]
-        for _ in range(2):
-            assert game.group.pushed(1) == 1
-            game.group.enter(1)
-            assert game.tokens(1) == [1]
-        game.push(1)
-        # What it had pushed is there: it waits for the next update.
-        game.group.enter(1)
-        game.settle()
-        assert game.group.pushed(1) == 2
-        game.push(0)
-        assert game.tokens(0, 1) == [2, 2]
-        # A token too many is not used.
-        game.group.enter(1)
-        game.settle()
-        game.group.enter(1)
-        assert game.tokens(1) == [2]
-        game.push(0, 1)
-        assert game.tokens(0, 1) == [3, 3]
-        game.settle()
-        assert game.coordinator.counts.used == (3, 3)
-
-
-def test_an_update_that_fails_is_noticed():
-    game = Early(1, fails=True)
-    game.push(0)
-    game.settle()
-    until = time.monotonic() + SECONDS
-    while not game.coordinator._running.has_failed:
-        assert time.monotonic() < until
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        game.coordinator.check()
     game.coordinator.end()

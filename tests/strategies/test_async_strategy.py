@@ -6,8 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.one_device import trained
-from tests.kit.compare import close, same_model
+from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
@@ -32,15 +31,6 @@ def test_asynchronous_towers_learn():
         losses = fit(model, 15, m.TOKENS, y)["loss"]
         assert model.evaluate(m.TOKENS, y, verbose=0) < losses[0] / 2
     assert int(inner.iterations) == 15 * -(-len(y) // BATCH)
-
-
-def test_one_tower_waits_for_nobody():
-    with kt.AsyncTowerStrategy(1) as strategy:
-        model = linear()
-        losses = fit(model)["loss"]
-    close(losses, trained(1).history.history["loss"])
-    same_model(model, trained(1))
-    assert strategy.staleness.max == 0
 
 
 def test_other_methods_are_exact():

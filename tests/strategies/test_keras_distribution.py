@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit import contract
-from keras_towers.rendezvous import environments
+from keras_towers.rendezvous import launchers
 from keras_towers.strategies import keras_distribution as distribution_lib
 from tests.exactness import models as m
 from tests.kit.compare import (
@@ -49,7 +49,7 @@ def end():
 
 def towers_of(model: keras.Model) -> list[str]:
     """The devices that a model stays on."""
-    devices = contract.home_of(model).extended.worker_devices
+    devices = contract.strategy_of(model).extended.worker_devices
     return [device[-5:] for device in devices]
 
 
@@ -203,13 +203,13 @@ def test_devices_of_a_job(monkeypatch):
 
 
 def test_a_job_is_joined_before_training(monkeypatch, caplog):
-    of_two = environments.detect({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
-    monkeypatch.setattr(environments, "detect", lambda: None)
+    of_two = launchers.detect({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"})
+    monkeypatch.setattr(launchers, "detect", lambda: None)
     with caplog.at_level(logging.WARNING, "keras_towers"):
         keras.distribution.initialize()
     assert "keras-towers run" in caplog.text
     with pytest.raises(kt.TowerError, match="no launcher started"):
         keras.distribution.initialize(num_processes=2)
-    monkeypatch.setattr(environments, "detect", lambda: of_two)
+    monkeypatch.setattr(launchers, "detect", lambda: of_two)
     with pytest.raises(kt.TowerError, match="initialize"), first(2).scope():
         step(eager())

@@ -14,23 +14,18 @@ from keras_towers.timeline.phase_table import advise
 from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
-
-def took(**phases):
-    return {name: np.array([mean]) for name, mean in phases.items()}
-
-
-PHASES = took(
-    input=0.001,
-    compute=0.08,
-    wait=0.002,
-    reduction=0.008,
-    update=0.006,
-    rest=0.002,
-    callbacks=0.001,
-)
+PHASES = {
+    "input": 1,
+    "compute": 80,
+    "wait": 2,
+    "reduction": 8,
+    "update": 6,
+    "rest": 2,
+    "callbacks": 1,
+}
 TOWERS = [f"tower {number}" for number in range(4)]
 EQUAL = [0.08] * 4
-WAITING = {"wait": 0.06}
+WAITING = {"wait": 60}
 
 
 @pytest.mark.core
@@ -38,12 +33,12 @@ WAITING = {"wait": 0.06}
     ("changed", "compute", "wanted"),
     [
         ({}, EQUAL, ""),
-        ({"input": 0.1}, EQUAL, "for 50% of a step (100.00 ms): read ahead"),
-        ({"callbacks": 0.05}, EQUAL, "callbacks take 34% of a step"),
-        ({"reduction": 0.1}, EQUAL, "reduction of gradients takes"),
-        ({"update": 0.1}, EQUAL, "optimizer's update takes"),
+        ({"input": 100}, EQUAL, "for 50% of a step (100.00 ms): read ahead"),
+        ({"callbacks": 50}, EQUAL, "callbacks take 34% of a step"),
+        ({"reduction": 100}, EQUAL, "reduction of gradients takes"),
+        ({"update": 100}, EQUAL, "optimizer's update takes"),
         # The largest one.
-        ({"callbacks": 0.05, "input": 0.2}, EQUAL, "waits for its input"),
+        ({"callbacks": 50, "input": 200}, EQUAL, "waits for its input"),
         (WAITING, [0.08, 0.08, 0.16, 0.08], "tower 2 computes 2.0 times"),
         # The clock saw nothing of three towers.
         (WAITING, [0, 0, 0.08, 0], "tower 2 computes 80000.0 times"),
@@ -51,7 +46,7 @@ WAITING = {"wait": 0.06}
     ],
 )
 def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
-    phases = PHASES | took(**changed)
+    phases = PHASES | changed
     advice = advise(phases, TOWERS, np.array(compute), eager=False)
     assert bool(advice) == bool(wanted)
     assert wanted in advice
@@ -68,7 +63,7 @@ def test_advice_is_on_the_phase_that_stands_out(changed, compute, wanted):
     ],
 )
 def test_advice_where_steps_are_not_divided(towers, eager, wanted):
-    phases = took(step=0.1, callbacks=0.0)
+    phases = {"step": 100, "callbacks": 0}
     advice = advise(phases, towers, np.empty(0), eager)
     assert bool(advice) == bool(wanted)
     assert wanted in advice

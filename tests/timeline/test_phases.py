@@ -19,8 +19,8 @@ STEP = np.array([[1, 3, 7, 9], [1.5, 6, NAN, NAN]])
 
 
 def steps(*times):
-    """The phases of steps, [steps, towers, 1 update, points]."""
-    return tower_phases(np.array(times, np.float64)[:, :, None])
+    """The phases of steps, [steps, towers, points]."""
+    return tower_phases(np.array(times, np.float64))
 
 
 def calls(*rows, traced=()):
@@ -29,8 +29,8 @@ def calls(*rows, traced=()):
     return Calls(*times, np.isin(range(len(rows)), traced) * 1)
 
 
-def spans(phases, name, update=0):
-    return phases[name][0, :, update].tolist()
+def spans(phases, name):
+    return phases[name][0].tolist()
 
 
 def means(seconds):
@@ -43,16 +43,7 @@ def test_a_tower_waits_for_the_last_one_and_all_for_the_sums():
     assert spans(phases, "wait") == [[3, 6], [6, 6]]
     # The sums of tower 0 are those of all.
     assert spans(phases, "reduction") == [[6, 7], [6, 7]]
-    np.testing.assert_equal(phases["update"][0, :, 0], [[7, 9], [NAN, NAN]])
-
-
-def test_a_second_optimizer_goes_on_where_the_first_has_ended():
-    both = np.stack([STEP, [[NAN, 11, 12, 15], [NAN, 10, NAN, NAN]]], axis=1)
-    phases = tower_phases(both[None])
-    # Tower 1 does not update: it goes on with the sums.
-    assert spans(phases, "compute", update=1) == [[9, 11], [7, 10]]
-    assert spans(phases, "wait", update=1) == [[11, 11], [10, 11]]
-    assert spans(phases, "reduction", update=1) == [[11, 12], [11, 12]]
+    np.testing.assert_equal(phases["update"][0], [[7, 9], [NAN, NAN]])
 
 
 def test_marks_of_overlapping_work_do_not_go_back_in_time():
@@ -90,7 +81,7 @@ def test_steps_of_callbacks_are_of_no_call():
 
 
 def test_without_any_step_there_are_no_phases():
-    nothing = tower_phases(np.empty((0, 0, 1, 4)))
+    nothing = tower_phases(np.empty((0, 0, 4)))
     assert step_seconds(nothing, calls()) == {}
     assert phases_lib.call_seconds(calls()) == {}
 

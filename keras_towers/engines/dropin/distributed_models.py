@@ -29,7 +29,7 @@ from keras_towers.transport import Transport
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
 _FORGOTTEN = "experimental_run_tf_function"
-_undo: list[Callable[[], None]] = []
+_patched: contextlib.ExitStack | None = None
 
 
 def patch_keras(
@@ -40,7 +40,8 @@ def patch_keras(
     A ``LossScaleOptimizer`` is patched as well: it has to reduce gradients in
     place of the optimizer that it wraps.
     """
-    if _undo:
+    global _patched
+    if _patched is not None:
         return
     # In the class that defines it: Keras regards any other ``compile`` as a
     # custom one, which it does not call when it loads a model.
@@ -85,15 +86,22 @@ def patch_keras(
         move_outward(outer)
 
     scaling = keras.optimizers.LossScaleOptimizer
-    _undo.append(patches.wrap(trainer, "compile", compile))
-    _undo.append(patches.wrap(compat.TensorFlowTrainer, "fit", fit))
-    _undo.append(patches.wrap(scaling, "__init__", scale))
+    with contextlib.ExitStack() as stack:
+        replaced = patches.replaced(
+            (trainer, "compile", compile),
+            (compat.TensorFlowTrainer, "fit", fit),
+            (scaling, "__init__", scale),
+        )
+        stack.enter_context(replaced)
+        _patched = stack.pop_all()
 
 
 def unpatch_keras() -> None:
     """Undo ``patch_keras``."""
-    while _undo:
-        _undo.pop()()
+    global _patched
+    if _patched is not None:
+        _patched.close()
+    _patched = None
 
 
 def load_model(
@@ -111,30 +119,25 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return model
-    if not compat.trained_by(optimizer) and model.trainable_variables:
+    if h5py.is_hdf5(filepath) and model.trainable_variables:
         optimizer = model.optimizer = _with_state_of_h5(model, filepath)
     distributed(optimizer)
     model.jit_compile = False
     return model
 
 
-def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
-    """Build the optimizer of an ``.h5`` file, which Keras leaves unbuilt."""
+def _with_state_of_h5(model: keras.Model, path: Any) -> Any:
+    """Make the optimizer of an ``.h5`` file; Keras does not read its state."""
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
-    with contextlib.ExitStack() as stack:
-        file = filepath
-        if not isinstance(file, h5py.File):
-            if not h5py.is_hdf5(file):
-                return optimizer
-            file = stack.enter_context(h5py.File(file, "r"))
+    with h5py.File(path) as file:
         if "optimizer_weights" not in file:
             return optimizer
-        values = [
-            np.asarray(value)
-            for value in compat.load_h5_optimizer_weights(file)
-        ]
-    if len(values) == len(optimizer.variables):
-        for variable, value in zip(optimizer.variables, values, strict=True):
-            variable.assign(value)
+        values = list(compat.load_h5_optimizer_weights(file))
+        # Those of a file of Keras 2 are others.
+        if len(values) == len(optimizer.variables):
+            for variable, value in zip(
+                optimizer.variables, values, strict=True
+            ):
+                variable.assign(np.asarray(value))
     return optimizer

@@ -8,7 +8,7 @@ from typing import Unpack
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
-from keras_towers.rendezvous import environments
+from keras_towers.rendezvous import launchers
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import RankKeywords, options_of
 
@@ -58,7 +58,7 @@ class HorovodStrategy(BaseStrategy):
     ):
         checked = options_of(self, RankKeywords, options)
         self._horovod = HorovodTransport()
-        if self._horovod.size == 1 and environments.detect() is None:
+        if self._horovod.size == 1 and launchers.detect() is None:
             logger.warning(
                 "HorovodStrategy trains in a single process, because no "
                 "launcher started it: `keras-towers run -np 2 script.py` "
@@ -72,4 +72,4 @@ class HorovodStrategy(BaseStrategy):
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
-        return self._horovod.mpi_enabled()
+        return bool(self._horovod.engine.mpi_enabled())

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.contract import KerasCall, TowerConfig
@@ -131,7 +130,7 @@ def _layers(model: keras.Model) -> str:
     """Describe the settings of all layers, which need not have variables."""
     layers = [
         layer
-        for layer in compat.layers_of(model)
+        for layer in model._flatten_layers()
         if not isinstance(layer, keras.Model)
     ]
     text = "\n".join(map(_describe, layers))

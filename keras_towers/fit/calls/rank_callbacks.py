@@ -126,9 +126,7 @@ class SyncedCallbacks(keras.callbacks.Callback):
         self._variables = variables
         self._adoption = adoption
         # Those that callbacks have written, and who was the last.
-        self._written: IdentityDict[keras.Variable, str] = IdentityDict(
-            weak=False
-        )
+        self._written: IdentityDict[keras.Variable, str] = IdentityDict()
         acting = [e for e in _EVENTS if any(_acts(c, e) for c in callbacks)]
         if adoption is None:
             # Ranks validate by themselves, or only some of them do.

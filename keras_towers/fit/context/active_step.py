@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -44,20 +43,14 @@ class ActiveStep:
 
 
 _tracing: Slot[ActiveStep] = Slot()
+# The step that this thread is tracing or running, or None.
+current = _tracing.get
+# A block in which a step is the active one.
+tracing = _tracing.filled
 
 # Whether the Keras call that this thread runs without a strategy, as with a
 # single tower, trains; None if there is no such call.
 training_alone: Slot[bool] = Slot()
-
-
-def current() -> ActiveStep | None:
-    """Return the step that this thread is tracing or running, or None."""
-    return _tracing.get()
-
-
-def tracing(step: ActiveStep) -> contextlib.AbstractContextManager[None]:
-    """Make a step the active one in this block."""
-    return _tracing.filled(step)
 
 
 def short_name(device: str) -> str:

@@ -1,9 +1,8 @@
-"""Thread-local values, entered strategies, and deferred Ctrl-C."""
+"""Thread-local values, and entered strategies."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -31,25 +30,6 @@ def elsewhere() -> tuple[str, str] | None:
     if any(thread is here for _, thread in blocks):
         return None
     return next(((name, thread.name) for name, thread in blocks), None)
-
-
-@contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Defer a Ctrl-C to the end of the block."""
-    # Python handles signals in the main thread only.
-    handler = signal.getsignal(signal.SIGINT)
-    main = threading.current_thread() is threading.main_thread()
-    if not main or handler is None:
-        yield
-        return
-    waiting: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if waiting:
-            signal.raise_signal(signal.SIGINT)
 
 
 class Slot(Generic[T]):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, MutableMapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class IdentityDict(MutableMapping[K, V]):
-    """A mapping that compares its keys by identity, in insertion order."""
+    """A mapping that compares keys by identity, and holds them weakly."""
 
-    def __init__(self, weak: bool = True):
-        self._weak = weak
-        self._entries: dict[int, tuple[Any, V]] = {}
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[K], V]] = {}
 
     def __setitem__(self, key: K, value: V) -> None:
         name, entries = id(key), self._entries
@@ -25,10 +24,7 @@ class IdentityDict(MutableMapping[K, V]):
             if name in entries and entries[name][0] is dead:
                 del entries[name]
 
-        self._entries[name] = (
-            weakref.ref(key, forget) if self._weak else (lambda: key),
-            value,
-        )
+        self._entries[name] = weakref.ref(key, forget), value
 
     def __getitem__(self, key: K) -> V:
         find, value = self._entries[id(key)]
@@ -37,8 +33,6 @@ class IdentityDict(MutableMapping[K, V]):
         return value
 
     def __delitem__(self, key: K) -> None:
-        if key not in self:
-            raise KeyError(key)
         del self._entries[id(key)]
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers import devices as devices_lib
 from keras_towers.fit.context.blocks import Slot
 
 Point = Literal["begun", "computed", "reduced", "updated"]
@@ -38,15 +39,11 @@ class Recorder:
         self.traces: int = 0
         self.count: int = 0
         self.spans: deque[tuple[int, float, float]] = deque(maxlen=kept)
-        self._model = model
+        self.model = model
         self._kept = kept
         self._lock = threading.Lock()
         self._marks: list[StepMarks] = []
         self._steps = _in_order([])
-
-    def records(self, model: Any) -> bool:
-        """Whether a model's steps are to be recorded."""
-        return model is self._model
 
     def begin_trace(self, devices: Sequence[str]) -> StepMarks:
         """Return the marks for one trace of the step."""
@@ -64,17 +61,17 @@ class Recorder:
             self.spans.append((tower, begin, time.time()))
             self.count += 1
 
-    def read(self) -> None:
-        """Read the times of the steps that have ended."""
+    def read(self) -> np.ndarray:
+        """Read the times of the steps that have ended.
+
+        Returns:
+            Those that are kept, in seconds since 1970: [steps, towers, points].
+            NaN for points that a tower does not come to. With several
+            optimizers it comes to some more than once: the last time counts.
+        """
         steps = _in_order([marks.take() for marks in self._marks])
         self.count += len(steps)
         self._steps = _in_order([self._steps, steps])[-self._kept :]
-
-    def steps(self) -> np.ndarray:
-        """Return kept times, s since 1970: [steps, towers, updates, points]."""
-        self.read()
-        # NaN for points that a tower does not come to. A step with several
-        # optimizers has several updates.
         return self._steps
 
 
@@ -87,18 +84,14 @@ class StepMarks:
     def __init__(self, devices: Sequence[str]):
         self._graph = compat.get_default_graph()
         self._devices = devices
-        # Of each tower: the columns of its marks, and what they wait for.
-        self._columns: list[list[tuple[int, int]]] = [[] for _ in devices]
-        self._ends: list[list[list[Any]]] = [[] for _ in devices]
+        # Of each tower: the point of each mark, and what it waits for.
+        self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[Any] = []
 
     def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
         """Mark where a tower has come to a point."""
         if compat.get_default_graph() is self._graph:
-            column = POINTS.index(point)
-            update = sum(c == column for _, c in self._columns[tower])
-            self._columns[tower].append((update, column))
-            self._ends[tower].append(list(ends))
+            self._marks[tower].append((point, list(ends)))
 
     @contextlib.contextmanager
     def until(self, tower: int, point: Point) -> Iterator[None]:
@@ -110,16 +103,17 @@ class StepMarks:
 
     def finish(self) -> None:
         """Add the operations of the marks."""
-        for device, ends in zip(self._devices, self._ends, strict=True):
+        for device, marks in zip(self._devices, self._marks, strict=True):
             host = _host_of(device)
             with compat.outside(host):
                 # It grows as needed: a full one would stop the training.
-                queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(ends)]])
+                queue = tf.queue.FIFOQueue(-1, [tf.float64], [[len(marks)]])
             self._queues.append(queue)
             with tf.device(host):
-                times = [_time_of(e, device) for e in ends]
+                times = [_time_of(ends, device) for _, ends in marks]
                 queue.enqueue(tf.stack(times))
-            self._begin_behind(times[0].op, ends[0])
+            _, first = marks[0]
+            self._begin_behind(times[0].op, first)
 
     def _begin_behind(self, mark: tf.Operation, pieces: Sequence[Any]) -> None:
         """Make a tower that calls its step as a function begin after a mark.
@@ -132,15 +126,17 @@ class StepMarks:
                 operation._add_control_input(mark)
 
     def take(self) -> np.ndarray:
-        """Return the times of steps since the last call, as ``steps`` does."""
+        """Return the times of the steps since the last call."""
         count = min((int(queue.size()) for queue in self._queues), default=0)
-        updates = max(update for row in self._columns for update, _ in row) + 1
-        shape = count, len(self._devices), updates, len(POINTS)
-        times = np.full(shape, np.nan)
+        times = np.full((count, len(self._devices), len(POINTS)), np.nan)
         if count:
             for tower, queue in enumerate(self._queues):
-                rows, columns = zip(*self._columns[tower], strict=True)
-                times[:, tower, rows, columns] = queue.dequeue_many(count)
+                read = queue.dequeue_many(count).numpy()
+                for (point, _), found in zip(
+                    self._marks[tower], read.T, strict=True
+                ):
+                    column = times[:, tower, POINTS.index(point)]
+                    np.fmax(column, found, out=column)
         return times
 
 
@@ -163,19 +159,14 @@ _recorder: Slot[Recorder] = Slot()
 _marks: Slot[StepMarks] = Slot()
 
 
-@contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Record the steps that this thread traces in the block."""
-    with _recorder.filled(recorder):
-        yield
+# Records the steps that this thread traces in a block.
+recording = _recorder.filled
 
 
 def recorder_of(model: Any) -> Recorder | None:
     """Return the recorder of a model's steps, or None."""
     recorder = _recorder.get()
-    if recorder is None or not recorder.records(model):
-        return None
-    return recorder
+    return recorder if recorder and recorder.model is model else None
 
 
 @contextlib.contextmanager
@@ -220,20 +211,11 @@ def _in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Merge the step times of several traces."""
     parts = [times for times in parts if len(times)]
     if not parts:
-        return np.empty((0, 0, 1, len(POINTS)))
-    updates = max(times.shape[2] for times in parts)
-    steps = np.concatenate([_padded(times, updates) for times in parts])
-    return steps[np.argsort(steps[:, 0, 0, 0], kind="stable")]
-
-
-def _padded(times: np.ndarray, updates: int) -> np.ndarray:
-    missing = updates - times.shape[2]
-    pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
-    return np.pad(times, pad, constant_values=np.nan)
+        return np.empty((0, 0, len(POINTS)))
+    steps = np.concatenate(parts)
+    return steps[np.argsort(steps[:, 0, 0], kind="stable")]
 
 
 def _host_of(device: str) -> str:
-    spec = tf.DeviceSpec.from_string(device)
-    if spec.device_type == "CPU":
-        return device
-    return spec.replace(device_type="CPU", device_index=0).to_string()
+    on_host = devices_lib.all_on_host([device])
+    return device if on_host else devices_lib.host_of(device)

@@ -9,92 +9,75 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+Patch: TypeAlias = tuple[Any, str, Callable[..., Any]]
+"""An owner, the name of its attribute, and what replaces that."""
+
+
 _lock = threading.RLock()
-# Blocks that need the patches of a function, and what undoes these patches.
-_users: collections.Counter[Callable[[], None]] = collections.Counter()
-_undo: dict[Callable[[], None] | None, list[Callable[[], None]]] = {None: []}
-_installing: Callable[[], None] | None = None
-# The attribute that marks what ``replace`` has made.
-_REPLACED = "__keras_towers__"
+# How many blocks need patches, and what undoes these.
+_users: collections.Counter[tuple[Patch, ...]] = collections.Counter()
+_undo: dict[tuple[Patch, ...], contextlib.ExitStack] = {}
 
 
 @contextlib.contextmanager
-def held(install: Callable[[], None]) -> Iterator[None]:
-    """Keep the patches that ``install`` makes for the duration of the block.
+def held(patches: tuple[Patch, ...]) -> Iterator[None]:
+    """Keep patches for the duration of the block.
 
-    Blocks may overlap in several threads: the first one installs the patches,
-    the last one to exit undoes them.
+    Blocks may overlap in several threads: the first one makes the patches, the
+    last one to exit undoes them.
     """
-    global _installing
     with _lock:
-        _users[install] += 1
+        _users[patches] += 1
     try:
         with _lock:
-            if not _undo.get(install):
-                _undo[install], _installing = [], install
-                try:
-                    install()
-                finally:
-                    _installing = None
+            if patches not in _undo:
+                with contextlib.ExitStack() as made:
+                    made.enter_context(replaced(*patches))
+                    _undo[patches] = made.pop_all()
         yield
     finally:
         with _lock:
-            _users[install] -= 1
-            if not _users[install]:
-                _undo_all(_undo[install])
-            if not _users.total():
-                _undo_all(_undo[None])
+            _users[patches] -= 1
+            if not _users[patches] and patches in _undo:
+                _undo.pop(patches).close()
 
 
-def _undo_all(undo: list[Callable[[], None]]) -> None:
-    while undo:
-        undo.pop()()
+@contextlib.contextmanager
+def replaced(*patches: Patch) -> Iterator[None]:
+    """Replace each ``owner.name`` with ``ours(original, ...)`` inside a block.
 
-
-def replace(owner: Any, name: str, ours: Callable) -> None:
-    """Patch ``owner.name`` with ``ours(original, ...)``; at most once.
-
-    It is undone with the others that the function of ``held`` makes, or else
-    when the last block of all is left. For a property the getter is replaced.
+    A decorated method is replaced inside its decorator's closure, so that
+    references taken earlier call ours too. Of a property it is the getter.
     """
-    with _lock:
-        there = getattr(owner, name)
-        if name in vars(owner) and _is_ours(there):
-            return
-        if isinstance(there, property):
-            assert there.fget is not None
-            replacement = there.getter(_replacement(there.fget, ours))
-        else:
-            replacement = _replacement(there, ours)
-        if name in vars(owner):
-            _undo[_installing].append(lambda: setattr(owner, name, there))
-        else:
-            _undo[_installing].append(lambda: delattr(owner, name))
-        setattr(owner, name, replacement)
+    with contextlib.ExitStack() as undo:
+        for owner, name, ours in patches:
+            undo.callback(_replace(owner, name, ours))
+        yield
 
 
-def wrap(owner: Any, name: str, ours: Callable) -> Callable[[], None]:
-    """Wrap ``owner.name`` in ``ours(inner, ...)`` until it is undone.
-
-    A decorated method is wrapped inside its decorator's closure, so that
-    references taken earlier call the wrapper too.
-    """
-    with _lock:
-        there = getattr(owner, name)
-        cell = _cell_of_wrapped(there)
-        if cell is None:
-            is_inherited = name not in vars(owner)
-            setattr(owner, name, _calling(ours, there))
-            if is_inherited:
-                return lambda: delattr(owner, name)
-            return lambda: setattr(owner, name, there)
+def _replace(
+    owner: Any, name: str, ours: Callable[..., Any]
+) -> Callable[[], None]:
+    """Replace an attribute; return what undoes it."""
+    there = getattr(owner, name)
+    cell = _cell_of_wrapped(there)
+    if cell is not None:
         original = cell.cell_contents
-        cell.cell_contents = there.__wrapped__ = _calling(ours, original)
 
-    def undo() -> None:
-        cell.cell_contents = there.__wrapped__ = original
+        def put(function: Any) -> None:
+            cell.cell_contents = there.__wrapped__ = function
 
-    return undo
+        put(_calling(ours, original))
+        return lambda: put(original)
+    is_own = name in vars(owner)
+    if isinstance(there, property):
+        assert there.fget is not None
+        setattr(owner, name, there.getter(_calling(ours, there.fget)))
+    else:
+        setattr(owner, name, _calling(ours, there))
+    if is_own:
+        return lambda: setattr(owner, name, there)
+    return lambda: delattr(owner, name)
 
 
 def _calling(ours: Callable, original: Callable) -> Any:
@@ -102,19 +85,7 @@ def _calling(ours: Callable, original: Callable) -> Any:
     def wrapper(*args, **kwargs):
         return ours(original, *args, **kwargs)
 
-    vars(wrapper).pop(_REPLACED, None)
     return wrapper
-
-
-def _replacement(original: Callable, ours: Callable) -> Any:
-    replacement = _calling(ours, original)
-    setattr(replacement, _REPLACED, True)
-    return replacement
-
-
-def _is_ours(value: Any) -> bool:
-    value = value.fget if isinstance(value, property) else value
-    return _REPLACED in getattr(value, "__dict__", {})
 
 
 def _cell_of_wrapped(function: Any) -> Any:
@@ -134,14 +105,10 @@ call.
 """
 
 
-class Bound(functools.partial):
-    """A replacement, bound to an object and the method that it replaces."""
-
-
 def bound(instance: Any, methods: Shadows) -> dict[str, Any]:
     """Bind replacements to an object and its methods, for ``shadowed``."""
     return {
-        name: Bound(ours, instance, getattr(instance, name))
+        name: functools.partial(ours, instance, getattr(instance, name))
         for name, ours in methods.items()
     }
 

@@ -87,7 +87,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self.source: Any = dataset
         if not by_user:
             if trains:
-                self._check_enough(dataset, config)
+                self._check_enough(dataset)
             agrees = together or (ranks and config.batches == "split")
             if agrees and not (self._each and kind.startswith("predict")):
                 self._agree(config, kind, dataset)
@@ -144,9 +144,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             lambda: iter([batch]), output_signature=self.source.element_spec
         )
 
-    def _check_enough(
-        self, dataset: tf.data.Dataset, config: TowerConfig
-    ) -> None:
+    def _check_enough(self, dataset: tf.data.Dataset) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._towers
         size = data_lib.static_size(dataset.element_spec)
@@ -155,8 +153,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if self._each and have is not None and have < need:
             raise TowerError(
                 f"the dataset has fewer batches ({have}) than there are "
-                f"{config.replica_noun}s ({need}): give more, or use "
-                f"fewer {config.replica_noun}s."
+                f"towers ({need}): give more, or use fewer towers."
             )
 
     def skip_to(self, start: Start) -> None:

@@ -1,6 +1,6 @@
 """Every Keras name that strategies patch, and for how long.
 
-The names in ``_install`` are patched while the scope of at least one of our
+The names in ``_PATCHES`` are patched while the scope of at least one of our
 strategies is active; each patch defers to Keras unless such a strategy is the
 current one. The methods of a model stay wrapped (``methods.py``).
 ``tf.random.shuffle`` and the ``random`` module of Keras's ``PyDataset`` adapter
@@ -25,6 +25,7 @@ attributes during a call (``TowerCall.shadows``, ``without_xla``,
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -37,44 +38,14 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import contract, error_notes
 from keras_towers.fit.calls.call import StrategyProxy
 from keras_towers.fit.context import active_step, patches
-from keras_towers.fit.update import optimizers as optimizers_lib
+from keras_towers.fit.update.optimizers import attribute_of_optimizer
+from keras_towers.fit.weights.adoption import Adoption
 from keras_towers.partition.rules.means import own_mean
 
 
 def installed() -> contextlib.AbstractContextManager[None]:
     """Patch Keras until the last of all such blocks exits."""
-    return patches.held(_install)
-
-
-def _install() -> None:
-    trainer = compat.TensorFlowTrainer
-    # Catches references to Keras's methods taken before the patch.
-    patches.replace(trainer, "distribute_strategy", _seen_by_keras)
-    # Keras's loops create their iterator by this name.
-    patches.replace(compat.trainer_module, "TFEpochIterator", _epoch_iterator)
-    # Objects created in a scope belong to its strategy.
-    patches.replace(trainer, "__init__", _made_model)
-    patches.replace(compat.BaseTrainer, "compile", _compiled)
-    patches.replace(compat.BaseOptimizer, "__init__", _made_optimizer)
-    patches.replace(compat.KerasVariable, "_initialize", _made_variable)
-    # keras.utils.clear_session() calls it, inside the block too.
-    patches.replace(tf.compat.v1, "reset_default_graph", _reset_default_graph)
-    patches.replace(compat.LoadedFunction, "_call_flat", _call_loaded)
-    # An error in a function is that of its caller.
-    name, ours = "from_func_graph", error_notes.shares_rendezvous
-    patches.replace(compat.function_module, name, ours)
-    # A step may use optimizers that its model does not hold.
-    look_up, ours = "__getattribute__", optimizers_lib.attribute_of_optimizer
-    patches.replace(compat.BaseOptimizer, look_up, ours)
-    # Keras divides losses by the replicas, also where none of them runs.
-    for name in (
-        "scale_loss_for_distribution",
-        "unscale_loss_for_distribution",
-    ):
-        patches.replace(compat.loss_module, name, _scaled_loss)
-    # Its statistics may be those of each tower.
-    layer = keras.layers.BatchNormalization
-    patches.replace(layer, "call", _batch_norm)
+    return patches.held(_PATCHES)
 
 
 def _scaled_loss(original: Callable[[Any], Any], value: Any) -> Any:
@@ -101,16 +72,10 @@ class _Unopened:
     def __init__(self, model: Any):
         self._model = model
 
-    def iterator(self, **kwargs: Any) -> Any:
-        self._refuse()
-
     def is_step(self, fn: Any) -> bool:
         return True
 
-    def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def iterator(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TowerError(
             f"a method of model {self._model.name!r} was called bypassing "
             "keras_towers: it was wrapped or stored before the strategy's "
@@ -118,6 +83,8 @@ class _Unopened:
             "predict, train_on_batch, test_on_batch or predict_on_batch, or "
             "wrap it inside the block."
         )
+
+    run_step = iterator
 
 
 def _epoch_iterator(
@@ -131,31 +98,26 @@ def _epoch_iterator(
     return original(*args, distribute_strategy=distribute_strategy, **kwargs)
 
 
-def _made_model(
-    original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
+def _tell(
+    event: Callable[[Adoption, Any], None],
+    original: Callable[..., None],
+    model: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
+    """Tell the strategy in force of a model that was created or compiled."""
     original(model, *args, **kwargs)
     strategy = contract.in_force()
     if strategy is not None:
-        strategy._components.adoption.created(model)
-
-
-def _compiled(
-    original: Callable[..., None], model: Any, *args: Any, **kwargs: Any
-) -> None:
-    original(model, *args, **kwargs)
-    strategy = contract.in_force()
-    if strategy is not None:
-        strategy._components.adoption.compiled(model)
+        event(strategy._components.adoption, model)
 
 
 def _made_optimizer(
     original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
-    original(optimizer, *args, **kwargs)
-    strategy = contract.in_force()
-    if strategy is not None:
-        strategy._components.adoption.made_optimizer(optimizer)
+    """Create an optimizer as one device does; its update runs on one tower."""
+    with compat.single_device_mode():
+        original(optimizer, *args, **kwargs)
 
 
 def _reset_default_graph(original: Callable[[], None]) -> None:
@@ -197,12 +159,8 @@ def _made_variable(
     if strategy is None:
         original(variable, value)
         return
-    adoption = strategy._components.adoption
-    across = tf.distribute.in_cross_replica_context()
-    once = across and adoption.makes_once(variable)
-    with compat.single_device_mode() if once else contextlib.nullcontext():
+    with strategy._components.adoption.making(variable):
         original(variable, value)
-    adoption.made_variable(variable, once)
 
 
 def _batch_norm(
@@ -251,3 +209,33 @@ def _batch_norm(
     if layer.center:
         normal += tf.reshape(tf.cast(layer.beta, dtype), shape)
     return tf.cast(normal, layer.compute_dtype)
+
+
+_TRAINER = compat.TensorFlowTrainer
+_PATCHES: tuple[patches.Patch, ...] = (
+    # Catches references to Keras's methods taken before the patch.
+    (_TRAINER, "distribute_strategy", _seen_by_keras),
+    # Keras's loops create their iterator by this name.
+    (compat.trainer_module, "TFEpochIterator", _epoch_iterator),
+    # Objects created in a scope belong to its strategy.
+    (_TRAINER, "__init__", functools.partial(_tell, Adoption.created)),
+    (
+        compat.BaseTrainer,
+        "compile",
+        functools.partial(_tell, Adoption.compiled),
+    ),
+    (compat.TFOptimizer, "__init__", _made_optimizer),
+    (compat.KerasVariable, "_initialize", _made_variable),
+    # keras.utils.clear_session() calls it, inside the block too.
+    (tf.compat.v1, "reset_default_graph", _reset_default_graph),
+    (compat.LoadedFunction, "_call_flat", _call_loaded),
+    # An error in a function is that of its caller.
+    (compat.function_module, "from_func_graph", error_notes.shares_rendezvous),
+    # A step may use optimizers that its model does not hold.
+    (compat.BaseOptimizer, "__getattribute__", attribute_of_optimizer),
+    # Keras divides losses by the replicas, also where none of them runs.
+    (compat.loss_module, "scale_loss_for_distribution", _scaled_loss),
+    (compat.loss_module, "unscale_loss_for_distribution", _scaled_loss),
+    # Its statistics may be those of each tower.
+    (keras.layers.BatchNormalization, "call", _batch_norm),
+)

@@ -3,9 +3,9 @@
 They run a model's methods on the towers of its strategy, and connect
 ``keras.distribution`` to towers. Keras's TensorFlow backend has no code behind
 that; the functions that its JAX backend has are filled in where Keras itself
-looks for them. Three more are wrapped: the six methods of a model, the function
-by which Keras stores the distribution, and the one that decides which frames a
-traceback shows.
+looks for them. Four more are replaced: the six methods of a model, what
+resolves its ``jit_compile="auto"``, the function by which Keras stores the
+distribution, and the one that decides which frames a traceback shows.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import keras_towers
 from keras_towers import compat
 from keras_towers.fit import contract
 from keras_towers.fit.context import active_step, blocks, patches
+from keras_towers.fit.contract import METHODS
+from keras_towers.fit.weights import adoption
 
 _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
@@ -49,31 +51,32 @@ def connect(
     """
 
     def method(
-        name: str,
-        inner: Callable[..., Any],
+        kind: str,
+        original: Callable[..., Any],
         model: Any,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        with around_call(name, model):
-            return run_method(name, inner, model, *args, **kwargs)
+        with around_call(kind, model):
+            return _run(kind, original, model, *args, **kwargs)
 
-    def store(inner: Callable[..., Any], name: str, value: Any) -> None:
+    def store(original: Callable[..., Any], name: str, value: Any) -> None:
         if name == "distribution":
-            set_distribution(lambda: inner(name, value), value)
+            set_distribution(lambda: original(name, value), value)
         else:
-            inner(name, value)
+            original(name, value)
 
-    with contextlib.ExitStack() as undo:
-        for name in contract.METHODS:
-            ours = functools.partial(method, name)
-            undo.callback(patches.wrap(compat.TensorFlowTrainer, name, ours))
+    trainer = compat.TensorFlowTrainer
+    replacements: list[patches.Patch] = [
+        *((trainer, name, functools.partial(method, name)) for name in METHODS),
+        (compat.BaseTrainer, "_resolve_auto_jit_compile", _resolve_auto),
         # Also reached by a set_distribution that was imported by its name.
-        stores = compat.global_state
-        undo.callback(patches.wrap(stores, "set_global_attribute", store))
-        # Tracebacks show the user's lines, and Keras's are always wrapped here.
-        shown = compat.traceback_utils
-        undo.callback(patches.wrap(shown, "include_frame", _is_shown))
+        (compat.global_state, "set_global_attribute", store),
+        # Tracebacks show the user's lines.
+        (compat.traceback_utils, "include_frame", _is_shown),
+    ]
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(patches.replaced(*replacements))
         filled_in = {
             name: functools.partial(
                 ours, getattr(compat.distribution_lib, name, None)
@@ -84,7 +87,7 @@ def connect(
         return undo.pop_all()
 
 
-def run_method(
+def _run(
     kind: str,
     original: Callable[..., Any],
     model: Any,
@@ -92,14 +95,19 @@ def run_method(
     **kwargs: Any,
 ) -> Any:
     """Run a method of Keras on the towers of its strategy, if it has one."""
-    strategy = contract.in_force() or contract.owner_of(model)
-    has_strategy = tf.distribute.has_strategy()
-    in_replica = (
-        has_strategy and tf.distribute.get_replica_context() is not None
-    )
+    in_block = tf.distribute.has_strategy()
+    if in_block and contract.in_force() is None:
+        # The block of any strategy may train an ordinary model.
+        adoption.release_from_home(model)
+    strategy = adoption.strategy_for(model, kind)
+    in_replica = in_block and tf.distribute.get_replica_context() is not None
     if strategy is not None and not in_replica:
+        components = strategy._components
+        if not in_block:
+            adoption.announce_home(model, kind, components.config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
-        return strategy._components.calls.run(call)
+        with strategy.scope():
+            return components.calls.run(call)
     trains = kind in contract.TRAINING
     if strategy is None and trains:
         _warn_of_thread(kind, model)
@@ -107,6 +115,17 @@ def run_method(
     alone = active_step.training_alone
     with alone.filled(None if alone.get() is None else trains):
         return original(model, *args, **kwargs)
+
+
+def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
+    """Resolve ``jit_compile="auto"`` as Keras does without a strategy.
+
+    Under one of TensorFlow's XLA cannot compile a step; on towers it can.
+    """
+    if contract.owner_of(model) is None:
+        return original(model)
+    with patches.shadowed(model, {"_distribute_strategy": None}):
+        return original(model)
 
 
 def _warn_of_thread(kind: str, model: Any) -> None:
@@ -128,15 +147,3 @@ def _warn_of_thread(kind: str, model: Any) -> None:
 
 def _is_shown(inner: Callable[[str], bool], filename: str) -> bool:
     return inner(filename) and not filename.startswith(_PACKAGE)
-
-
-def unsharded(
-    distribution: Any,
-) -> contextlib.AbstractContextManager[None]:
-    """Keep Keras from splitting data over processes inside a block."""
-    return patches.shadowed(distribution, {"_is_multi_process": False})
-
-
-def one_device() -> contextlib.AbstractContextManager[None]:
-    """Hide the current strategy inside a block."""
-    return compat.single_device_mode()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
-import functools
 import hashlib
 import inspect
 import logging
@@ -26,7 +25,8 @@ import keras
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.store import Store
+from keras_towers.fit.context import patches
+from keras_towers.rendezvous.store import Store, wait
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -43,7 +43,7 @@ _WRITERS: tuple[tuple[Any, str], ...] = (
     (keras.models, "save_model"),
 )
 
-_active = False
+_is_once = False
 _on_every_rank: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "on_every_rank", default=False
 )
@@ -71,25 +71,19 @@ def save_on_every_rank() -> Iterator[None]:
 @contextlib.contextmanager
 def once(rank: int, size: int, board: Store) -> Iterator[None]:
     """Let only rank 0 write the files that Keras saves in this block."""
-    saves = _Saves(rank, size, board)
-    with contextlib.ExitStack() as undo:
-        undo.callback(_set_active, _active)
-        _set_active(True)
-        for owner, name in _WRITERS:
-            original = getattr(owner, name)
-            undo.callback(setattr, owner, name, original)
-            setattr(owner, name, saves.saving_once(original))
-        yield
+    global _is_once
+    save = _Saves(rank, size, board).save
+    _is_once, before = True, _is_once
+    try:
+        with patches.replaced(*((owner, n, save) for owner, n in _WRITERS)):
+            yield
+    finally:
+        _is_once = before
 
 
 def is_once() -> bool:
     """Whether only rank 0 writes the files that all ranks save."""
-    return _active
-
-
-def _set_active(value: bool) -> None:
-    global _active
-    _active = value
+    return _is_once
 
 
 class _Saves:
@@ -103,31 +97,26 @@ class _Saves:
         # Those that do not save at a path where rank 0 does.
         self._absent: set[tuple[int, str]] = set()
 
-    def saving_once(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that saves like ``original``, but once for all ranks."""
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            try:
-                where = signature.bind(*args, **kwargs).arguments["filepath"]
-            except (TypeError, KeyError):
-                where = None  # Keras says what is missing.
-            # One of these may call another one.
-            known = isinstance(where, str | os.PathLike)
-            if _on_every_rank.get() or not known:
-                return original(*args, **kwargs)
-            path = os.path.abspath(os.fspath(where))
-            self._counts[path] += 1
-            act = self._take_part if self._rank else self._write
-            with save_on_every_rank():
-                return act(
-                    path,
-                    self._counts[path],
-                    lambda: original(*args, **kwargs),
-                )
-
-        return save
+    def save(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Save like ``original``, but once for all ranks."""
+        try:
+            bound = inspect.signature(original).bind(*args, **kwargs)
+            where = bound.arguments["filepath"]
+        except (TypeError, KeyError):
+            where = None  # Keras says what is missing.
+        # One of these may call another one.
+        known = isinstance(where, str | os.PathLike)
+        if _on_every_rank.get() or not known:
+            return original(*args, **kwargs)
+        path = os.path.abspath(os.fspath(where))
+        self._counts[path] += 1
+        act = self._take_part if self._rank else self._write
+        with save_on_every_rank():
+            return act(
+                path, self._counts[path], lambda: original(*args, **kwargs)
+            )
 
     def _write(self, path: str, count: int, write: Callable[[], Any]) -> Any:
         """Write as rank 0."""
@@ -152,18 +141,18 @@ class _Saves:
         for rank in sorted(self._others):
             if (rank, path) in self._absent:
                 continue
-            while not self._board.get(_key(f"saves-{rank}", path, count)):
-                if time.monotonic() > until:
-                    self._absent.add((rank, path))
-                    logger.warning(
-                        "rank %d does not save %s again, but rank 0 does, and "
-                        "no longer waits for it. Put saves of one rank into "
-                        "`with kt.save_on_every_rank():`.",
-                        rank,
-                        path,
-                    )
-                    break
-                time.sleep(settings.POLL_S)
+            left_s = until - time.monotonic()
+            try:
+                wait(self._board, _key(f"saves-{rank}", path, count), left_s)
+            except TimeoutError:
+                self._absent.add((rank, path))
+                logger.warning(
+                    "rank %d does not save %s again, but rank 0 does, and no "
+                    "longer waits for it. Put saves of one rank into "
+                    "`with kt.save_on_every_rank():`.",
+                    rank,
+                    path,
+                )
 
     def _take_part(
         self, path: str, count: int, write: Callable[[], Any]

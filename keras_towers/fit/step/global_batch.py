@@ -158,16 +158,16 @@ class GlobalStep:
         kind: str,
         transport: Transport,
     ) -> Any:
-        config, copies = self.config, self.update.copies
+        config, variables = self.config, self.update.variables
         xla = bool(model.jit_compile)
         with contextlib.ExitStack() as view:
-            view.enter_context(copies.first_seen())
+            view.enter_context(variables.first_seen())
 
-            def build(optimizer: Any, variables: Sequence[Any]) -> None:
+            def build(optimizer: Any, weights: Sequence[Any]) -> None:
                 # Slots are made beside all copies of their weights.
                 view.close()
-                self.update.make_ready(optimizer, variables)
-                view.enter_context(copies.first_seen())
+                self.update.make_ready(optimizer, weights)
+                view.enter_context(variables.first_seen())
 
             traced = trace(
                 step,
@@ -178,7 +178,7 @@ class GlobalStep:
                 xla=xla,
             )
         captures = [_inside(tensor) for tensor in traced.captures]
-        handles = copies.handles()
+        handles = variables.handles()
         mirrors = [handles.get(id(tensor)) for tensor in traced.captures]
         changed: list[list[Any]] = []
         if self.micro_batches > 1:
@@ -294,7 +294,7 @@ class GlobalStep:
             share = divided.share * self.config.peers.size
             rows = [_times(share, row) for row in rows]
             sums = _times(share, sums)
-        self.update.run(call, rows, sums, weight)
+        self.update.reduce_and_apply(call, rows, sums, weight)
 
     def _transport_of(self, kind: str) -> Transport:
         """Return the transport in the steps of a method."""

@@ -116,7 +116,7 @@ class Trace:
         for part in parts:
             used += [*part.variables, *part._trainable_variables]
         handles = {
-            id(variables_lib.component(getattr(v, "_value", v)).handle)
+            id(variables_lib.component(getattr(v, "_value", v), 0).handle)
             for v in used
             if not is_elsewhere(v)
         }

@@ -22,7 +22,7 @@ from keras_towers import compat
 from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.model_state import optimizers_in
+from keras_towers.fit.weights.model_state import trained_by
 from keras_towers.reduction import Gradient
 from keras_towers.rendezvous import check
 from keras_towers.transport import SingleProcess
@@ -65,9 +65,8 @@ class LocalSGD:
     def begin_update(self, optimizer: Any) -> None:
         """Record the weights at the beginning of a round."""
         if optimizer not in self._round_of:
-            self._round_of[optimizer] = _Round(
-                _trained(optimizer), self._momentum
-            )
+            weights = trained_by(optimizer)
+            self._round_of[optimizer] = _Round(weights, self._momentum)
         self._round_of[optimizer].begin()
 
     def end_update(self, optimizer: Any, order: StepOrder) -> None:
@@ -118,8 +117,8 @@ class LocalSGD:
         """Take the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
         (sums,) = order.reduce(
-            round_.describe_changes(changes),
-            [changes],
+            changes.describe_gradients(),
+            [changes.grads],
             lambda rows: [self._over_ranks(list(rows[0]))],
         )
         round_.assign(sums, self._momentum, self._learning_rate)
@@ -149,18 +148,15 @@ class _Round:
         begins = self.updates <= 0
         tf.cond(begins, note, lambda: tf.constant(0))
 
-    def changes(self) -> list[tf.Tensor]:
+    def changes(self) -> NamedGradients:
         """Return this rank's share of the mean decrease of the weights."""
         share = self.shares / tf.cast(self.updates, tf.float64)
-        return [
+        changes = [
             (anchor.read_value() - value.read_value())
             * tf.cast(share, value.dtype)
             for anchor, value in zip(self._anchors, self._values(), strict=True)
         ]
-
-    def describe_changes(self, changes: list[tf.Tensor]) -> list[str]:
-        names = tuple(weight.path for weight in self._weights)
-        return NamedGradients(names, changes).describe_gradients()
+        return NamedGradients(tuple(w.path for w in self._weights), changes)
 
     def assign(
         self, means: Sequence[tf.Tensor], momentum: float, rate: float
@@ -185,16 +181,6 @@ class _Round:
 
     def _values(self) -> list[tf.Variable]:
         return [variables_lib.component(w._value) for w in self._weights]
-
-
-def _trained(optimizer: Any) -> list[keras.Variable]:
-    """The weights that an optimizer, or one that it wraps, updates."""
-    weights = (
-        weight
-        for part in optimizers_in(optimizer)
-        for weight in part._trainable_variables
-    )
-    return list({id(weight): weight for weight in weights}.values())
 
 
 def _zeros_like(value: tf.Variable) -> tf.Variable:

@@ -23,21 +23,13 @@ from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import UpdateCall, name_of
 from keras_towers.fit.update import update_rules
 from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.fit.weights.tower_variables import TowerOf, component
+from keras_towers.fit.weights.model_state import optimizers_in, trained_by
+from keras_towers.fit.weights.tower_variables import component
 
 if TYPE_CHECKING:
     from keras_towers.fit.update.sharded import Shares
 
 _updating: Slot[bool] = Slot()
-
-
-def use_default_strategy(optimizer: Any) -> None:
-    """Set an optimizer's strategy to TensorFlow's default one."""
-    with compat.single_device_mode():
-        default = tf.distribute.get_strategy()
-    for part in optimizers_in(optimizer):
-        part._distribution_strategy = default
 
 
 def apply(
@@ -52,17 +44,11 @@ def apply(
         original(grads, trainable_variables)
         return
 
-    def update(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        with _updating.filled(True):
-            original(grads, variables)
-
     given = trainable_variables
     variables = list(optimizer._trainable_variables if given is None else given)
     names = tuple(map(name_of, variables))
-    call = UpdateCall(names, list(grads), optimizer, update, variables)
-    if active_step.current() and all(
-        gradient is None for gradient in call.grads
-    ):
+    call = UpdateCall(names, list(grads), optimizer, original, variables)
+    if active_step.current() and all(grad is None for grad in call.grads):
         # Keras raises an error of its own.
         original(grads, trainable_variables)
     else:
@@ -79,7 +65,7 @@ def _current_update_handler() -> Callable[[UpdateCall], None] | None:
     update = strategy._components.update
     # A replica's gradients are summed; outside of all there is nothing to sum.
     across = tf.distribute.in_cross_replica_context()
-    return update.update_outside if across else update.apply
+    return update.apply_outside if across else update.apply_in_replica
 
 
 def _build(
@@ -123,8 +109,8 @@ def attribute_of_optimizer(
     value = original(optimizer, name)
     if name not in _METHODS or _updating.get():
         return value
-    if name != "apply" and isinstance(value, patches.Bound):
-        return value
+    if name != "apply" and isinstance(value, functools.partial):
+        return value  # It shadows the method.
     return functools.partial(_METHODS[name], optimizer, value)
 
 
@@ -157,64 +143,53 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def home(variables: Sequence[Any], index: int = 0) -> str | None:
+def device_of(variables: Sequence[Any], tower: int = 0) -> str | None:
     """Return the device of the first variable; None without variables."""
     for variable in variables:
-        return component(getattr(variable, "_value", variable), index).device
+        return component(getattr(variable, "_value", variable), tower).device
     return None
-
-
-@contextlib.contextmanager
-def updating(
-    optimizer: Any,
-    only: Shares | None = None,
-) -> Iterator[None]:
-    """Make an optimizer, and optimizers it wraps, use fewer operations."""
-    # ``only`` has the weights that this rank updates; None: all.
-    default = _AtTheVariable(tf.distribute.get_strategy(), only)
-    with contextlib.ExitStack() as stack:
-        for each in optimizers_in(optimizer):
-            methods = {
-                **update_rules.shadows(each),
-                **(only.shadows() if only is not None else {}),
-            }
-            mine = patches.bound(each, methods)
-            mine["_distribution_strategy"] = default
-            stack.enter_context(patches.shadowed(each, mine))
-        yield
-
-
-def variables_of_update(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
-    """Return variables with the optimizer's state and trained weights."""
-    known = [*variables, *optimizer.variables]
-    for each in optimizers_in(optimizer):
-        known.extend(each._trainable_variables)
-    return known
 
 
 @contextlib.contextmanager
 def as_one_device(
     optimizer: Any,
     trainable_variables: Sequence[Any],
-    index: TowerOf = 0,
+    tower: int | None = None,
     only: Shares | None = None,
 ) -> Iterator[None]:
     """Run an optimizer as if its variables existed only once.
 
     Inside, the Keras variables of the model and of the optimizer resolve to
-    their components on one tower, or that of each variable, and no strategy is
-    active. Operations that do not update a variable run on the device of the
-    first one.
+    their copies on one tower, and no strategy is active. Operations that do not
+    update a variable run on the device of the first one. The optimizer, and
+    those that it wraps, use fewer operations than in Keras.
+
+    Args:
+        optimizer: the optimizer.
+        trainable_variables: the weights that it updates.
+        tower: the tower; None: for each weight the one that updates it.
+        only: the weights that this rank updates; None: all.
     """
-    known = variables_of_update(optimizer, trainable_variables)
-    device = home(trainable_variables, 0 if callable(index) else index)
-    with (
-        compat.single_device_mode(),
-        updating(optimizer, only),
-        variables_lib.viewed(
-            [v for v in known if isinstance(v, keras.Variable)],
-            lambda v: component(v, index),
-        ),
-        tf.device(device),
-    ):
+    weights = [*trainable_variables, *trained_by(optimizer)]
+    variables = [
+        variable
+        for variable in (*weights, *optimizer.variables)
+        if isinstance(variable, keras.Variable)
+    ]
+    device = device_of(trainable_variables, tower or 0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compat.single_device_mode())
+        stack.enter_context(_updating.filled(True))
+        default = _AtTheVariable(tf.distribute.get_strategy(), only)
+        for part in optimizers_in(optimizer):
+            methods = {
+                **update_rules.shadows(part),
+                **(only.shadows() if only is not None else {}),
+            }
+            mine = patches.bound(part, methods)
+            mine["_distribution_strategy"] = default
+            stack.enter_context(patches.shadowed(part, mine))
+        values = ((v, component(v._value, tower)) for v in variables)
+        stack.enter_context(variables_lib.with_values(values))
+        stack.enter_context(tf.device(device))
         yield

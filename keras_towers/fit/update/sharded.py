@@ -9,6 +9,7 @@ scaling) needs no special handling.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from keras_towers import compat
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
@@ -27,15 +28,16 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.fit.weights.placement import LeastLoadedPlacement, byte_size
 from keras_towers.fit.weights.tower_variables import (
-    RelocatedVariables,
+    TowerVariables,
     component,
+    is_copied,
     overwrite,
+    update_on,
 )
 from keras_towers.reduction import (
     Gradient,
     Gradients,
     Reduction,
-    sum_at_variables,
 )
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
@@ -54,12 +56,12 @@ class UpdateSharded(WeightUpdate):
     The other towers copy the result. Slots of a weight are on the tower that
     updates it. While steps run, other ranks do not have slots of its update
     rule, but moving averages and accumulated gradients, which Keras computes
-    from values that all ranks have. Without a ``reduction`` a gradient is
-    summed on the tower that updates its weight.
+    from values that all ranks have.
     """
 
     name = "sharded"
     description = "each tower updates its share of the weights"
+    mirrors = True
     # Slots of all weights may be too large for the tower of Keras's build().
     builds_optimizers = True
 
@@ -72,89 +74,74 @@ class UpdateSharded(WeightUpdate):
         super().__init__(config, reduction)
         self._over_ranks = over_ranks
         self._shares = Shares(config)
-        self._slots = RelocatedVariables()
-        self._of_ranks = SlotsSharedByRanks(config.transport)
+        self._slots = SlotsOfRanks(config.transport, self.variables)
         if config.transport.size > 1:
             self._only = self._shares
-        self.updater = self._shares.tower_of
         self.sums_at_weights = reduction is None
-        self._slot_bytes_before: list[int] = []
-
-    @staticmethod
-    def _mirrors(config: TowerConfig) -> bool:
-        return True
+        # The bytes of the slots on each tower, now or in the last block.
+        self.slot_bytes: list[int] = []
 
     def make_ready(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build the optimizer, with its slots on the right towers."""
         self._shares.add(variables)
         super().make_ready(optimizer, variables)
         for part in optimizers_in(optimizer):
-            self._of_ranks.make_ready(part.variables)
+            self._slots.use(part.variables)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put slots on the towers that update their weights."""
         super().place_optimizer(optimizer)
-        # A wrapper has the slots of what it wraps, and knows less of them.
-        placed: set[int] = set()
-        for part in reversed(list(optimizers_in(optimizer))):
+        for part in optimizers_in(optimizer):
             if part.built:
                 self._shares.add(part._trainable_variables)
-                self._place_slots(part, placed)
+                self._place_slots(part)
+        here = [s for s in self.variables.moved if self._slots.has_here(s)]
+        if here:
+            self.slot_bytes = [
+                sum(_bytes(s) for s in here if same_device(s._value.device, d))
+                for d in self.config.devices
+            ]
 
-    def _place_slots(
-        self, optimizer: keras.optimizers.Optimizer, placed: set[int]
-    ) -> None:
+    def _place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         if self._only is not None:
             state_lib.check_known(optimizer)
         of_rule = {id(slot) for slot in state_lib.of_update_rule(optimizer)}
         for slot, weight in state_lib.slots_of(optimizer):
             value = getattr(weight, "_value", weight)
-            if id(slot) in placed or value not in self._shares:
+            if value not in self._shares:
                 continue
-            placed.add(id(slot))
-            home = component(value).device
-            rank = self._shares.rank_of(value)
+            device = component(value).device
             if self._only is not None and id(slot) in of_rule:
-                self._of_ranks.add(slot, rank, home)
+                rank = self._shares.rank_of(value)
+                self._slots.add(slot, rank)
                 if rank != self.config.transport.rank:
-                    continue
-            here = component(value, self.updater).device
-            self._slots.place(slot, here, home)
-
-    @property
-    def slot_bytes(self) -> list[int]:
-        """The bytes of the slots on each tower, now or in the last block."""
-        now = [self._slots.bytes_on(d) for d in self.config.devices]
-        return now if any(now) else self._slot_bytes_before
+                    device = _HOST
+            back_to = component(value, 0).device
+            self.variables.move(slot, device, back_to, empties=True)
 
     def drop_slots_of_others(self) -> None:
-        self._of_ranks.drop_those_of_others()
+        self._slots.drop_those_of_others()
 
     def gather_slots(self) -> None:
-        self._of_ranks.gather()
+        self._slots.gather()
 
     def restore(self, variable: keras.Variable) -> None:
-        self._slots.restore(variable)
-        self._of_ranks.restore(variable)
+        self._slots.forget(variable)
         super().restore(variable)
 
     def release(self) -> None:
-        self._slot_bytes_before = self.slot_bytes
-        try:
-            self._slots.restore_all()
-            absent = self._of_ranks.restore_all()
-        finally:
-            self._shares.clear()
-            super().release()
-        if absent:
+        lost = self._slots.forget_all()
+        self._shares.clear()
+        super().release()
+        if lost:
             logger.warning(
                 "training failed while other ranks held %d of the "
                 "optimizer's variables, which have no value on this rank "
                 "now: load them from a checkpoint, or compile the model again",
-                absent,
+                lost,
             )
 
-    def apply(self, call: UpdateCall) -> None:
+    def apply_in_replica(self, call: UpdateCall) -> None:
         """Sum gradients over all towers; each tower updates its share."""
         if self._only is not None:
             raise TowerError(
@@ -162,7 +149,7 @@ class UpdateSharded(WeightUpdate):
                 "and train_on_batch(): leave updates out in a custom "
                 "training loop."
             )
-        super().apply(call)
+        super().apply_in_replica(call)
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
         # The optimizer may have been built just now.
@@ -172,14 +159,11 @@ class UpdateSharded(WeightUpdate):
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
+        sums = super()._reduce(rows, variables)
         values = [getattr(v, "_value", v) for v in variables]
-        if self._reduction is not None:
-            sums = self._reduction(rows, self.config.devices)
-            towers = map(self._shares.tower_of, values)
-            return [[sums[tower][i] for i, tower in enumerate(towers)]]
-        places = [component(v, self.updater).device for v in values]
-        sums = sum_at_variables(rows, self.config.devices, places)
-        return [self._over_ranks(sums)]
+        towers = map(self._shares.tower_of, values)
+        mine = [sums[tower][i] for i, tower in enumerate(towers)]
+        return [self._over_ranks(mine) if self.sums_at_weights else mine]
 
 
 class Shares:
@@ -192,14 +176,15 @@ class Shares:
     def __init__(self, config: TowerConfig):
         self._towers = config.num_towers
         self._transport = config.transport
-        self._places = [
-            f"/job:rank/task:{rank}/device:CPU:{tower}"
-            for rank in range(config.transport.size)
-            for tower in range(config.num_towers)
-        ]
-        self._placement = LeastLoadedPlacement(self._places)
-        # By the value of the weight, and by its component on that tower.
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all weights."""
+        # The number of a tower among those of all ranks, by the value of each
+        # weight that it updates, and by its copy there.
         self._owners: IdentityDict[Any, int] = IdentityDict()
+        towers = range(self._towers * self._transport.size)
+        self._next = LeastLoadedPlacement(map(str, towers))
 
     def add(self, variables: Sequence[Any]) -> None:
         """Choose a tower for each weight that no tower updates yet."""
@@ -207,19 +192,16 @@ class Shares:
             v
             for v in variables
             if isinstance(v, keras.Variable)
-            and self._is_placed(v._value)
+            # Copied to the towers, if there are several.
+            and (self._towers == 1 or is_copied(v._value))
             and v._value not in self._owners
         ]
         for v in sorted(new, key=_bytes, reverse=True):
-            place = self._placement(v.path, v.shape, v.dtype)
-            self._owners[v._value] = self._places.index(place)
-            updated = component(v._value, self.tower_of)
-            self._owners[updated] = self._owners[v._value]
-
-    def _is_placed(self, value: Any) -> bool:
-        """Whether a weight already has copies on the towers."""
-        copied = isinstance(value, compat.DistributedVariable)
-        return copied or self._towers == 1
+            owner = int(self._next.of(v))
+            if is_copied(v._value):
+                update_on(v._value, owner % self._towers)
+            for value in (v._value, component(v._value)):
+                self._owners[value] = owner
 
     def __contains__(self, value: Any) -> bool:
         return value in self._owners
@@ -231,11 +213,6 @@ class Shares:
     def rank_of(self, value: Any) -> int:
         """Return the rank that updates a weight."""
         return self._owners.get(value, 0) // self._towers
-
-    def clear(self) -> None:
-        """Forget all weights."""
-        self._owners.clear()
-        self._placement.clear()
 
     def shadows(self) -> patches.Shadows:
         """Return methods of an optimizer that update this rank's share.
@@ -311,40 +288,49 @@ class _Absent:
     """A placeholder for the value of a slot variable on another rank.
 
     Reading it is an error, which says where the value is.
+
+    Attributes:
+        held: the variable that had the value, now without any.
+        is_lost: whether training has ended without the value.
     """
 
-    def __init__(self, slot: keras.Variable, held: tf.Variable, rank: int):
+    def __init__(self, slot: keras.Variable, rank: int):
+        held = slot._value
         self.shape = held.shape
         self.dtype = held.dtype
         self.name = held.name
         self.device = held.device
         self._unique_id = held._unique_id
         self.held = held
-        self.lost = False
+        self.is_lost = False
         self._slot = slot
         self._rank = rank
 
     def assign(self, value: Any, **kwargs: Any) -> Any:
         """Accept a value, if training is over."""
-        if not self.lost:
-            self._refuse("written")
-        overwrite(self.held, tf.cast(value, self.dtype))
-        self._slot._value = self.held
+        if not self.is_lost:
+            self._refuse()
+        self.put_back(tf.cast(value, self.dtype))
         return self.held
+
+    def put_back(self, value: Any) -> None:
+        """Give the slot variable a value again."""
+        overwrite(self.held, value)
+        self._slot._value = self.held
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._refuse("read")
+        self._refuse()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("read")
+        self._refuse()
 
     def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("read")
+        self._refuse()
 
-    def _refuse(self, done: str) -> NoReturn:
-        if self.lost:
+    def _refuse(self) -> NoReturn:
+        if self.is_lost:
             raise OnAnotherRankError(
                 f"optimizer variable {self._slot.path!r} has no value: rank "
                 f"{self._rank} had it when training ended by an error. Load "
@@ -352,12 +338,12 @@ class _Absent:
                 "anew."
             )
         raise OnAnotherRankError(
-            f"optimizer variable {self._slot.path!r} cannot be {done} between "
-            f'two steps: with updates="sharded" rank {self._rank} has it. All '
-            "ranks have it from the end of an epoch to the beginning of the "
-            "next one, after evaluate(), and when the strategy's block ends. "
-            'Save then (for Keras\'s callbacks: save_freq="epoch"), or leave '
-            "updates out."
+            f"optimizer variable {self._slot.path!r} cannot be read or written "
+            f'between two steps: with updates="sharded" rank {self._rank} has '
+            "it. All ranks have it from the end of an epoch to the beginning "
+            "of the next one, after evaluate(), and when the strategy's block "
+            'ends. Save then (for Keras\'s callbacks: save_freq="epoch"), or '
+            "leave updates out."
         )
 
 
@@ -366,59 +352,63 @@ def is_elsewhere(variable: Any) -> bool:
     return isinstance(getattr(variable, "_value", None), _Absent)
 
 
-class SlotsSharedByRanks:
+@dataclasses.dataclass(eq=False)
+class _SlotOfRank:
+    """A slot variable that one rank alone needs in steps.
+
+    Attributes:
+        variable: the slot variable.
+        rank: that rank.
+        is_used: whether steps use it. Until then its value is that of rank 0,
+            which may have loaded it.
+        is_apart: whether only its rank has its value.
+    """
+
+    variable: keras.Variable
+    rank: int
+    is_used: bool = False
+    is_apart: bool = False
+
+
+class SlotsOfRanks:
     """Slot variables, each held by a single rank while steps run.
 
     Between calls every rank has all slots; other ranks' slots are on the host.
     """
 
-    def __init__(self, transport: Transport):
+    def __init__(self, transport: Transport, variables: TowerVariables):
         self._transport = transport
-        # Ranks have to gather the same variables, so none is ever forgotten.
-        self._ranks: IdentityDict[keras.Variable, int] = IdentityDict(
-            weak=False
-        )
-        # Those that steps use, and whether one rank alone has them now.
-        self._shared: IdentityDict[keras.Variable, bool] = IdentityDict(
-            weak=False
-        )
-        self._on_host = RelocatedVariables()
-        self._are_all_shared = False
+        self._variables = variables
+        # By the ids of the variables. None is forgotten before the end: ranks
+        # have to gather the same ones.
+        self._slots: dict[int, _SlotOfRank] = {}
 
-    def add(self, slot: keras.Variable, rank: int, home: str) -> None:
+    def add(self, variable: keras.Variable, rank: int) -> None:
         """Record which rank needs a slot variable, unless already known."""
-        if slot in self._ranks:
-            return
-        self._ranks[slot] = rank
-        if rank != self._transport.rank:
-            self._on_host.place(slot, _HOST, home)
+        self._slots.setdefault(id(variable), _SlotOfRank(variable, rank))
 
-    def make_ready(self, variables: Iterable[keras.Variable]) -> None:
-        """Start sharing the known slots among these variables.
+    def use(self, variables: Iterable[keras.Variable]) -> None:
+        """Note that steps use the known slots among these variables."""
+        for variable in variables:
+            if id(variable) in self._slots:
+                self._slots[id(variable)].is_used = True
 
-        Until then their values are those of rank 0, which may have loaded them.
-        """
-        for slot in variables:
-            if slot in self._ranks and slot not in self._shared:
-                self._shared[slot] = self._are_all_shared = False
+    def has_here(self, variable: keras.Variable) -> bool:
+        """Whether this rank needs a slot variable."""
+        slot = self._slots.get(id(variable))
+        return slot is None or slot.rank == self._transport.rank
 
     def drop_those_of_others(self) -> None:
         """Drop the values that other ranks keep, before steps."""
-        if self._are_all_shared:
-            return
-        for slot in self._shared:
-            self._shared[slot] = True
-            if self._ranks[slot] != self._transport.rank:
-                self._drop(slot)
-        self._are_all_shared = True
-
-    def _drop(self, slot: keras.Variable) -> None:
-        held = slot._value
-        if isinstance(held, _Absent):
-            return
-        with tf.init_scope():
-            slot._value = _Absent(slot, held, self._ranks[slot])
-            overwrite(held, tf.zeros([0], held.dtype))
+        for slot in self._slots.values():
+            if slot.is_apart or not slot.is_used:
+                continue
+            slot.is_apart = True
+            variable, held = slot.variable, slot.variable._value
+            if not self.has_here(variable) and not isinstance(held, _Absent):
+                with tf.init_scope():
+                    variable._value = _Absent(variable, slot.rank)
+                    overwrite(held, tf.zeros([0], held.dtype))
 
     def gather(self) -> None:
         """Give all ranks the values of all slots, if any rank lacks some."""
@@ -426,62 +416,55 @@ class SlotsSharedByRanks:
         for rank in range(self._transport.size):
             for slots in self._portions(rank):
                 values = self._transport.broadcast(
-                    [self._to_send(slot) for slot in slots],
+                    [_to_send(slot) for slot in slots],
                     next_key("slots"),
                     root=rank,
                 )
                 if rank != self._transport.rank:
                     for slot, value in zip(slots, values, strict=True):
-                        _put_back(slot, value)
-        for slot in self._shared:
-            self._shared[slot] = self._are_all_shared = False
+                        # A Ctrl-C may have left some here.
+                        if isinstance(slot._value, _Absent):
+                            slot._value.put_back(value)
+                        else:
+                            overwrite(slot._value, value)
+        for slot in self._slots.values():
+            slot.is_apart = False
 
     def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
         """Yield one rank's slots, in portions that fit in memory."""
         portion: list[keras.Variable] = []
         filled = 0
-        for slot in self._shared:
-            if self._ranks[slot] != rank or not self._shared[slot]:
+        for slot in self._slots.values():
+            if slot.rank != rank or not slot.is_apart:
                 continue
-            size = byte_size(slot.shape, slot.dtype) or 0
+            size = _bytes(slot.variable)
             if portion and filled + size > _GATHERED_BYTES:
                 yield portion
                 portion, filled = [], 0
-            portion.append(slot)
+            portion.append(slot.variable)
             filled += size
         if portion:
             yield portion
 
-    def _to_send(self, slot: keras.Variable) -> tf.Tensor:
-        value = slot._value
-        with tf.device(_HOST):
-            if isinstance(value, _Absent):
-                return tf.zeros(value.shape, value.dtype)
-            return tf.identity(value.read_value())
+    def forget(self, variable: keras.Variable) -> bool:
+        """Forget a variable; return whether its value is lost."""
+        self._slots.pop(id(variable), None)
+        absent = variable._value
+        if not isinstance(absent, _Absent) or absent.is_lost:
+            return False
+        absent.held = self._variables.pop_original(variable)
+        absent.is_lost = True
+        return True
 
-    def restore(self, slot: keras.Variable) -> None:
-        """Restore the original, if another rank holds the slot."""
-        if slot not in self._ranks:
-            return
-        del self._ranks[slot]
-        self._shared.pop(slot, None)
-        if isinstance(slot._value, _Absent):
-            slot._value.held = self._on_host.pop_original(slot)
-            slot._value.lost = True
-        else:
-            self._on_host.restore(slot)
-
-    def restore_all(self) -> int:
-        """Restore every slot; return how many lack a value here."""
-        absent = [s for s in self._ranks if isinstance(s._value, _Absent)]
-        for slot in list(self._ranks):
-            self.restore(slot)
-        return len(absent)
+    def forget_all(self) -> int:
+        """Forget all variables; return the number of lost values."""
+        slots = list(self._slots.values())
+        return sum(self.forget(slot.variable) for slot in slots)
 
 
-def _put_back(slot: keras.Variable, value: tf.Tensor) -> None:
-    there = slot._value
-    # A Ctrl-C may have left some here.
-    held = there.held if isinstance(there, _Absent) else there
-    overwrite(held, value)
-    slot._value = held
+def _to_send(variable: keras.Variable) -> tf.Tensor:
+    value = variable._value
+    with tf.device(_HOST):
+        if isinstance(value, _Absent):
+            return tf.zeros(value.shape, value.dtype)
+        return tf.identity(value.read_value())

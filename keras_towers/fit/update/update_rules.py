@@ -5,9 +5,10 @@ TensorFlow's Adam kernel is not used: it computes ``1 - beta_2`` in single
 precision, so weights would differ from those of one device.
 
 Most of the time that a trace of many weights takes is spent in Python, in the
-same lines of ``update_step``. These run for the first weight of a kind; for the
-others, the operations of the first are added again. Operations that depend on
-no weight, such as the corrected learning rate of Adam, are shared.
+same lines of ``update_step``. For optimizers whose operations are the same for
+weights of every shape, these run for one weight; for the others, its operations
+are added again. Operations that depend on no weight, such as the corrected
+learning rate of Adam, are shared.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from keras_towers import compat
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import lists_by_weight
 
-# Optimizers whose operations are the same for weights of every shape.
-_FOR_ANY_SHAPE = frozenset(
+_REPEATED = frozenset(
     {
         keras.optimizers.Adadelta,
         keras.optimizers.Adagrad,
@@ -38,7 +38,6 @@ _FOR_ANY_SHAPE = frozenset(
         keras.optimizers.RMSprop,
     }
 )
-_HERE = contextlib.nullcontext()
 
 
 def shadows(optimizer: Any) -> patches.Shadows:
@@ -59,7 +58,7 @@ def repeats(optimizer: Any) -> bool:
     """Whether an optimizer's update rule is known to treat weights alike."""
     # Another one, such as a user's own, may ask for the name of a weight.
     own = vars(optimizer).keys() & {"update_step", "_apply_weight_decay"}
-    return not own and type(optimizer) in vars(keras.optimizers).values()
+    return not own and type(optimizer) in _REPEATED
 
 
 def _is_plain(variable: Any) -> bool:
@@ -115,7 +114,7 @@ def _fused_step(
 
 
 class _Repeated:
-    """Methods of an optimizer that are traced once per kind of weight."""
+    """Methods of an optimizer that are traced once for all weights alike."""
 
     def __init__(self) -> None:
         self._recordings: dict[Any, Recording] = {}
@@ -128,23 +127,18 @@ class _Repeated:
         variable: Any,
         learning_rate: Any,
     ) -> None:
-        """Update a weight like an earlier one of its kind."""
+        """Update a weight like an earlier one."""
         update = functools.partial(original, gradient, variable, learning_rate)
-        if not _has_rank(variable) or not (
-            isinstance(gradient, tf.Tensor) and gradient.shape.rank is not None
+        if not _is_plain(variable) or not (
+            isinstance(gradient, tf.Tensor) and gradient.shape == variable.shape
         ):
             update()
             return
-        slots = _slots(optimizer, variable)
-        kind = [
-            _signature(optimizer, tensor, variable.shape)
-            for tensor in (gradient, variable, *slots)
-        ]
-        inputs = [gradient, variable.handle]
-        inputs += [slot.handle for slot in slots if slot is not None]
-        self._once_for(
-            ("update", id(learning_rate), *kind), variable, inputs, update
-        )
+        index = optimizer._get_variable_index(variable)
+        slots = [slots[index] for slots in lists_by_weight(optimizer)]
+        values = [None if slot is None else slot._value for slot in slots]
+        key = "update", id(learning_rate)
+        self._once_for(key, variable, [gradient, variable, *values], update)
 
     def apply_weight_decay(
         self,
@@ -152,70 +146,49 @@ class _Repeated:
         original: Callable[..., None],
         variables: Sequence[Any],
     ) -> None:
-        """Decay a weight like an earlier one of its kind."""
-        usual = keras.optimizers.Adam._apply_weight_decay
-        if type(optimizer)._apply_weight_decay is not usual:
-            original(variables)
-            return
+        """Decay a weight like an earlier one."""
         for variable in variables:
             decay = functools.partial(original, [variable])
             value = getattr(variable, "_value", variable)
-            if not _has_rank(value) or not optimizer._use_weight_decay(value):
+            if not _is_plain(value) or not optimizer._use_weight_decay(value):
                 decay()
                 continue
             with tf.device(value.device):
-                kind = "decay", _signature(optimizer, value, value.shape)
-                self._once_for(kind, value, [value.handle], decay)
+                self._once_for("decay", value, [value], decay)
 
     def _once_for(
         self,
-        kind: Any,
+        key: Any,
         variable: tf.Variable,
-        inputs: Sequence[tf.Tensor],
+        changing: Sequence[Any],
         trace: Callable[[], None],
     ) -> None:
-        """Trace an update of a weight, or repeat the trace of its kind."""
-        graph = compat.get_default_graph()
-        kind = id(graph), kind
-        recording = self._recordings.get(kind)
+        """Trace an update of a weight, or repeat that of one like it.
+
+        Args:
+            key: what tells updates of different kinds apart.
+            variable: the weight.
+            changing: the tensors and variables that differ between weights.
+            trace: adds the operations.
+        """
         if tf.executing_eagerly():
             trace()
-        elif recording is None:
+            return
+        there = [given for given in changing if given is not None]
+        inputs = [getattr(given, "handle", given) for given in there]
+        graph = compat.get_default_graph()
+        like = [g if g is None else (g.dtype, g.device) for g in changing]
+        key = id(graph), key, *like
+        recording = self._recordings.get(key)
+        if recording is None:
             begin = len(graph.get_operations())
             trace()
             recording = Recording(graph, begin, inputs, variable.device)
-            self._recordings[kind] = recording
+            self._recordings[key] = recording
         elif recording.repeats:
             recording.repeat(inputs)
         else:
             trace()
-
-
-def _has_rank(variable: Any) -> bool:
-    return _is_plain(variable) and variable.shape.rank is not None
-
-
-def _slots(optimizer: Any, variable: Any) -> list[tf.Variable | None]:
-    """The optimizer's slots of a weight; None for missing slots."""
-    index = optimizer._get_variable_index(variable)
-    row = [slots[index] for slots in lists_by_weight(optimizer)]
-    return [None if slot is None else slot._value for slot in row]
-
-
-def _signature(optimizer: Any, tensor: Any, shape: tf.TensorShape) -> Any:
-    """Return the properties that determine the operations of an update.
-
-    Args:
-        optimizer: the optimizer that updates a weight.
-        tensor: the weight, its gradient, or a slot of it.
-        shape: the weight's shape.
-    """
-    if tensor is None:
-        return None
-    place = getattr(tensor, "device", None)
-    if tensor.shape == shape and type(optimizer) in _FOR_ANY_SHAPE:
-        return tensor.dtype, place
-    return tensor.dtype, place, tuple(tensor.shape)
 
 
 class Recording:
@@ -262,7 +235,7 @@ class Recording:
             for old, new in zip(self._inputs, inputs, strict=True)
         }
         for operation, attributes, device in self._steps:
-            with tf.device(device) if device else _HERE:
+            with tf.device(device) if device else contextlib.nullcontext():
                 given = [now.get(id(old), old) for old in operation.inputs]
                 copy = graph.create_op(
                     operation.type,

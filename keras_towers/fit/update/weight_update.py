@@ -1,18 +1,17 @@
 """Reduce gradients first, then apply once, as on a single device.
 
-A step of ``fit`` hands each tower's gradients to ``run``; in a custom loop,
-``Optimizer.apply`` inside ``strategy.run`` does. They are summed, and Keras's
-own ``apply`` then runs on the sums, exactly as on one device. Clipping,
-accumulation, loss scaling, weight decay, moving averages and constraints thus
-see the gradient of the global batch without special handling. The new weights
-are then copied to the towers.
+A step of ``fit`` hands each tower's gradients to ``reduce_and_apply``; in a
+custom loop, ``Optimizer.apply`` inside ``strategy.run`` does. They are summed,
+and Keras's own ``apply`` then runs on the sums, exactly as on one device.
+Clipping, accumulation, loss scaling, weight decay, moving averages and
+constraints thus see the gradient of the global batch without special handling.
+The new weights are then copied to the towers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +27,13 @@ from keras_towers.fit.contract import (
     UpdateCall,
     check_equal_gradients,
 )
-from keras_towers.fit.update import optimizers
 from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.step_order import StepOrder
-from keras_towers.fit.weights import tower_variables as variables_lib
-from keras_towers.fit.weights.model_state import optimizers_in, slots_of
+from keras_towers.fit.weights.model_state import slots_of, trained_by
 from keras_towers.fit.weights.tower_variables import (
-    Copies,
-    RelocatedVariables,
-    TowerOf,
+    TowerVariables,
     component,
+    copy_to_towers,
 )
 from keras_towers.reduction import (
     Gradient,
@@ -57,22 +53,23 @@ class WeightUpdate:
 
     The base class of all updates: where trained weights and slot variables
     live, and who updates them. This one makes one update instead of K, with
-    slot variables on tower 0 only. ``reduction`` is None if a subclass
-    overrides ``_reduce``; with ``rounds``, in which ranks update weights apart,
-    it is that of one rank.
+    slot variables on tower 0 only. Without a ``reduction`` a gradient is summed
+    where its weight is updated; with ``rounds``, in which ranks update weights
+    apart, it is that of one rank.
 
     Attributes:
         name: one word: ``"once"``, ``"each"``, ...
         description: a short phrase for ``describe()``.
+        mirrors: whether each tower has a copy of the weights; None: if towers
+            have memories of their own.
         builds_optimizers: whether ``make_ready`` has to build them, so that
             their slots are created where they belong.
     """
 
     name = "once"
     description: str = "weights are updated on tower 0"
+    mirrors: bool | None = None
     builds_optimizers = False
-    # The tower that updates a weight, and on which its slots are created.
-    updater: TowerOf = 0
     # The weights that this rank alone updates; None: every rank updates all.
     _only: Shares | None = None
 
@@ -83,40 +80,24 @@ class WeightUpdate:
         rounds: LocalSGD | None = None,
     ):
         self.config = config
-        self.copies: Copies = Copies(config, self._mirrors(config))
+        mirrors = self.mirrors
+        if mirrors is None:
+            mirrors = not devices.all_on_host(config.devices)
+        self.variables: TowerVariables = TowerVariables(config, mirrors)
         self.order: StepOrder = StepOrder(config.transport)
         self.rounds = rounds
         self._reduction = reduction
-        self._taken: weakref.WeakSet[Any] = weakref.WeakSet()
-        if self.name == WeightUpdate.name and self.copies.mirrors:
+        if self.name == WeightUpdate.name and self.variables.mirrors:
             self.description += " and copied to the others"
-
-    @staticmethod
-    def _mirrors(config: TowerConfig) -> bool:
-        """Whether each tower has a copy of the weights."""
-        return not devices.all_on_host(config.devices)
 
     def place(self, variable: keras.Variable) -> bool:
         """Move a weight to where it belongs; return whether it moved."""
-        return self.copies.place(variable)
+        return self.variables.place(variable)
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Keep an optimizer's slot variables once."""
-        self.take_optimizer(optimizer)
-        optimizers.use_default_strategy(optimizer)
         for variable in optimizer.variables:
-            self._place_slot(variable)
-
-    def take_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Remember to release an optimizer, which may be half built."""
-        self._taken.add(optimizer)
-
-    def _place_slot(self, variable: keras.Variable) -> None:
-        self.copies.hold_once(variable)
-
-    def release_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Undo ``place_optimizer`` and ``take_optimizer``."""
-        optimizers.use_default_strategy(optimizer)
+            self.variables.hold_once(variable)
 
     def drop_slots_of_others(self) -> None:
         """Keep each slot variable on one rank only, before training steps."""
@@ -130,19 +111,16 @@ class WeightUpdate:
             self.rounds.end(self.order)
 
     def restore(self, variable: keras.Variable) -> None:
-        """Undo ``place``."""
-        self.copies.restore(variable)
+        """Put a variable back where it was before."""
+        self.variables.restore(variable)
 
     def release(self) -> None:
-        """Undo every placement that is still in effect."""
+        """Put all variables back that are still elsewhere."""
         if self.rounds is not None:
             self.rounds.forget()
-        for optimizer in self._taken:
-            optimizers.use_default_strategy(optimizer)
-        self._taken.clear()
-        self.copies.restore_all()
+        self.variables.restore_all()
 
-    def apply(self, call: UpdateCall) -> None:
+    def apply_in_replica(self, call: UpdateCall) -> None:
         """Sum the gradients over all replicas, then update once."""
         if self.rounds is not None:
             raise TowerError(
@@ -153,18 +131,18 @@ class WeightUpdate:
         def merge(strategy: Strategy, towers: Any) -> None:
             towers = strategy.experimental_local_results(towers)
             check_equal_gradients(towers)
-            self.run(call, [tower.grads for tower in towers])
+            self.reduce_and_apply(call, [tower.grads for tower in towers])
 
         tf.distribute.get_replica_context().merge_call(merge, args=(call,))
 
-    def update_outside(self, call: UpdateCall) -> None:
+    def apply_outside(self, call: UpdateCall) -> None:
         """Update outside of steps and replicas, as one device does."""
         # Each rank alone: between steps it has the slots of all weights.
-        self._update_tower(call, call.grads, self.updater, only=None)
-        written = optimizers.variables_of_update(call.optimizer, call.variables)
-        variables_lib.copy_to_towers(written, self.updater)
+        self._apply_on_tower(call, call.grads)
+        optimizer = call.optimizer
+        copy_to_towers([*trained_by(optimizer), *optimizer.variables])
 
-    def run(
+    def reduce_and_apply(
         self,
         call: UpdateCall,
         rows: Gradients,
@@ -203,9 +181,7 @@ class WeightUpdate:
         # Slot variables outlive the graph being traced.
         with tf.init_scope():
             if not optimizer.built:
-                with as_one_device(
-                    optimizer, variables, self.updater, only=self._only
-                ):
+                with as_one_device(optimizer, variables, only=self._only):
                     optimizer.build(list(variables))
             self.place_optimizer(optimizer)
 
@@ -214,19 +190,20 @@ class WeightUpdate:
         sums = self._sums(call, rows)[0]
         marks.reached(0, "reduced", sums)
         with marks.until(0, "updated"):
-            self._update_tower(call, sums, self.updater, self._only)
-            variables_lib.copy_to_towers(_written(call), self.updater)
+            self._apply_on_tower(call, sums, only=self._only)
+            # Moving averages may overwrite all that the optimizer knows.
+            copy_to_towers(trained_by(call.optimizer))
 
-    def _update_tower(
+    def _apply_on_tower(
         self,
         call: UpdateCall,
         sums: list[Any],
-        index: TowerOf,
-        only: Shares | None,
+        tower: int | None = None,
+        only: Shares | None = None,
     ) -> None:
-        """Update the weights on one tower, as on one device."""
-        variables = [component(v, index) for v in call.variables]
-        with as_one_device(call.optimizer, call.variables, index, only):
+        """Apply sums on one tower, as on one device; None: that of a weight."""
+        variables = [component(v, tower) for v in call.variables]
+        with as_one_device(call.optimizer, call.variables, tower, only):
             call.original(sums, variables)
 
     def _sums(self, call: UpdateCall, rows: Gradients) -> list[list[Any]]:
@@ -251,8 +228,12 @@ class WeightUpdate:
     def _reduce(
         self, rows: Gradients, variables: Sequence[Any]
     ) -> list[list[Gradient]]:
-        assert self._reduction is not None
-        return self._reduction(rows, self.config.devices)
+        if self._reduction is not None:
+            return self._reduction(rows, self.config.devices)
+        values = (getattr(v, "_value", v) for v in variables)
+        places = [component(value).device for value in values]
+        sums = sum_at_variables(rows, self.config.devices, places)
+        return [sums for _ in self.config.devices]
 
 
 class UpdateEach(WeightUpdate):
@@ -261,19 +242,18 @@ class UpdateEach(WeightUpdate):
     # Without shared memory this can be cheaper than copying the weights.
     name = "each"
     description = "every tower updates its own weights"
+    mirrors = True
 
-    @staticmethod
-    def _mirrors(config: TowerConfig) -> bool:
-        return True
-
-    def _place_slot(self, variable: keras.Variable) -> None:
-        self.copies.place(variable)
+    def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Give each tower its own slot variables."""
+        for variable in optimizer.variables:
+            self.variables.place(variable)
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:
-        for index, sums in enumerate(self._sums(call, rows)):
-            marks.reached(index, "reduced", sums)
-            with marks.until(index, "updated"):
-                self._update_tower(call, sums, index, self._only)
+        for tower, sums in enumerate(self._sums(call, rows)):
+            marks.reached(tower, "reduced", sums)
+            with marks.until(tower, "updated"):
+                self._apply_on_tower(call, sums, tower)
 
 
 class UpdateAtVariable(WeightUpdate):
@@ -284,64 +264,32 @@ class UpdateAtVariable(WeightUpdate):
 
     name = "at_variable"
     description = "trained weights exist once and are updated in place"
+    mirrors = False
 
     def __init__(
         self, config: TowerConfig, place: Callable[[keras.Variable], str]
     ):
         super().__init__(config)
         self._device_for = place
-        self._relocated = RelocatedVariables(empties=False)
 
     def place(self, variable: keras.Variable) -> bool:
         """Move a weight to its device; return whether it moved."""
-        if variable in self._relocated:
+        if variable in self.variables.moved:
             return False
-        moved = self.copies.hold_once(variable)
+        moved = self.variables.hold_once(variable)
         if not variable.trainable:
             return moved
-        self._relocated.place(variable, self._device_for(variable))
+        self.variables.move(variable, self._device_for(variable))
         return True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Put an optimizer's slots beside their weights."""
         super().place_optimizer(optimizer)
         if optimizer.built:
+            moved = self.variables.moved
             for slot, weight in slots_of(optimizer):
-                if weight in self._relocated and slot not in self._relocated:
-                    self._relocated.place(slot, weight._value.device)
-
-    @staticmethod
-    def _mirrors(config: TowerConfig) -> bool:
-        return False
-
-    def restore(self, variable: keras.Variable) -> None:
-        self._relocated.restore(variable)
-        super().restore(variable)
-
-    def release(self) -> None:
-        try:
-            self._relocated.restore_all()
-        finally:
-            super().release()
-
-    def _reduce(
-        self, rows: Gradients, variables: Sequence[Any]
-    ) -> list[list[Gradient]]:
-        places = [getattr(v, "_value", v).device for v in variables]
-        sums = sum_at_variables(rows, self.config.devices, places)
-        return [sums for _ in self.config.devices]
-
-
-def _written(call: UpdateCall) -> list[Any]:
-    """The weights that an update writes, directly or by moving averages."""
-    # Moving averages may overwrite all that the optimizer knows.
-    averaged = (
-        part._trainable_variables
-        for part in optimizers_in(call.optimizer)
-        if part.use_ema and part.ema_overwrite_frequency
-    )
-    variables = itertools.chain(call.variables, *averaged)
-    return list({id(v): v for v in variables}.values())
+                if weight in moved and slot not in moved:
+                    self.variables.move(slot, weight._value.device)
 
 
 def _scaled(grads: Sequence[Any], factor: Any) -> list[Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,19 +14,19 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers._notices import announce, first_time
 from keras_towers.errors import TowerError
-from keras_towers.fit.context import patches
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import (
-    METHODS,
     TRAINING,
+    KerasStrategy,
     TowerConfig,
-    home_of,
     in_force,
     owner_of,
+    strategy_of,
     words_for_another,
 )
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
+from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous.check import Peers
 
 if TYPE_CHECKING:
@@ -47,23 +45,15 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
-_RESOLVE = "_resolve_auto_jit_compile"
+# The attribute of a model with the functions that calls on towers have made.
+_MADE = "keras_towers_functions"
 
-# The towers on which models train outside of any block, too.
-_homes: IdentityDict[keras.Model, TowerConfig] = IdentityDict()
-_announced: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# The strategies on whose towers models train outside of any block, too.
+_homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
+    weakref.WeakKeyDictionary()
+)
 # Those that are there now, until a block takes them.
 _at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-
-
-@dataclasses.dataclass
-class _Notes:
-    """What is known about a model from earlier calls of its methods."""
-
-    known: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    functions: dict[str, Callable[[], Any]] = dataclasses.field(
-        default_factory=dict
-    )
 
 
 class Adoption:
@@ -82,12 +72,17 @@ class Adoption:
         self._config = config
         self._keeps = keeps
         self.update = update
-        # Models that the user has dropped are freed, also inside the block.
-        self._models: IdentityDict[keras.Model, _Notes] = IdentityDict()
+        # The compilations for which methods of models are prepared. Models that
+        # the user has dropped are freed, also inside the block.
+        self._models: weakref.WeakKeyDictionary[
+            keras.Model, dict[str, tuple[Any, ...]]
+        ] = weakref.WeakKeyDictionary()
         self._created: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         # Compiled in the block, but neither made nor used there yet.
         self._compiled: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-        self._made_variables: list[weakref.ref] = []
+        self._made_variables: IdentityDict[keras.Variable, None] = (
+            IdentityDict()
+        )
         self._tracks = False
 
     def note_what_is_made(self) -> None:
@@ -95,16 +90,11 @@ class Adoption:
         self._tracks = True
 
     def created(self, model: keras.Model) -> None:
-        """Register a model that was created in the strategy's scope.
-
-        It may be trained outside the scope, so its methods enter the scope
-        themselves.
-        """
+        """Register a model that was created in the strategy's scope."""
         if self._tracks:
             self._created.add(model)
-        enter_scope_in_methods(model, self._config)
         if self._keeps or not self._tracks:
-            set_home(model, self._config)
+            _homes[model] = self._config.strategy
 
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -112,34 +102,28 @@ class Adoption:
             # Its loop may go on, such as after a callback.
             self.claim(model)
             self.bind(model)
-        if self._keeps and self._tracks and home_of(model) is None:
+        if self._keeps and self._tracks and strategy_of(model) is None:
             self._compiled.add(model)
 
-    def makes_once(self, variable: keras.Variable) -> bool:
-        """Whether a variable that is created in the block exists once.
+    @contextlib.contextmanager
+    def making(self, variable: keras.Variable) -> Iterator[None]:
+        """Register a variable whose value is created in this block.
 
-        In a scope() it is as TensorFlow has it. Once is enough in a custom
-        loop, too: only optimizers write weights, on the sums of gradients, and
-        what replicas add to one variable is the sum of what they would add to
-        several. TensorFlow could take no gradient of its own copies outside of
-        replicas, and rounds what it divides.
+        In a scope() it is as TensorFlow has it. In the strategy's own block
+        once is enough, also in a custom loop: only optimizers write weights, on
+        the sums of gradients, and what replicas add to one variable is the sum
+        of what they would add to several. TensorFlow could take no gradient of
+        its own copies outside of replicas, and rounds what it divides.
         """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
-        return self._tracks and (variable.trainable or adds)
-
-    def made_variable(self, variable: keras.Variable, once: bool) -> None:
-        """Register a variable created in the scope, maybe with ``once``."""
+        once = self._tracks and (variable.trainable or adds)
+        once = once and tf.distribute.in_cross_replica_context()
+        with compat.single_device_mode() if once else contextlib.nullcontext():
+            yield
         if once and variable.trainable:
-            self.update.copies.place(variable)
+            self.update.variables.place(variable)
         if self._tracks:
-            self._made_variables.append(weakref.ref(variable))
-
-    def made_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make an optimizer created in the scope reduce over the towers."""
-        self.update.take_optimizer(optimizer)
-        # Of those of a subclass, none is there yet.
-        for variable in optimizer._variables:
-            self.update.copies.hold_once(variable)
+            self._made_variables[variable] = None
 
     def claim(self, model: keras.Model) -> None:
         """Bind a model, its optimizers and nested models to the strategy."""
@@ -148,16 +132,21 @@ class Adoption:
             self.update.place_optimizer(optimizer)
         for trainer in state_lib.trainers(model):
             # Each by itself, since a nested model may outlive the outer one.
-            self._notes_of(trainer)
-            bind_trainer(trainer, self._config)
+            self._models.setdefault(trainer, {})
+            strategy = self._config.strategy
+            if strategy_of(trainer) is not strategy:
+                trainer._distribute_strategy = strategy
+                _drop_functions(trainer)
+                if not self._tracks and _homes.get(trainer) is strategy:
+                    _at_home.add(trainer)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
-            if home_of(trainer) is not self._config.strategy:
+            if strategy_of(trainer) is not self._config.strategy:
                 release_from_home(trainer)
-            owner = home_of(trainer)
+            owner = strategy_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
                     f"model {model.name!r} lives on another "
@@ -169,44 +158,35 @@ class Adoption:
 
     def is_prepared(self, model: keras.Model, kind: str) -> bool:
         """Whether a method is prepared for the model's current compilation."""
-        if model not in self._models:
-            return False
-        return self._models[model].known.get(kind) == _compilation(model)
+        return self._models.get(model, {}).get(kind) == _compilation(model)
 
     def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
-        self._notes_of(model).known[kind] = _compilation(model)
+        self._models.setdefault(model, {})[kind] = _compilation(model)
 
     def made_function(self, model: keras.Model, name: str) -> bool:
         """Whether a call on the towers made the model's current function."""
-        made = self._notes_of(model).functions.get(name, lambda: None)()
+        made = vars(model).get(_MADE, {}).get(name)
         return made is not None and made is getattr(model, name)
 
     def remember_function(self, model: keras.Model, name: str) -> None:
         """Record that a call on the towers made the model's function."""
-        function = getattr(model, name)
-        functions = self._notes_of(model).functions
-        try:
-            functions[name] = weakref.ref(function)  # It holds the model.
-        except TypeError:  # One of the user's own may be of any type.
-            functions[name] = lambda: function
-
-    def _notes_of(self, model: keras.Model) -> _Notes:
-        return self._models.setdefault(model, _Notes())
+        # Here it holds the model, and is freed with it.
+        vars(model).setdefault(_MADE, {})[name] = getattr(model, name)
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
         state = state_lib.collect(model)
         once = [*state.seeds, *state.metrics]
         moved = [
-            *(self.update.copies.hold_once(v) for v in once),
+            *(self.update.variables.hold_once(v) for v in once),
             *(self.update.place(v) for v in state.weights),
         ]
         for optimizer in state.optimizers:
             self.update.place_optimizer(optimizer)
         if any(moved):
             for trainer in state_lib.trainers(model):
-                renew_functions(trainer)
+                _renew_functions(trainer)
         return any(moved)
 
     def synchronise(self, model: keras.Model, peers: Peers) -> None:
@@ -235,7 +215,8 @@ class Adoption:
         """Sum the metrics of ranks that train independently. Collective."""
         if self.ranks_train_apart:
             metrics = [v._value for v in state_lib.collect(model).metrics]
-            sums = rank_state.sum_values(self._config.transport, metrics)
+            values = [variable.read_value() for variable in metrics]
+            sums = sum_over_ranks(self._config.transport, values)
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
@@ -255,10 +236,9 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
-                stack.callback(set_home, model, self._config)
-            for made in self._made_variables:
-                if (variable := made()) is not None:
-                    stack.callback(self.update.restore, variable)
+                stack.callback(_homes.__setitem__, model, self._config.strategy)
+            for variable in self._made_variables:
+                stack.callback(self.update.restore, variable)
             for model in reversed(models):
                 stack.callback(self.release_model, model)
             stack.callback(self.update.release)
@@ -272,14 +252,12 @@ class Adoption:
 
     def release_model(self, model: keras.Model) -> None:
         """Turn a model into an ordinary one."""
-        if home_of(model) is not self._config.strategy:
+        if strategy_of(model) is not self._config.strategy:
             return
         state = state_lib.collect(model)
         with contextlib.ExitStack() as stack:
             for trainer in state_lib.trainers(model):
-                stack.callback(unbind_trainer, trainer)
-            for optimizer in state.optimizers:
-                stack.callback(self.update.release_optimizer, optimizer)
+                stack.callback(_unbind, trainer)
             for variable in state.everything():
                 stack.callback(self.update.restore, variable)
 
@@ -299,77 +277,25 @@ def _compilation(model: keras.Model) -> tuple[Any, ...]:
     return tuple((id(part), getattr(part, "built", None)) for part in parts)
 
 
-def bind_trainer(trainer: keras.Model, config: TowerConfig) -> None:
-    """Bind a model to a strategy, so that its methods run in the scope."""
-    if home_of(trainer) is not config.strategy:
-        trainer._distribute_strategy = config.strategy
-        drop_functions(trainer)
-        enter_scope_in_methods(trainer, config)
+def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
+    """Return the strategy on whose towers a method of a model runs.
+
+    That of the block; else that of the model; else, if the method trains, that
+    of the block in which the model was made or compiled.
+    """
+    strategy = in_force() or owner_of(model)
+    outside = strategy is None and not tf.distribute.has_strategy()
+    return _homes.get(model) if outside and kind in TRAINING else strategy
 
 
-def enter_scope_in_methods(trainer: keras.Model, config: TowerConfig) -> None:
-    """Make a strategy's model work inside and outside of its scope."""
-    run_in_scope(trainer, config)
-    vars(trainer)[_RESOLVE] = functools.partial(_resolve_auto, trainer)
-
-
-def _resolve_auto(trainer: keras.Model) -> bool:
-    """Resolve ``jit_compile="auto"`` as Keras does without a strategy."""
-    # Under one XLA could not compile a whole step; here it need not.
-    with patches.shadowed(trainer, {"_distribute_strategy": None}):
-        return getattr(type(trainer), _RESOLVE)(trainer)
-
-
-def run_in_scope(
-    trainer: keras.Model,
-    config: TowerConfig,
-    methods: Sequence[str] = METHODS,
-) -> None:
-    """Make a model's methods enter the strategy's scope automatically."""
-    for name in methods:
-        # Bypasses Keras's __setattr__, which tracks attributes.
-        vars(trainer)[name] = functools.partial(
-            _in_scope, config, name, trainer
-        )
-
-
-@compat.filter_traceback
-def _in_scope(
-    config: TowerConfig,
-    name: str,
-    model: keras.Model,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    method = getattr(type(model), name)
-    inside = tf.distribute.has_strategy()
-    if inside and in_force() is not config.strategy:
-        release_from_home(model)
-    if inside and home_of(model) is None:
-        # The block of any strategy may train an ordinary model.
-        return method(model, *args, **kwargs)
-    if home_of(model) is None:
-        _at_home.add(model)
-    with config.strategy.scope():
-        if not inside and name in TRAINING:
-            _announce_home(config, name, model)
-        return method(model, *args, **kwargs)
-
-
-def _announce_home(config: TowerConfig, name: str, model: keras.Model) -> None:
-    if config.peers.rank == 0 and model not in _announced:
-        _announced.add(model)
-        announce(
-            f"{name} of model {model.name!r} runs on the strategy under which "
-            f"it was made or compiled: {config.strategy!r}"
-        )
-
-
-def set_home(trainer: keras.Model, config: TowerConfig) -> None:
-    """Make a model train on these towers outside of any block, too."""
-    _homes[trainer] = config
-    if home_of(trainer) is None:
-        run_in_scope(trainer, config, TRAINING)
+def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
+    """Say once for each model that it trains on towers outside of a block."""
+    line = (
+        f"{kind} of model {model.name!r} runs on the strategy under which it "
+        f"was made or compiled: {config.strategy!r}"
+    )
+    if kind in TRAINING and config.peers.rank == 0 and first_time(line):
+        announce(line)
 
 
 def release_from_home(trainer: keras.Model) -> None:
@@ -379,16 +305,24 @@ def release_from_home(trainer: keras.Model) -> None:
         owner._components.adoption.release_model(trainer)
 
 
-def unbind_trainer(trainer: keras.Model) -> None:
+@contextlib.contextmanager
+def without_home(model: keras.Model) -> Iterator[None]:
+    """Train a model that was made in a block on one device in this block."""
+    home = _homes.pop(model, None)
+    try:
+        yield
+    finally:
+        if home is not None:
+            _homes[model] = home
+
+
+def _unbind(trainer: keras.Model) -> None:
     """Unbind a model from its strategy; its training may have a home."""
     trainer._distribute_strategy = None
     _at_home.discard(trainer)
-    drop_functions(trainer)
-    vars(trainer).pop("_eval_epoch_iterator", None)
-    for name in (*METHODS, *_OF_CALLS, _RESOLVE):
+    _drop_functions(trainer)
+    for name in ("_eval_epoch_iterator", _MADE, *_OF_CALLS):
         vars(trainer).pop(name, None)
-    if trainer in _homes:
-        run_in_scope(trainer, _homes[trainer], TRAINING)
 
 
 def has_keras_step(trainer: keras.Model) -> bool:
@@ -397,14 +331,13 @@ def has_keras_step(trainer: keras.Model) -> bool:
     return getattr(trainer.train_step, "__func__", None) is own
 
 
-def drop_functions(trainer: keras.Model) -> None:
+def _drop_functions(trainer: keras.Model) -> None:
     """Drop the traced train, test and predict functions."""
-    trainer.train_function = None
-    trainer.test_function = None
-    trainer.predict_function = None
+    for kind in ("train", "test", "predict"):
+        setattr(trainer, f"{kind}_function", None)
 
 
-def renew_functions(trainer: keras.Model) -> None:
+def _renew_functions(trainer: keras.Model) -> None:
     """Recreate existing traced functions, for a running ``fit``."""
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:

@@ -78,6 +78,16 @@ def optimizers_in(optimizer: Any) -> Iterator[Any]:
             yield from optimizers_in(part)
 
 
+def trained_by(optimizer: Any) -> list[Any]:
+    """Return the weights that an optimizer, or one that it wraps, updates."""
+    weights = (
+        weight
+        for part in optimizers_in(optimizer)
+        for weight in part._trainable_variables
+    )
+    return list({id(weight): weight for weight in weights}.values())
+
+
 def _unique(
     variables: Iterable[Any], but: Iterable[keras.Variable] = ()
 ) -> list[keras.Variable]:
@@ -131,15 +141,15 @@ def _optimizers(layers: list[Any]) -> list[keras.optimizers.Optimizer]:
 def slots_of(
     optimizer: keras.optimizers.Optimizer,
 ) -> Iterator[tuple[keras.Variable, Any]]:
-    """Find the slots of a built optimizer, each with its weight.
+    """Yield the slots of a built optimizer, each with its weight.
 
     Variables that are in no list with an entry for each weight belong to none.
     """
-    by_place = _by_place(optimizer)
-    for slot in optimizer.variables:
-        weight = by_place.get(id(slot))
-        if weight is not None:
-            yield slot, weight
+    for slots in lists_by_weight(optimizer):
+        weights = optimizer._trainable_variables
+        for slot, weight in zip(slots, weights, strict=True):
+            if slot is not None:
+                yield slot, weight
 
 
 def lists_by_weight(
@@ -172,7 +182,8 @@ def check_known(optimizer: keras.optimizers.Optimizer) -> None:
     """Check that every variable of an optimizer belongs to a known weight."""
     if type(optimizer).__module__.startswith("keras."):
         return
-    known = {*_by_place(optimizer), *map(id, _of_every_optimizer(optimizer))}
+    known = {id(slot) for slot, _ in slots_of(optimizer)}
+    known |= {id(slot) for slot in _of_every_optimizer(optimizer)}
     known |= {id(optimizer._iterations), id(optimizer._learning_rate)}
     for variable in optimizer.variables:
         if id(variable) not in known:
@@ -192,14 +203,3 @@ def _of_every_optimizer(
     names = ("_model_variables_moving_average", "_accumulated_gradients")
     lists = (getattr(optimizer, name, ()) for name in names)
     return [slot for slots in lists for slot in slots if slot is not None]
-
-
-def _by_place(optimizer: keras.optimizers.Optimizer) -> dict[int, Any]:
-    """The weights of slots, by slot id, in lists with one slot per weight."""
-    weights = optimizer._trainable_variables
-    return {
-        id(slot): weight
-        for slots in lists_by_weight(optimizer)
-        for slot, weight in zip(slots, weights, strict=True)
-        if slot is not None
-    }

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -102,6 +103,10 @@ class LeastLoadedPlacement:
         self._numbers[device] += 1
         self.placed.append(Placed(name, bytes_, device))
         return device
+
+    def of(self, variable: keras.Variable) -> str:
+        """Assign a device to a Keras variable."""
+        return self(variable.path, variable.shape, variable.dtype)
 
     @property
     def loads(self) -> dict[str, int]:

@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
-from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
@@ -137,10 +136,3 @@ def gather_written(
 def _digest(variable: keras.Variable) -> str:
     value = variable._value.numpy()
     return hashlib.sha256(value.tobytes()).hexdigest()[:16]
-
-
-def sum_values(
-    transport: Transport, variables: Sequence[Any]
-) -> list[tf.Tensor]:
-    """Return the values of variables, summed over the ranks."""
-    return sum_over_ranks(transport, [v.read_value() for v in variables])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.devices import same_device, same_devices
+from keras_towers.devices import same_device
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
-from keras_towers.fit.weights.placement import byte_size
-
-TowerOf: TypeAlias = int | Callable[[Any], int]
-"""A tower, or a function that chooses the tower of a mirrored variable."""
 
 
 class Mirrored(compat.MirroredVariable):
@@ -32,7 +28,7 @@ class Mirrored(compat.MirroredVariable):
         return super().handle
 
 
-def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
+def mirrored(config: TowerConfig, primary: tf.Variable) -> Mirrored:
     """Combine a variable and copies of it on the other towers."""
     start = primary.read_value()
     others = [_copy(primary, start, device) for device in config.devices[1:]]
@@ -45,7 +41,7 @@ def mirrored(config: TowerConfig, primary: tf.Variable) -> Any:
 
 def relocated(variable: tf.Variable, device: str) -> tf.Variable:
     """Return a copy of a variable on a device, unless it is there already."""
-    if same_devices([variable.device], [device]):
+    if same_device(variable.device, device):
         return variable
     copy = _copy(variable, variable.read_value(), device)
     copy._unique_id = variable._unique_id
@@ -91,40 +87,53 @@ def bind(variable: Any) -> None:
 
 
 @contextlib.contextmanager
-def viewed(
-    variables: Iterable[keras.Variable],
-    resolve: Callable[[Any], Any],
+def with_values(
+    values: Iterable[tuple[keras.Variable, Any]],
 ) -> Iterator[None]:
-    """Replace the values of distributed Keras variables inside a block."""
-    swapped = []
+    """Let Keras variables have other values inside a block."""
+    before = []
     try:
-        for variable in variables:
-            value = variable._value
-            if isinstance(value, compat.DistributedVariable):
-                seen = resolve(value)
+        for variable, value in values:
+            if variable._value is not value:
                 # Recorded first, so that a Ctrl-C in between is undone too.
-                swapped.append((variable, value))
-                variable._value = seen
+                before.append((variable, variable._value))
+                variable._value = value
         yield
     finally:
-        for variable, value in swapped:
+        for variable, value in reversed(before):
             variable._value = value
 
 
-def component(variable: Any, index: TowerOf = 0) -> Any:
-    """Return the component of a ``tf.Variable`` on one tower."""
-    if isinstance(variable, compat.DistributedVariable):
-        return variable.values[index(variable) if callable(index) else index]
-    return variable
+# The attribute with the tower whose copy an update writes, if not the first.
+_UPDATED_ON = "keras_towers_updated_on"
 
 
-def copy_to_towers(variables: Sequence[Any], index: TowerOf = 0) -> None:
-    """Copy one component of every variable to all other towers."""
+def is_copied(variable: Any) -> bool:
+    """Whether a ``tf.Variable`` has a copy on each tower."""
+    return isinstance(variable, compat.DistributedVariable)
+
+
+def update_on(variable: Any, tower: int) -> None:
+    """Make updates write a variable's copy on one tower, before the others."""
+    vars(variable)[_UPDATED_ON] = tower
+
+
+def component(variable: Any, tower: int | None = None) -> Any:
+    """Return one copy of a ``tf.Variable``; None: the one that is updated."""
+    if not is_copied(variable):
+        return variable
+    if tower is None:
+        tower = vars(variable).get(_UPDATED_ON, 0)
+    return variable.values[tower]
+
+
+def copy_to_towers(variables: Sequence[Any]) -> None:
+    """Copy the updated copy of every variable to all other towers."""
     for variable in variables:
         value = getattr(variable, "_value", variable)
-        if not isinstance(value, compat.DistributedVariable):
+        if not is_copied(value):
             continue
-        newest = component(value, index)
+        newest = component(value)
         with tf.device(newest.device):
             fresh = newest.read_value()
         for other in value.values:
@@ -133,8 +142,10 @@ def copy_to_towers(variables: Sequence[Any], index: TowerOf = 0) -> None:
                     other.assign(fresh, read_value=False)
 
 
-class Copies:
-    """Holds variables once, or with a copy on each tower.
+class TowerVariables:
+    """The variables of a strategy's models, which it puts back at the end.
+
+    Each is held once, has a copy on each tower, or is moved to a device.
 
     Args:
         config: the towers.
@@ -145,14 +156,19 @@ class Copies:
     def __init__(self, config: TowerConfig, mirrors: bool):
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
-        self._mirrored: IdentityDict[keras.Variable, Any] = IdentityDict()
+        self._mirrored: IdentityDict[keras.Variable, Mirrored] = IdentityDict()
         # What variables of replicas were before a call held them once.
         self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
+        # The original tf.Variable of each that was moved, to which users may
+        # hold references, and the device that it goes back to.
+        self._moved: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
+            IdentityDict()
+        )
 
     def hold_once(self, variable: keras.Variable) -> bool:
         """Keep a single copy of a variable; return whether it had more."""
         value = variable._value
-        if not isinstance(value, compat.DistributedVariable):
+        if not is_copied(value):
             return False
         if value.distribute_strategy is not self._config.strategy:
             raise TowerError(
@@ -174,20 +190,52 @@ class Copies:
 
     def place(self, variable: keras.Variable) -> bool:
         """Hold a weight as the strategy requires; return whether it moved."""
-        value = variable._value
-        known = self._mirrored.get(variable)
-        if known is not None and known is value:
+        if self._mirrored.get(variable) is variable._value:
             return False
         moved = self.hold_once(variable)
-        if self.mirrors:
-            value = mirrored(self._config, variable._value)
-            self._mirrored[variable] = variable._value = value
-            return True
-        return moved
+        if not self.mirrors:
+            return moved
+        value = mirrored(self._config, variable._value)
+        self._mirrored[variable] = variable._value = value
+        return True
+
+    def move(
+        self,
+        variable: keras.Variable,
+        device: str,
+        back_to: str | None = None,
+        empties: bool = False,
+    ) -> None:
+        """Move a variable that is held once.
+
+        Args:
+            variable: the variable.
+            device: where it goes.
+            back_to: where it is put at the end; None: where it is now.
+            empties: whether to free the memory that it had until now.
+        """
+        value = variable._value
+        is_first = variable not in self._moved
+        if is_first:
+            # Recorded first, so that a Ctrl-C in between is undone too.
+            self._moved[variable] = value, back_to or value.device
+        variable._value = relocated(value, device)
+        if is_first and empties and variable._value is not value:
+            overwrite(value, tf.zeros([0], value.dtype))
+
+    @property
+    def moved(self) -> Collection[keras.Variable]:
+        """The variables that were moved."""
+        return self._moved.keys()
+
+    def pop_original(self, variable: keras.Variable) -> tf.Variable:
+        """Return the original of a moved variable, which stays as it is."""
+        original, _ = self._moved.pop(variable)
+        return original
 
     def first_seen(self) -> contextlib.AbstractContextManager[None]:
         """Make variables resolve to the first tower's copy in this block."""
-        return viewed(list(self._mirrored), lambda value: value.values[0])
+        return with_values((v, component(v._value, 0)) for v in self._mirrored)
 
     def handles(self) -> dict[int, list[Any]]:
         """Return mirrored variables' K handles, by the ids of the first."""
@@ -198,83 +246,23 @@ class Copies:
         }
 
     def restore(self, variable: keras.Variable) -> None:
-        """Leave a variable on the first tower only."""
+        """Put a variable back where it was, with the value that it has."""
+        if variable in self._moved:
+            original, device = self._moved[variable]
+            if original is not variable._value:
+                overwrite(original, variable._value.read_value())
+            variable._value = relocated(original, device)
         value = variable._value
-        if (
-            isinstance(value, compat.DistributedVariable)
-            and value.distribute_strategy is self._config.strategy
-        ):
+        strategy = self._config.strategy
+        if is_copied(value) and value.distribute_strategy is strategy:
             variable._value = unbind(value)
-        for known in (self._mirrored, self._of_replicas):
-            if variable in known:
-                del known[variable]
+        for known in (self._moved, self._mirrored, self._of_replicas):
+            known.pop(variable, None)
 
     def restore_all(self) -> None:
-        """Leave every variable on the first tower only."""
-        for variable in list(self._mirrored):
-            self.restore(variable)
-
-
-class RelocatedVariables:
-    """Moves variables to chosen devices, and back."""
-
-    def __init__(self, empties: bool = True) -> None:
-        self._empties = empties
-        # The original tf.Variable of each, to which users may hold references,
-        # and the device that it goes back to.
-        self._before: IdentityDict[keras.Variable, tuple[tf.Variable, str]] = (
-            IdentityDict()
-        )
-
-    def __contains__(self, variable: keras.Variable) -> bool:
-        return variable in self._before
-
-    def place(
-        self, variable: keras.Variable, device: str, home: str | None = None
-    ) -> None:
-        """Move a variable.
-
-        ``home`` is the device to return to, by default the one before the
-        first move.
-        """
-        value = variable._value
-        if variable in self._before:
-            variable._value = relocated(value, device)
-            return
-        # Recorded first, so that a Ctrl-C in between is undone too.
-        self._before[variable] = value, home or value.device
-        variable._value = relocated(value, device)
-        if self._empties and variable._value is not value:
-            overwrite(value, tf.zeros([0], value.dtype))
-
-    def pop_original(self, variable: keras.Variable) -> tf.Variable:
-        """Return the original ``tf.Variable`` without restoring it."""
-        before, _ = self._before[variable]
-        del self._before[variable]
-        return before
-
-    def bytes_on(self, device: str) -> int:
-        """Return the bytes of all variables that were moved to a device."""
-        return sum(
-            byte_size(variable.shape, variable.dtype) or 0
-            for variable in self._before
-            if same_device(variable._value.device, device)
-        )
-
-    def restore(self, variable: keras.Variable) -> None:
-        """Restore the original ``tf.Variable``, with the current value."""
-        if variable not in self._before:
-            return
-        before, home = self._before[variable]
-        if before is not variable._value:
-            overwrite(before, variable._value.read_value())
-        variable._value = relocated(before, home)
-        del self._before[variable]
-
-    def restore_all(self) -> None:
-        """Restore every variable that is still moved, whatever fails."""
+        """Put every variable back, whatever fails."""
         with contextlib.ExitStack() as stack:
-            for variable in self._before:
+            for variable in (*self._moved, *self._mirrored):
                 stack.callback(self.restore, variable)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Value, Values, require
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
@@ -62,12 +62,12 @@ _COUNT_OF_LAST = _by_type(_ALONG_LAST) | _by_type(_LINEAR_ALONG_LAST)
 
 def _axes_of_batch(
     node: Node,
-    inputs: Sequence[Value],
+    inputs: Values,
     ahead: int,
     count: int = 1,
     linear: Sequence[Collection[int]] = (),
     needs_rows: bool = False,
-) -> Factors | None:
+) -> Factors:
     """Return the axes of an operation on each of a batch.
 
     Args:
@@ -78,8 +78,7 @@ def _axes_of_batch(
         linear: as of ``Factors``.
         needs_rows: as of ``Factors``.
     """
-    if any(shape.rank is None for shape in node.shapes):
-        return None
+    require(all(shape.rank is not None for shape in node.shapes))
     ranks = [value.rank for value in inputs[:count]]
     ranks += [shape.rank or 0 for shape in node.shapes]
     labels = [[a if a < ahead else None for a in range(r)] for r in ranks]
@@ -93,7 +92,7 @@ def _axes_of_batch(
 
 
 @axes(*_COUNT_OF_IMAGES)
-def _images(node: Node, *inputs: Value) -> Factors | None:
+def _images(node: Node, *inputs: Value) -> Factors:
     is_linear = node.type in _LINEAR_IMAGES.split()
     return _axes_of_batch(
         node,
@@ -115,24 +114,20 @@ def _images(node: Node, *inputs: Value) -> Factors | None:
 )
 def _to_images(
     partition: Partitioner, node: Node, size: Value, *rest: Value
-) -> list[Value] | None:
+) -> Values:
     *kernel, gradient = rest
-    layout, traced = gradient.sharded, node.shapes[0]
-    if layout is None or layout.axis or gradient.local is None:
-        return None
-    if traced.rank is None or any(v.sharded is not None for v in kernel):
-        return None
+    (layout, rows), traced = gradient.as_rows(), node.shapes[0]
+    require(traced.rank is not None and not layout.axis)
+    require(all(value.sharded is None for value in kernel))
     sizes = [layout.size, *list(traced)[1:]]
     if size.known is not None:
         # Others than those of the rows may be of the kernel.
-        if len(size.known) != len(sizes):
-            return None
+        require(len(size.known) == len(sizes))
         for axis, known in enumerate(size.known):
             if axis and isinstance(known, int):
                 sizes[axis] = known
     target = partition.local_target(size, sizes, layout)
-    same = [partition.replicated(value) for value in kernel]
-    operands = [target, *same, gradient.local]
+    operands = [target, *map(partition.replicated, kernel), rows]
     return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
@@ -156,7 +151,7 @@ def _to_kernel(
 
 
 @axes(*_COUNT_OF_LAST)
-def _along_last(node: Node, value: Value, *options: Value) -> Factors | None:
+def _along_last(node: Node, value: Value, *options: Value) -> Factors:
     # Diagonals may be filled up with an entry.
     is_filled = len(options) > 1 and node.type.startswith("MatrixDiag")
     is_linear = node.type in _by_type(_LINEAR_ALONG_LAST) and not is_filled
@@ -166,7 +161,7 @@ def _along_last(node: Node, value: Value, *options: Value) -> Factors | None:
 
 
 @axes("NthElement", "InTopK")
-def _rows(node: Node, value: Value, *rest: Value) -> Factors | None:
+def _rows(node: Node, value: Value, *rest: Value) -> Factors:
     return _axes_of_batch(node, [value, *rest], value.rank - 1, 1 + len(rest))
 
 
@@ -175,20 +170,19 @@ def _rows(node: Node, value: Value, *rest: Value) -> Factors | None:
     "SoftmaxCrossEntropyWithLogits",
     "SparseSoftmaxCrossEntropyWithLogits",
 )
-def _predictions(node: Node, *inputs: Value) -> Factors | None:
+def _predictions(node: Node, *inputs: Value) -> Factors:
     return _axes_of_batch(node, inputs, 1, 2)
 
 
 @axes("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
-def _solved(node: Node, *inputs: Value) -> Factors | None:
+def _solved(node: Node, *inputs: Value) -> Factors:
     matrix, right = inputs[:2]
-    if matrix.rank != right.rank:
-        return None
+    require(matrix.rank == right.rank)
     return _axes_of_batch(node, inputs, matrix.rank - 2, 2, [[1]])
 
 
 @axes("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def _with_diagonal(node: Node, *inputs: Value) -> Factors | None:
+def _with_diagonal(node: Node, *inputs: Value) -> Factors:
     return _axes_of_batch(node, inputs, inputs[0].rank - 2, 2, [[0, 1]])
 
 
@@ -208,12 +202,11 @@ def _product(node: Node, a: Value, b: Value) -> Factors:
 
 
 @axes("Einsum")
-def _einsum(node: Node, *inputs: Value) -> Factors | None:
+def _einsum(node: Node, *inputs: Value) -> Factors:
     equation = node.attr("equation").decode().replace(" ", "")
     left, _, output = equation.partition("->")
     terms = left.split(",")
-    is_repeated = any(len(set(term)) < len(term) for term in (*terms, output))
-    if "." in equation or is_repeated:
-        return None
+    require(not any(len({*term}) < len(term) for term in (*terms, output)))
+    require("." not in equation)
     summed = set(left) - set(output) - {","}
     return Factors(terms, [output], [[k] for k in range(len(terms))], summed)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, NeedsExchange, attribute
+from keras_towers.partition.builder import attribute
 from keras_towers.partition.called_functions import (
     Draft,
     called,
@@ -25,7 +26,13 @@ from keras_towers.partition.called_functions import (
     with_parts_or_sums,
 )
 from keras_towers.partition.conversions import local_shape
-from keras_towers.partition.layouts import REPLICATED, Value
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    NotDivided,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -35,14 +42,10 @@ from keras_towers.partition.rules.means import lay_out_own_mean
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _called(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _called(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """The operations of a function take the place of its call."""
     is_named = node.type.endswith("PartitionedCall")
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
-    if graph is None:
-        return None
     means = lay_out_own_mean(partition, graph, inputs)
     if means is not None:
         return [means]
@@ -53,23 +56,25 @@ def _called(
 @rule("If", "StatelessIf", "Case", "StatelessCase")
 def _branched(
     partition: Partitioner, node: Node, chosen: Value, *inputs: Value
-) -> list[Value] | None:
+) -> Values:
     graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
-    if None in graphs:
-        return None
     known = None if chosen.known is None else np.ravel(chosen.known)[0]
     if isinstance(known, (bool, int)) and chosen.shape == ():
         # The last branch is that of all other numbers.
         at = int(known) if 0 <= known < len(graphs) else -1
         return partition.call(graphs[at], inputs)[: node.num_outputs]
-    divided = not all(value.is_replicated for value in (chosen, *inputs))
-    if partition.builder.meets and not divided:
-        return None
+    _require_worth(partition, [chosen, *inputs])
     return with_parts_or_sums(
         partition,
         inputs,
         functools.partial(_lay_out_branches, partition, node, graphs, chosen),
     )
+
+
+def _require_worth(partition: Partitioner, values: Values) -> None:
+    """Have what all towers would do alike be done once."""
+    is_alike = all(value.is_replicated for value in values)
+    require(not (partition.builder.meets and is_alike))
 
 
 def _names(node: Node) -> list[str]:
@@ -83,25 +88,21 @@ def _lay_out_branches(
     node: Node,
     graphs: Sequence[Any],
     chosen: Value,
-    inputs: Sequence[Value],
-) -> list[Value] | None:
+    inputs: Values,
+) -> Values:
     # All towers go the same way.
     way = partition.replicated(chosen)
-    branches = [partition.for_function(Builder(meets=False)) for _ in graphs]
+    branches = [partition.for_function() for _ in graphs]
     ends = []
     for branch, graph in zip(branches, graphs, strict=True):
-        values = [value_in_function(partition, value) for value in inputs]
-        ends.append(branch.call(graph, values)[: node.num_outputs])
+        given = [value_in_function(partition, value) for value in inputs]
+        ends.append(branch.call(graph, given)[: node.num_outputs])
     results = [
         functools.reduce(joined, values, values[0])
         for values in zip(*ends, strict=True)
     ]
+    _require_worth(partition, results)
     layouts = [result.layout for result in results]
-    if partition.builder.meets and all(
-        layout == REPLICATED for layout in layouts
-    ):
-        # What all towers would do alike is better done once.
-        return None
     drafts = []
     for branch, values in zip(branches, ends, strict=True):
         outputs = [
@@ -132,134 +133,100 @@ def _lay_out_branches(
 
 # More rounds of the pass change nothing, or a loop cannot be followed.
 _PASSES = 8
-# What lays out a function, its own inputs, and the values of its outputs.
-_Pass: TypeAlias = "tuple[Partitioner, list[Tensor], list[Value]]"
 
 
 @rule("While", "StatelessWhile")
-def _looped(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    divided = not all(value.is_replicated for value in inputs)
-    if partition.builder.meets and not divided:
-        return None
+def _looped(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+    _require_worth(partition, inputs)
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
-    if body is None or condition is None:
-        return None
-    if len(body.outputs) != len(inputs):
-        return None
-    found = over_rows(partition, node, body, condition, inputs)
-    if found is not None:
-        return found
-    loop = _Loop(partition, node, body, condition)
-    return with_parts_or_sums(partition, inputs, loop.lay_out)
+    require(len(body.outputs) == len(inputs))
+    with contextlib.suppress(NotDivided):
+        return over_rows(partition, node, body, condition, inputs)
+    return with_parts_or_sums(
+        partition,
+        inputs,
+        functools.partial(_lay_out_loop, partition, node, body, condition),
+    )
 
 
-class _Loop:
-    """A loop that is laid out.
+def _lay_out_loop(
+    partition: Partitioner,
+    node: Node,
+    body: Any,
+    condition: Any,
+    inputs: Values,
+) -> Values:
+    # What changes from one round to the next.
+    carried = [
+        index
+        for index, tensor in enumerate(body.outputs)
+        if source(tensor) is not body.inputs[index]
+    ]
+    require(all(body.inputs[k].dtype != tf.resource for k in carried))
+    states = {k: joined(inputs[k], inputs[k]) for k in carried}
+    before = len(partition.once)
+    for _ in range(_PASSES):
+        # What is computed once in the last pass counts.
+        del partition.once[before:]
+        inner, tensors, ends = _round(partition, body, inputs, states)
+        joined_states = {k: joined(states[k], ends[k]) for k in carried}
+        if all(alike(states[k], joined_states[k]) for k in carried):
+            break
+        states = joined_states
+    else:
+        raise NotDivided
+    _require_worth(partition, [*states.values()])
+    operands, outputs = [], []
+    for k, state in states.items():
+        operands.append(tensor_with_layout(partition, inputs[k], state.layout))
+        outputs.append(tensor_with_layout(inner, ends[k], state.layout))
+    round_ = Draft(inner.builder, tensors, outputs)
+    inner, tensors, (end,) = _round(partition, condition, inputs, states)
+    goes_on = tensor_with_layout(inner, end, REPLICATED)
+    condition_ = Draft(inner.builder, tensors, [goes_on])
+    locals_ = looped(partition, node, operands, round_, condition_)
+    results = list(inputs)
+    for k, tensor in zip(states, locals_, strict=False):
+        results[k] = dataclasses.replace(states[k], local=tensor)
+    return results
+
+
+def _round(
+    partition: Partitioner,
+    graph: Any,
+    inputs: Values,
+    states: Mapping[int, Value],
+) -> tuple[Partitioner, list[Tensor], Values]:
+    """Lay out the body of a loop, or its condition.
 
     Args:
-        partition: has the program around it.
-        node: its operation.
-        body: the graph of a round.
-        condition: the graph of what says whether there is another.
+        partition: has the program around the loop.
+        graph: the function.
+        inputs: what the loop is given.
+        states: those of them that change, as any round finds them.
+
+    Returns:
+        What has laid it out, the tensors that go round, and its outputs.
     """
-
-    def __init__(
-        self, partition: Partitioner, node: Node, body: Any, condition: Any
-    ):
-        self._partition = partition
-        self._node = node
-        self._body = body
-        self._condition = condition
-        # Those that change from one round to the next.
-        self._carried = [
-            index
-            for index, tensor in enumerate(body.outputs)
-            if source(tensor) is not body.inputs[index]
-        ]
-
-    def lay_out(self, inputs: Sequence[Value]) -> list[Value] | None:
-        """Add the loop; return the values of its outputs.
-
-        They are None if all towers would do the same.
-
-        Args:
-            inputs: what it is given.
-
-        Raises:
-            NeedsExchange: if towers would have to meet in it.
-        """
-        partition = self._partition
-        if any(
-            self._body.inputs[i].dtype == tf.resource for i in self._carried
-        ):
-            raise NeedsExchange
-        states, (inner, tensors, ends) = self._settled(inputs)
-        layouts = {index: state.layout for index, state in states.items()}
-        if partition.builder.meets and set(layouts.values()) <= {REPLICATED}:
-            return None
-        operands = [
-            tensor_with_layout(partition, inputs[i], layouts[i])
-            for i in layouts
-        ]
-        outputs = [
-            tensor_with_layout(inner, ends[i], layouts[i]) for i in layouts
-        ]
-        body = Draft(inner.builder, tensors, outputs)
-        inner, tensors, ends = self._pass(self._condition, inputs, states)
-        goes_on = tensor_with_layout(inner, ends[0], REPLICATED)
-        condition = Draft(inner.builder, tensors, [goes_on])
-        locals_ = looped(partition, self._node, operands, body, condition)
-        results = list(inputs)
-        for index, tensor in zip(states, locals_, strict=False):
-            results[index] = dataclasses.replace(states[index], local=tensor)
-        return results
-
-    def _settled(
-        self, inputs: Sequence[Value]
-    ) -> tuple[dict[int, Value], _Pass]:
-        """What is carried, as it is in every round, and the last pass."""
-        states = {i: joined(inputs[i], inputs[i]) for i in self._carried}
-        before = len(self._partition.once)
-        for _ in range(_PASSES):
-            # What is computed once in the last pass counts.
-            del self._partition.once[before:]
-            last = self._pass(self._body, inputs, states)
-            ends = last[2]
-            joined_states = {
-                i: joined(states[i], ends[i]) for i in self._carried
-            }
-            if all(alike(states[i], joined_states[i]) for i in self._carried):
-                return states, last
-            states = joined_states
-        raise NeedsExchange
-
-    def _pass(
-        self, graph: Any, inputs: Sequence[Value], states: dict[int, Value]
-    ) -> _Pass:
-        """Lay out a function."""
-        inner = self._partition.for_function(Builder(meets=False))
-        values = [
-            states[index]
-            if index in states
-            else value_in_function(self._partition, value)
-            for index, value in enumerate(inputs)
-        ]
-        tensors = []
-        for index, state in states.items():
-            like = self._body.inputs[index]
-            shape = local_shape(like.shape, state.layout)
-            tensors.append(Tensor(like.dtype, shape, on_towers=True))
-            values[index] = _value_in_round(state, tensors[-1], like.shape)
-        return inner, tensors, inner.call(graph, values)
+    inner = partition.for_function()
+    values = []
+    tensors: list[Tensor] = []
+    for index, value in enumerate(inputs):
+        if index not in states:
+            values.append(value_in_function(partition, value))
+            continue
+        like, state = graph.inputs[index], states[index]
+        shape = local_shape(like.shape, state.layout)
+        tensors.append(Tensor(like.dtype, shape, on_towers=True))
+        values.append(_value_in_round(state, tensors[-1], like.shape))
+    return inner, tensors, inner.call(graph, values)
 
 
 def _value_in_round(
     state: Value, tensor: Tensor, shape: tf.TensorShape
 ) -> Value:
-    """What is carried, as a round finds it."""
+    """What goes round, as a round finds it."""
     sizes = state.shape
     if shape.rank is not None:
         sizes = tuple(

@@ -13,8 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.partition.conversions import SIZE, local_shape, static
-from keras_towers.partition.layouts import Sharded, Value
+from keras_towers.partition.builder import SIZE
+from keras_towers.partition.conversions import local_shape, static
+from keras_towers.partition.layouts import (
+    Shape,
+    Sharded,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule, shape_of
@@ -61,24 +68,20 @@ def _drawn(
     counter: Value,
     algorithm: Value,
     *limits: Value,
-) -> list[Value] | None:
+) -> Values:
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
-    if sizes is None or layout is None or layout.axis:
-        return None
-    known = algorithm.known
-    if known is None or known.flat[0] not in _PHILOX:
-        return None
+    require(not layout.axis and None not in sizes)
+    require(algorithm.known is not None)
+    require(algorithm.known.flat[0] in _PHILOX)
     build, dtype = partition.builder, node.output_dtype()
-    rest: Any = math.prod(size or 0 for size in sizes[1:]) * layout.rows
+    rest: Any = math.prod(sizes[1:]) * layout.rows
     each = partition.size(rest)
-    if each is None or None in sizes:
-        return None
+    require(each)
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
     pairs = partition.xla and node.type == "StatelessRandomNormalV2"
-    if pairs and dtype != tf.float32:
-        return None
+    require(dtype == tf.float32 or not pairs)
     if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
         counts = group * _RESERVED // _MOST_PER_COUNT
     of_all = [
@@ -105,24 +108,19 @@ def _drawn(
 
     def numbers(begin: Tensor, length: Tensor) -> Tensor:
         """Draw some numbers, of which the first are some of a group."""
-        width = build.constant(group, SIZE)
-        steps = build.op("FloorDiv", [begin, width], ())
-        more = build.op("AddV2", [length, width], (), is_repeated=True)
+        steps = build.op("FloorDiv", [begin, group], ())
+        more = build.op("AddV2", [length, group], (), is_repeated=True)
         drawn = draw(
             partition.vector([more], shape.dtype),
             partition.times(counts, steps),
             tf.TensorShape([None]),
         )
-        own = [
-            partition.vector([end], SIZE)
-            for end in (build.op("FloorMod", [begin, width], ()), length)
-        ]
-        return build.op("Slice", [drawn, *own], (None,))
+        first = build.op("FloorMod", [begin, group], ())
+        ends = [partition.vector([end], SIZE) for end in (first, length)]
+        return build.op("Slice", [drawn, *ends], (None,))
 
     if pairs:
         flat = _normal(partition, numbers, sizes, layout)
-        if flat is None:
-            return None
     else:
         begin = build.op("Mul", [start, each], ())
         length = build.op("Mul", [count, each], (), is_repeated=True)
@@ -136,55 +134,33 @@ def _normal(
     numbers: Callable[[Tensor, Tensor], Tensor],
     sizes: Sequence[Any],
     layout: Sharded,
-) -> Tensor | None:
+) -> Tensor:
     """Return a tower's rows of the normal numbers that XLA draws.
 
     XLA makes two normal numbers of two uniform ones (G. Box and M. Muller,
     1958), which follow one another along the first axis of even size, else
     along the longest: from row to row, or within each row.
     """
-    build, inner = partition.builder, sizes[1:]
-    total, rows = partition.size(sizes[0]), partition.size(layout.rows)
-    if (
-        total is None
-        or rows is None
-        or not all(isinstance(size, int) for size in inner)
-    ):
-        return None
+    build, inner, times = partition.builder, sizes[1:], partition.times
+    total = partition.size(sizes[0])
+    require(total and all(isinstance(size, int) for size in inner))
 
-    def op(type_: str, *operands: Any) -> Tensor:
-        tensors = [
-            operand
-            if isinstance(operand, Tensor)
-            else build.constant(operand, SIZE)
-            for operand in operands
-        ]
-        return build.op(type_, tensors, (), is_repeated=True)
-
-    def shaped(flat: Tensor, *ends: Any) -> Tensor:
-        every = [
-            e if isinstance(e, Tensor) else op("Identity", e) for e in ends
-        ]
+    def shaped(flat: Tensor, *ends: Tensor | int) -> Tensor:
         sizes = tf.TensorShape([None for _ in ends])
-        return build.op("Reshape", [flat, partition.vector(every, SIZE)], sizes)
+        return build.op("Reshape", [flat, partition.vector(ends, SIZE)], sizes)
 
-    start = build.op("Mul", [layout.unit.start, rows], ())
-    count = op("Mul", layout.unit.count, rows)
+    start = times(layout.rows, layout.unit.start)
+    count = times(layout.rows, layout.unit.count)
     width = math.prod(inner)
     # From row to row: those of the tower, from an even one on.
-    odd = build.op("FloorMod", [start, build.constant(2, SIZE)], ())
+    odd = build.op("FloorMod", [start, 2], ())
     first = build.op("Sub", [start, odd], ())
-    half = op("FloorDiv", op("AddV2", count, 2), 2)
-    flat = numbers(partition.times(width, first), op("Mul", half, 2 * width))
+    half = build.op("AddV2", [count, 2], (), is_repeated=True)
+    half = build.op("FloorDiv", [half, 2], (), is_repeated=True)
+    flat = numbers(times(width, first), times(2 * width, half))
     flat = _normal_pairs(partition, shaped(flat, half, 2, width))
-    ends = [
-        partition.vector([a, b], SIZE)
-        for a, b in (
-            (odd, build.constant(0, SIZE)),
-            (count, build.constant(width, SIZE)),
-        )
-    ]
-    flat = shaped(flat, op("Mul", half, 2), width)
+    flat = shaped(flat, times(2, half), width)
+    ends = [partition.vector(end, SIZE) for end in ((odd, 0), (count, width))]
     by_rows = build.op("Slice", [flat, *ends], (None, width))
     if not inner:
         return by_rows
@@ -195,28 +171,20 @@ def _normal(
     before, after = math.prod(inner[:axis]), math.prod(inner[axis + 1 :])
     pairs = -(-inner[axis] // 2)
     stride = before * 2 * pairs * after
-    flat = numbers(partition.times(stride, start), op("Mul", count, stride))
-    flat = _normal_pairs(
-        partition, shaped(flat, op("Mul", count, before * pairs), 2, after)
-    )
-    flat = shaped(flat, op("Mul", count, before), 2 * pairs, after)
+    flat = numbers(times(stride, start), times(stride, count))
+    flat = shaped(flat, times(before * pairs, count), 2, after)
+    flat = _normal_pairs(partition, flat)
+    flat = shaped(flat, times(before, count), 2 * pairs, after)
     within = build.op(
         "Slice",
-        [
-            flat,
-            build.constant([0, 0, 0], SIZE),
-            build.constant([-1, inner[axis], -1], SIZE),
-        ],
+        [flat, [0, 0, 0], [-1, inner[axis], -1]],
         (None, inner[axis], after),
     )
     within = shaped(within, count, width)
-    two, zero = build.constant(2, SIZE), build.constant(0, SIZE)
-    remainder = build.op("FloorMod", [total, two], ())
-    follow = build.op("Equal", [remainder, zero], ())
+    remainder = build.op("FloorMod", [total, 2], ())
+    follow = build.op("Equal", [remainder, 0], ())
     if not any(even):
-        is_longest = build.op(
-            "GreaterEqual", [total, build.constant(longest, SIZE)], ()
-        )
+        is_longest = build.op("GreaterEqual", [total, longest], ())
         follow = build.op("LogicalOr", [follow, is_longest], ())
     return build.op("SelectV2", [follow, by_rows, within], (None, width))
 
@@ -226,18 +194,11 @@ def _normal_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
     build, shape = partition.builder, uniform.shape
 
     def op(type_: str, *operands: Any) -> Tensor:
-        tensors = [
-            operand
-            if isinstance(operand, Tensor)
-            else build.constant(operand, tf.float32)
-            for operand in operands
-        ]
-        return build.op(type_, tensors, shape)
+        return build.op(type_, operands, shape)
 
     def part(index: int) -> Tensor:
-        begin = build.constant([0, index, 0], SIZE)
-        size = build.constant([-1, 1, -1], SIZE)
-        return build.op("Slice", [uniform, begin, size], (None, 1, None))
+        ends = [0, index, 0], [-1, 1, -1]
+        return build.op("Slice", [uniform, *ends], (None, 1, None))
 
     radius = op("Log", op("Maximum", part(0), _LEAST))
     radius = op("Sqrt", op("Mul", radius, -2.0))
@@ -250,11 +211,10 @@ def _normal_pairs(partition: Partitioner, uniform: Tensor) -> Tensor:
 def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
     build, start = partition.builder, partition.replicated(counter)
-    more = partition.vector([steps, build.constant(0, SIZE)], start.dtype)
+    more = partition.vector([steps, 0], start.dtype)
     return build.op("AddV2", [start, more], start.shape)
 
 
 @shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
-def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Any:
-    sizes = target_sizes(node, target)
-    return None if sizes is None else tuple(sizes)
+def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Shape:
+    return tuple(target_sizes(node, target))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors, elementwise
-from keras_towers.partition.layouts import Value
+from keras_towers.partition.layouts import Value, Values, require
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
@@ -90,8 +90,9 @@ def _cast(node: Node, value: Value) -> Factors:
 
 
 @axes("Bitcast")
-def _other_type(node: Node, value: Value) -> Factors | None:
-    return elementwise([value]) if node.shapes[0].rank == value.rank else None
+def _other_type(node: Node, value: Value) -> Factors:
+    require(node.shapes[0].rank == value.rank)
+    return elementwise([value])
 
 
 @axes("BiasAdd", "BiasAddV1")
@@ -120,5 +121,5 @@ def _shaped(node: Node, value: Value) -> Factors:
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")
-def _copy(partition: Partitioner, node: Node, *inputs: Value) -> list[Value]:
+def _copy(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     return list(inputs)

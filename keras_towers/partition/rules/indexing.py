@@ -6,10 +6,9 @@ entries that belong to them, and the rows that they number.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
-
-import tensorflow as tf
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
 from keras_towers.partition.conversions import local_shape
@@ -19,9 +18,12 @@ from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     Below,
+    NotDivided,
     Places,
     Shape,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -60,26 +62,24 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 
 
 @rule(*_ROLES)
-def _of_own_rows(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    numbered = _numbered(partition, inputs, _ROLES[node.type])
-    if numbered is None:
-        return None
-    places, operands = numbered
+def _of_own_rows(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+    places, operands = _numbered(partition, inputs, _ROLES[node.type])
     layout = places.layout if node.type == "GatherNd" else places.target
     return partition.on_towers(node, operands, layout)
 
 
 def _numbered(
-    partition: Partitioner, inputs: Sequence[Value], roles: Sequence[Role]
-) -> tuple[Places, list[Tensor]] | None:
-    """Return the rows that towers number, and what each is given, or None.
+    partition: Partitioner, inputs: Values, roles: Sequence[Role]
+) -> tuple[Places, list[Tensor]]:
+    """Return the rows that towers number, and what each is given.
 
     Args:
         partition: lays out operations.
         inputs: N of its inputs.
         roles: what each is.
+
+    Raises:
+        NotDivided: if towers do not number their own rows.
     """
     pairs = list(zip(inputs, roles, strict=True))
     (places,) = (
@@ -87,28 +87,28 @@ def _numbered(
         for value, role in pairs
         if role in ("numbers", "indices")
     )
-    if places is None:
-        return None
-    tensors = [_own(partition, value, role, places) for value, role in pairs]
-    operands = [tensor for tensor in tensors if tensor is not None]
-    return (places, operands) if len(operands) == len(tensors) else None
+    return places, [
+        _own(partition, value, role, places) for value, role in pairs
+    ]
 
 
-def _places_of(value: Value, role: Role) -> Places | None:
+def _places_of(value: Value, role: Role) -> Places:
     """The rows that numbers, or indices along a last axis, are those of."""
     places, shape = value.places, value.shape
     if places is None or not shape:
-        return None
+        raise NotDivided
     if role == "numbers":
-        return None if places.is_first_column else places
-    is_alone = places.is_first_column or shape[-1] == 1
-    return places if is_alone and places.layout.axis < len(shape) - 1 else None
+        require(not places.is_first_column)
+    else:
+        require(places.is_first_column or shape[-1] == 1)
+        require(places.layout.axis < len(shape) - 1)
+    return places
 
 
 def _own(
     partition: Partitioner, value: Value, role: Role, places: Places
-) -> Tensor | None:
-    """What each tower is given, or None."""
+) -> Tensor:
+    """What each tower is given."""
     target = places.target
     if role in ("numbers", "indices"):
         return places.local
@@ -117,10 +117,11 @@ def _own(
     if role == "entries":
         return partition.rows(value, places.layout)
     if role == "rows":
-        return value.local if value.sharded == target else None
+        layout, rows = value.as_rows()
+        require(layout == target)
+        return rows
     # The first size, or the only one.
-    if value.known is None or value.known.flat[0] != target.size:
-        return None
+    require(value.known is not None and value.known.flat[0] == target.size)
     if role == "count":
         count = partition.times(target.rows, target.unit.count)
         return partition.cast(count, partition.replicated(value).dtype)
@@ -128,35 +129,23 @@ def _own(
 
 
 @rule("SparseTensorDenseMatMul")
-def _product(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _product(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """The product of a matrix that has own rows."""
     *matrix, factor = inputs
-    numbered = _numbered(partition, matrix, _MATRIX)
-    if numbered is None:
-        return None
-    places, operands = numbered
+    places, operands = _numbered(partition, matrix, _MATRIX)
     if not node.attr("adjoint_a"):
         operands.append(partition.replicated(factor))
         return partition.on_towers(node, operands, places.target)
     # Each row of the matrix meets one of the factor.
     layout = places.target.along(int(node.attr("adjoint_b")))
     rows = partition.rows(factor, layout)
-    if rows is None:
-        return None
     return partition.on_towers(node, [*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
-def _ordered(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Rows stay in order, and so do the towers."""
-    numbered = _numbered(partition, inputs, _MATRIX)
-    if numbered is None:
-        return None
-    places, operands = numbered
+    places, operands = _numbered(partition, inputs, _MATRIX)
     at, entries = partition.on_towers(node, operands, *[places.layout] * 2)
     assert at.local is not None
     rank = len(inputs[2].known)
@@ -165,21 +154,15 @@ def _ordered(
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
-def _stitched(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _stitched(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Stitch rows together that were partitioned, if all parts are there."""
     half = len(inputs) // 2
     places = [v.places for v in inputs[:half] if v.places is not None]
-    if len(places) < half or not _are_all(places):
-        return None
+    require(len(places) == half and _are_all(places))
     pairs = zip(inputs[half:], places, strict=True)
     rows = [partition.rows(value, part.layout) for value, part in pairs]
-    operands = [row for row in rows if row is not None]
-    if len(operands) < half:
-        return None
     numbers = [part.local for part in places]
-    return partition.on_towers(node, [*numbers, *operands], places[0].target)
+    return partition.on_towers(node, [*numbers, *rows], places[0].target)
 
 
 def _are_all(places: Sequence[Places]) -> bool:
@@ -198,22 +181,18 @@ def _are_all(places: Sequence[Places]) -> bool:
 
 def _axis_and_batch(
     node: Node, values: Value, places: Value, along: Value
-) -> tuple[int, int] | None:
+) -> tuple[int, int]:
     """The axis from which is picked, and before how many both are alike."""
-    gone, batch = axes_of(along, values.rank), node.attr("batch_dims")
-    if not gone or places.shape is None:
-        return None
-    return gone[0], batch % places.rank if batch < 0 else batch
+    axis, *_ = axes_of(along, values.rank)
+    batch = node.attr("batch_dims")
+    return axis, batch % len(places.sizes) if batch < 0 else batch
 
 
 @axes("GatherV2")
 def _picked_axes(
     node: Node, values: Value, places: Value, along: Value
-) -> Factors | None:
-    axis_and_batch = _axis_and_batch(node, values, places, along)
-    if axis_and_batch is None:
-        return None
-    axis, batch = axis_and_batch
+) -> Factors:
+    axis, batch = _axis_and_batch(node, values, places, along)
     kept = [f"v{a}" for a in range(values.rank)]
     picked = [f"p{a}" for a in range(places.rank)]
     # Along these axes both have the same rows.
@@ -226,19 +205,14 @@ def _picked_axes(
 @rule("GatherV2")
 def _picked(
     partition: Partitioner, node: Node, values: Value, places: Value, at: Value
-) -> list[Value] | None:
+) -> Values:
     """Rows by their numbers."""
-    repeated = repeated_rows(partition, node)
-    if repeated is not None:
-        return [repeated]
-    numbered = places.places
-    axis_and_batch = _axis_and_batch(node, values, places, at)
-    if axis_and_batch is None or numbered is None or numbered.is_first_column:
-        return None
-    axis, batch = axis_and_batch
-    rows = values.local
-    if batch or rows is None or values.sharded != numbered.target.along(axis):
-        return None
+    with contextlib.suppress(NotDivided):
+        return [repeated_rows(partition, node)]
+    numbered = _places_of(places, "numbers")
+    axis, batch = _axis_and_batch(node, values, places, at)
+    layout, rows = values.as_rows()
+    require(not batch and layout == numbered.target.along(axis))
     operands = [rows, numbered.local, partition.replicated(at)]
     layout = numbered.layout.along(axis + numbered.layout.axis)
     return partition.on_towers(node, operands, layout)
@@ -246,27 +220,27 @@ def _picked(
 
 @notes("GatherV2")
 def _picks(
-    partition: Partitioner,
-    node: Node,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """What picks from an axis of each row is less than its size."""
     values, places, at = inputs
-    axis_and_batch = _axis_and_batch(node, values, places, at)
-    if axis_and_batch is None or places.numbers is not None or not values.shape:
-        return
-    axis, batch = axis_and_batch
-    if axis == batch > 0 and isinstance(values.shape[axis], int):
-        places.numbers = Below(values.shape[axis])
+    axis, batch = _axis_and_batch(node, values, places, at)
+    size = values.sizes[axis]
+    if axis == batch > 0 and isinstance(size, int) and not places.numbers:
+        places.numbers = Below(size)
+
+
+def _labels_of_indices(places: Value) -> tuple[list[str], int]:
+    """Labels of all axes of indices but the last, and the last one's size."""
+    depth = places.shape[-1] if places.shape else None
+    if not isinstance(depth, int):
+        raise NotDivided
+    return [f"p{a}" for a in range(places.rank - 1)], depth
 
 
 @axes("GatherNd")
-def _picked_at(node: Node, values: Value, places: Value) -> Factors | None:
-    depth = places.shape[-1] if places.shape else None
-    if not isinstance(depth, int):
-        return None
-    picked = [f"p{a}" for a in range(places.rank - 1)]
+def _picked_at(node: Node, values: Value, places: Value) -> Factors:
+    picked, depth = _labels_of_indices(places)
     behind = [f"v{a}" for a in range(depth, values.rank)]
     return Factors(
         [[*[None] * depth, *behind], [*picked, None]],
@@ -279,23 +253,22 @@ def _picked_at(node: Node, values: Value, places: Value) -> Factors | None:
 @rule("ResourceGather")
 def _looked_up(
     partition: Partitioner, node: Node, handle: Value, places: Value
-) -> list[Value] | None:
-    layout, build = places.sharded, partition.builder
-    if layout is None or places.local is None or node.attr("batch_dims"):
-        return None
+) -> Values:
+    (layout, own), build = places.as_rows(), partition.builder
+    require(not node.attr("batch_dims"))
     # The variable is read once, for all towers, or each reads its own copy.
     variable = partition.replicated(handle)
     least = partition.order.use(node, [variable], True)
     table = build.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
     local = build.op(
         "GatherV2",
-        [table, places.local, build.constant(0, places.local.dtype)],
+        [table, own, 0],
         local_shape(node.shapes[0], layout),
         batch_dims=0,
     )
     shape = None
-    if places.shape is not None and node.shapes[0].rank is not None:
-        shape = (*places.shape, *node.shapes[0][len(places.shape) :])
+    if node.shapes[0].rank is not None:
+        shape = (*places.sizes, *node.shapes[0][places.rank :])
     return [Value(layout, local, shape=shape)]
 
 
@@ -305,12 +278,9 @@ def _looked_up(
 @axes("ScatterNd")
 def _scattered(
     node: Node, places: Value, rows: Value, target: Value
-) -> Factors | None:
-    depth, count = places.shape[-1] if places.shape else None, places.rank - 1
-    if not isinstance(depth, int):
-        return None
-    picked = [f"p{a}" for a in range(count)]
-    behind = [f"v{a}" for a in range(rows.rank - count)]
+) -> Factors:
+    picked, depth = _labels_of_indices(places)
+    behind = [f"v{a}" for a in range(rows.rank - len(picked))]
     # The shape that is made is that of one device.
     labels = [*picked, *[None] * len(behind)]
     return Factors(
@@ -324,14 +294,11 @@ def _scattered(
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _added_to(
     partition: Partitioner, node: Node, values: Value, *inputs: Value
-) -> list[Value] | None:
+) -> Values:
     """Towers add their own rows to their parts of what is there."""
     places, rows = inputs
-    if places.shape is None or rows.shape is None or values.sharded is not None:
-        return None
+    require(rows.shape is not None and values.sharded is None)
     scattered = _scattered(node, places, rows, values)
-    if scattered is None:
-        return None
     added = Value(REPLICATED, partition.partial(values), shape=values.shape)
     factors = Factors(
         [None, *scattered.inputs[:2]], scattered.outputs, (), scattered.summed
@@ -343,14 +310,10 @@ def _added_to(
 
 
 @shape_of(*_SEGMENTS)
-def _sizes(
-    node: Node, values: Value, segments: Value, count: Value
-) -> Shape | None:
-    if values.shape is None or segments.shape is None:
-        return None
+def _sizes(node: Node, values: Value, segments: Value, count: Value) -> Shape:
     number = UNKNOWN if count.known is None else count.known.flat[0]
     first = None if number is UNKNOWN else number
-    return (first, *values.shape[segments.rank :])
+    return (first, *values.sizes[len(segments.sizes) :])
 
 
 @axes(*_SEGMENTS)
@@ -375,42 +338,35 @@ def _extremes(
     values: Value,
     segments: Value,
     count: Value,
-) -> list[Value] | None:
+) -> Values:
     """Reduce segments on each tower, then reduce the towers' results.
 
     Where a tower has no rows of a segment, it gives the neutral value.
     """
-    layout, build = segments.sharded or values.sharded, partition.builder
-    if layout is None or layout.axis >= segments.rank or not build.meets:
-        return None
+    build, shape = partition.builder, node.shapes[0]
+    layout, _ = (segments if segments.sharded else values).as_rows()
+    require(layout.axis < segments.rank and shape.rank is not None)
     rows = [partition.rows(value, layout) for value in (values, segments)]
-    if rows[0] is None or rows[1] is None:
-        return None
-    operands = [rows[0], rows[1], partition.replicated(count)]
+    operands = [*rows, partition.replicated(count)]
     (extremes,) = build.copy(node.operation, operands)
-    if extremes.shape.rank is None:
-        return None
-    first, sizes = build.constant(0, tf.int32), extremes.shape.as_list()
-    extremes = build.op("ExpandDims", [extremes, first], [1, *sizes])
+    extremes = build.op("ExpandDims", [extremes, 0], [1, *shape])
     gathered = build.exchange("gather", extremes)
-    kind, shape = _EXTREMES[node.type], node.shapes[0]
-    along = build.constant([0], tf.int32)
-    whole = build.op(kind, [gathered, along], shape, keep_dims=False)
+    kind = _EXTREMES[node.type]
+    whole = build.op(kind, [gathered, [0]], shape, keep_dims=False)
     return [Value(REPLICATED, whole=whole)]
 
 
 @axes("Bincount", "DenseBincount")
-def _counted(
-    node: Node, values: Value, size: Value, weights: Value
-) -> Factors | None:
+def _counted(node: Node, values: Value, size: Value, weights: Value) -> Factors:
     labels: list[Any] = list(range(values.rank))
     # Of a matrix the rows are counted, each for itself.
-    is_matrix = node.type == "DenseBincount" and values.rank == 2
+    is_dense = node.type == "DenseBincount"
+    is_matrix = is_dense and values.rank == 2
     if is_matrix:
         labels[1] = None
-    elif node.type == "DenseBincount" and node.attr("binary_output"):
+    elif is_dense:
         # What only says if there is any cannot be added up.
-        return None
+        require(not node.attr("binary_output"))
     is_weighted = weights.shape != (0,)
     operands = [labels, None, labels if is_weighted else [None]]
     if is_matrix:

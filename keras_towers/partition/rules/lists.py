@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -10,23 +11,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import (
-    AttrValue,
-    NeedsExchange,
-    attribute,
-)
+from keras_towers.partition.builder import AttrValue, attribute
 from keras_towers.partition.called_functions import tensor_with_layout
 from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
+    NotDivided,
     Sharded,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.list_elements import (
     Elements,
     are_rows,
     behind,
+    elements_of,
     fits,
     joined_elements,
     one_more,
@@ -63,39 +64,20 @@ _ROLES = {
 _OF_ROWS = ("TensorListFromTensor", "TensorListStack", "AddN", "ZerosLike")
 
 
-def _roles(node: Node, inputs: Sequence[Value]) -> tuple[Any, Any] | None:
-    """The roles of inputs and outputs; None: an optional of several tensors."""
+def _roles(node: Node, inputs: Values) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the roles of the inputs and outputs of an operation on lists."""
+    if node.type in ("AddN", "ZerosLike"):
+        require(node.output_dtype() == tf.variant)
+        return ["list"] * len(inputs), ["list"]
     takes, gives = (roles.split() for roles in _ROLES[node.type])
-    is_right = (len(takes), len(gives)) == (len(inputs), node.num_outputs)
-    return (takes, gives) if is_right else None
-
-
-@rule(*_ROLES)
-def _list(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
-    roles = _roles(node, inputs)
-    if roles is None or not partition.lists:
-        return None
-    return _divided(partition, node, *roles, inputs)
-
-
-@rule("AddN", "ZerosLike")
-def _added(
-    partition: Partitioner, node: Node, *values: Value
-) -> list[Value] | None:
-    if node.output_dtype() != tf.variant:
-        return None
-    takes = ["list"] * len(values)
-    return _divided(partition, node, takes, ["list"], values)
+    # An optional value may consist of several tensors.
+    require((len(takes), len(gives)) == (len(inputs), node.num_outputs))
+    return takes, gives
 
 
 @notes("AddN", "ZerosLike")
 def _note_added(
-    partition: Partitioner,
-    node: Node,
-    values: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, values: Values, outputs: Values
 ) -> None:
     lists = [value.element for value in values]
     elements = functools.reduce(joined_elements, lists)
@@ -114,62 +96,31 @@ def _note_added(
 # ---- on towers ---------------------------------------------------------------
 
 
-def _divided(
-    partition: Partitioner,
-    node: Node,
-    takes: Sequence[str],
-    gives: Sequence[str],
-    inputs: Sequence[Value],
-) -> list[Value] | None:
-    """Have each tower do an operation; None: towers cannot.
-
-    Args:
-        partition: makes the operations.
-        node: the operation.
-        takes: the roles of its inputs.
-        gives: the roles of its outputs.
-        inputs: its inputs.
-    """
-    if all(value.is_replicated for value in inputs):
-        return None
-    try:
-        return _on_towers(partition, node, takes, gives, inputs)
-    except NeedsExchange:
-        return None
-
-
-def _on_towers(
-    partition: Partitioner,
-    node: Node,
-    takes: Sequence[str],
-    gives: Sequence[str],
-    inputs: Sequence[Value],
-) -> list[Value]:
+@rule(*_ROLES, "AddN", "ZerosLike")
+def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+    takes, gives = _roles(node, inputs)
+    require(partition.lists or node.type not in _ROLES)
+    require(not all(value.is_replicated for value in inputs))
     element = _element(takes, inputs)
     elements = inputs[0].element
     if node.type == "TensorListElementShape":
-        return [_element_shape(partition, node, elements)]
+        return [_element_shape(partition, node, elements_of(inputs[0]))]
     if node.type == "TensorListLength" and are_rows(element):
-        size = partition.size(elements and elements.length)
+        size = partition.size(elements_of(inputs[0]).length)
         if size is None:
-            raise NeedsExchange
+            raise NotDivided
         return [Value(REPLICATED, whole=partition.cast(size, tf.int32))]
-    if are_rows(element) and node.type not in _OF_ROWS:
-        raise NeedsExchange
+    require(node.type in _OF_ROWS or not are_rows(element))
     if node.type == "TensorListConcatV2":
         # Of what is not set nobody knows how long it is.
-        is_full = elements is not None and elements.is_full
-        if not is_full or (isinstance(element, Sharded) and not element.axis):
-            raise NeedsExchange
-    operands = []
-    for role, value in zip(takes, inputs, strict=True):
-        if role == "shape":
-            tensor = _shape_given(partition, node, value, element, elements)
-        else:
-            tensor = tensor_with_layout(
-                partition, value, _layout(role, element)
-            )
-        operands.append(tensor)
+        require(elements_of(inputs[0]).is_full)
+        require(not isinstance(element, Sharded) or element.axis)
+    operands = [
+        _shape_given(partition, node, value, element, elements)
+        if role == "shape"
+        else tensor_with_layout(partition, value, _layout(role, element))
+        for role, value in zip(takes, inputs, strict=True)
+    ]
     layouts = [_layout(role, element) for role in gives]
     attributes = {}
     if node.type == "TensorListStack" and are_rows(element):
@@ -185,7 +136,7 @@ def _on_towers(
     return partition.on_towers(node, operands, *layouts, attributes=attributes)
 
 
-def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
+def _element(takes: Sequence[str], inputs: Values) -> Any:
     """How the elements of a list are laid out that operations take or make."""
     pairs = list(zip(takes, inputs, strict=True))
     for role, value in pairs:
@@ -200,7 +151,7 @@ def _element(takes: Sequence[str], inputs: Sequence[Value]) -> Any:
                 return layout
             if layout.axis > 0 or layout.count == 1:
                 return layout.along(layout.axis - 1)
-    raise NeedsExchange
+    raise NotDivided
 
 
 def _layout(role: str, element: Any) -> Any:
@@ -228,28 +179,25 @@ def _shape_given(
         elements: what is known of the list's elements.
 
     Raises:
-        NeedsExchange: if that is not certain.
+        NotDivided: if that is not certain.
     """
     sizes = _entries(shape)
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
-        known = None if elements is None else elements.shape
-        tensor = shape_on_tower(partition, known)
-        if tensor is None and sizes is not None and -1 not in sizes:
-            tensor = shape_on_tower(partition, sizes)
-        if tensor is not None:
-            return tensor
-        raise NeedsExchange
+        with contextlib.suppress(NotDivided):
+            known = None if elements is None else elements.shape
+            return shape_on_tower(partition, known)
+        require(sizes is not None and -1 not in sizes)
+        return shape_on_tower(partition, sizes)
     any_shape = shape.shape == () or not isinstance(layout, Sharded)
     if any_shape or are_rows(layout):
         return tensor_with_layout(partition, shape, REPLICATED)
     if sizes is None or not shape.is_replicated:
-        raise NeedsExchange
+        raise NotDivided
     size = sizes[layout.axis]
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
-    if not fits(size, layout) and not (size is UNKNOWN and is_full):
-        raise NeedsExchange
+    require(fits(size, layout) or (size is UNKNOWN and is_full))
     entries = [None if size is UNKNOWN else size for size in sizes]
     return partition.local_target(shape, entries, layout)
 
@@ -267,14 +215,11 @@ def _entries(shape: Value) -> list[Any] | None:
 
 
 def _element_shape(
-    partition: Partitioner, node: Node, elements: Elements | None
+    partition: Partitioner, node: Node, elements: Elements
 ) -> Value:
     """The shape that the list of one device was declared to hold."""
-    if elements is None or elements.declared is None:
-        raise NeedsExchange
+    require(elements.declared is not None)
     whole = shape_on_tower(partition, list(np.ravel(elements.declared)))
-    if whole is None:
-        raise NeedsExchange
     if not np.ndim(elements.declared):
         whole = partition.entry(whole, 0)
     return Value(REPLICATED, whole=partition.cast(whole, node.output_dtype()))
@@ -285,14 +230,10 @@ def _element_shape(
 
 @notes(*_ROLES)
 def _note(
-    partition: Partitioner,
-    node: Node,
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
+    partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """Note what is known of lists, and of what is taken out of them."""
-    if _roles(node, inputs) is None:
-        return
+    _roles(node, inputs)
     kind = node.type.removeprefix("TensorList")
     first = outputs[0]
     if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):
@@ -303,9 +244,7 @@ def _note(
         for value in inputs:
             first.element = one_more(first.element, value)
         return
-    elements = inputs[0].element
-    if elements is None:
-        return
+    elements = elements_of(inputs[0])
     length = elements.length
     if kind in ("SetItem", "PushBack"):
         after = one_more(elements, inputs[-1])
@@ -337,7 +276,7 @@ def _note(
         first.known = np.asarray(elements.declared, object)
 
 
-def _new(node: Node, kind: str, inputs: Sequence[Value]) -> Elements | None:
+def _new(node: Node, kind: str, inputs: Values) -> Elements | None:
     """What is known of the elements of a list that is made."""
     dtype = node.attr("element_dtype")
     at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)

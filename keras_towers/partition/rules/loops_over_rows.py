@@ -8,26 +8,31 @@ each round has one element, and sums, to which each round adds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import enum
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import Builder, NeedsExchange
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.called_functions import Draft, looped, source
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
     ListOf,
+    NotDivided,
     Sharded,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.list_elements import (
     Elements,
     alike,
     are_rows,
+    elements_of,
     in_common,
     list_on_tower,
     one_more,
@@ -41,14 +46,54 @@ _ADDS = ("Add", "AddV2", "AddN")
 _PASSES = 4
 
 
+class Use(enum.Enum):
+    """What a round may do with what it is given, or has done with it.
+
+    Attributes:
+        ANY: anything, as all rounds are given the same.
+        COUNT: anything: it is the number of the round, and of its row.
+        SUM: add to it.
+        LIST: get or set the element of the round's row.
+        SET: it has set that.
+        POPPED: it has taken that off the end.
+        EMPTY: add the element of the round's row at the end.
+        PUSHED: it has done so.
+    """
+
+    ANY = enum.auto()
+    COUNT = enum.auto()
+    SUM = enum.auto()
+    LIST = enum.auto()
+    SET = enum.auto()
+    POPPED = enum.auto()
+    EMPTY = enum.auto()
+    PUSHED = enum.auto()
+
+
+_LISTS = (Use.LIST, Use.SET)
+# What becomes of a use by an operation.
+_AFTER = {
+    **{(adds, Use.SUM): Use.SUM for adds in _ADDS},
+    **{("TensorListSetItem", use): Use.SET for use in _LISTS},
+    **{("TensorListPopBack", use): Use.POPPED for use in _LISTS},
+    ("TensorListPushBack", Use.EMPTY): Use.PUSHED,
+}
+# What may come of a use in a round.
+_ENDS = {
+    Use.SUM: (Use.SUM,),
+    Use.LIST: (*_LISTS, Use.POPPED),
+    Use.EMPTY: (Use.PUSHED,),
+}
+
+
 def over_rows(
     partition: Partitioner,
     node: Node,
     body: Any,
     condition: Any,
-    inputs: Sequence[Value],
-) -> list[Value] | None:
-    """Divide the rounds of a loop over rows; None: it is no such loop.
+    inputs: Values,
+) -> Values:
+    """Divide the rounds of a loop over rows.
 
     Args:
         partition: has the program around it.
@@ -56,16 +101,16 @@ def over_rows(
         body: the graph of a round.
         condition: the graph of what says whether there is another.
         inputs: what it is given.
+
+    Raises:
+        NotDivided: if it is no such loop.
     """
     lists = {v.layout for v in inputs if isinstance(v.layout, ListOf)}
     layouts = [layout for layout in lists if are_rows(layout.element)]
-    if len(layouts) != 1:
-        return None
+    require(len(layouts) == 1)
     loop = _Loop(partition, node, body, inputs, layouts[0])
-    try:
-        return loop.lay_out() if loop.is_bounded(condition) else None
-    except NeedsExchange:
-        return None
+    require(loop.is_bounded(condition))
+    return loop.lay_out()
 
 
 class _Loop:
@@ -84,7 +129,7 @@ class _Loop:
         partition: Partitioner,
         node: Node,
         body: Any,
-        inputs: Sequence[Value],
+        inputs: Values,
         layout: ListOf,
     ):
         assert isinstance(layout.element, Sharded)
@@ -98,10 +143,11 @@ class _Loop:
         gives = [source(tensor) for tensor in body.outputs]
         self._kept = {i for i in indices if gives[i] is body.inputs[i]}
         self._carried = [i for i in indices if i not in self._kept]
-        self._counters = {i for i in indices if self._counts(i, gives[i].op)}
+        self._counters = [i for i in indices if self._counts(i, gives[i].op)]
         # Rounds that take lists apart begin with the last row.
         types = {operation.type for operation in body.get_operations()}
         self._goes_back = "TensorListPopBack" in types
+        self._uses = [self._use(index) for index in indices]
 
     def _counts(self, index: int, adding: Any) -> bool:
         """Whether it is 0 at first, and one more after each round."""
@@ -115,6 +161,22 @@ class _Loop:
             and ones[0].op.type == "Const"
             and _is(constant(ones[0].op), 1)
         )
+
+    def _use(self, index: int) -> Use:
+        """What rounds may do with an input."""
+        value = self._inputs[index]
+        if index in self._kept:
+            return Use.LIST if value.layout == self._layout else Use.ANY
+        if index in self._counters and not self._goes_back:
+            return Use.COUNT
+        if self._body.inputs[index].dtype != tf.variant:
+            return Use.SUM
+        elements = value.element
+        is_empty = elements is not None and elements.length == 0
+        # What is taken apart from its end would be put down backwards.
+        if value.is_replicated and is_empty and not self._goes_back:
+            return Use.EMPTY
+        return Use.LIST
 
     def is_bounded(self, condition: Any) -> bool:
         """Whether it goes round as often as there are rows."""
@@ -138,25 +200,24 @@ class _Loop:
                 return False
         return True
 
-    def lay_out(self) -> list[Value] | None:
+    def lay_out(self) -> Values:
         """Add the loop; return the values of its outputs.
 
         Raises:
-            NeedsExchange: if a round needs more than its own row.
+            NotDivided: if a round needs more than its own row.
         """
+        require(self._counters)
         partition, unit = self._partition, self._unit
-        if not self._counters:
-            return None
         starts = [self._start(index) for index in range(len(self._inputs))]
         round_, tensors, ends = self._settled(starts)
         outputs = [round_.replicated(ends[index]) for index in self._carried]
         # Each tower goes round for its own rows.
         asked = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
-        at = next(k for k, i in enumerate(self._carried) if i in self._counters)
+        counter = asked[self._carried.index(self._counters[0])]
         end = partition.builder.op("AddV2", [unit.start, unit.count], ())
-        last = partition.cast(end, tensors[at].dtype, is_repeated=False)
+        last = partition.cast(end, counter.dtype, is_repeated=False)
         builder = Builder(meets=False)
-        goes_on = builder.op("Less", [asked[at], last], ())
+        goes_on = builder.op("Less", [counter, last], ())
         found = looped(
             partition,
             self._node,
@@ -166,51 +227,33 @@ class _Loop:
         )
         results = list(self._inputs)
         for index, local in zip(self._carried, found, strict=False):
-            use, _ = round_.uses.get(ends[index], ("count", index))
+            use, _ = round_.uses.get(ends[index], (Use.COUNT, index))
             results[index] = self._result(index, use, local, ends[index])
         return results
 
     def _start(self, index: int) -> Tensor:
         """What each tower gives to its loop."""
         value, dtype = self._inputs[index], self._body.inputs[index].dtype
-        partition, tensor = self._partition, None
+        partition, use = self._partition, self._uses[index]
         if index in self._counters:
             return partition.cast(self._unit.start, dtype, is_repeated=False)
-        use = self._use(index)
-        if use in ("same", "empty"):
+        if use in (Use.ANY, Use.EMPTY):
             return partition.replicated(value)
-        if use == "sum":
+        if use is Use.SUM:
             # Texts are joined, in an order.
-            is_number = dtype.is_floating or dtype.is_integer
-            if is_number or dtype.is_complex:
-                tensor = partition.partial(value)
-        elif value.element and value.element.length == self._unit.size:
-            tensor = list_on_tower(partition, value, self._layout)
-        if tensor is None:
-            raise NeedsExchange
-        return tensor
-
-    def _use(self, index: int) -> str:
-        """What rounds may do with what they are given."""
-        value = self._inputs[index]
-        if index in self._kept:
-            return "list" if value.layout == self._layout else "same"
-        if self._body.inputs[index].dtype != tf.variant:
-            return "sum"
-        elements = value.element
-        if value.is_replicated and elements and elements.length == 0:
-            # What is taken apart from its end would be put down backwards.
-            return "list" if self._goes_back else "empty"
-        return "list"
+            require(dtype.is_floating or dtype.is_integer or dtype.is_complex)
+            return partition.partial(value)
+        require(elements_of(value).length == self._unit.size)
+        return list_on_tower(partition, value, self._layout)
 
     def _settled(
         self, starts: Sequence[Tensor]
-    ) -> tuple[_Round, list[Tensor], list[Value]]:
+    ) -> tuple[_Round, list[Tensor], Values]:
         """A round, its own inputs, and the values of its outputs."""
         states = {
             index: self._in_rounds(index, value)
             for index, value in enumerate(self._inputs)
-            if self._use(index) in ("list", "empty")
+            if self._uses[index] in (Use.LIST, Use.EMPTY)
         }
         for _ in range(_PASSES):
             round_ = _Round(self._partition, self._unit)
@@ -224,80 +267,66 @@ class _Loop:
             if all(alike(states[i], joined_states[i]) for i in states):
                 return round_, tensors, ends
             states = joined_states
-        raise NeedsExchange
+        raise NotDivided
 
     def _in_rounds(self, index: int, value: Value) -> Value:
         """What is known of a list in any round."""
-        if value.element is None:
-            raise NeedsExchange
         is_fixed = index in self._kept or not self._goes_back
-        is_fixed = is_fixed and self._use(index) == "list"
+        is_fixed = is_fixed and self._uses[index] is Use.LIST
         length = self._unit.size if is_fixed else None
-        elements = dataclasses.replace(value.element, length=length)
+        elements = dataclasses.replace(elements_of(value), length=length)
         return Value(REPLICATED, shape=(), element=elements)
 
     def _given(
-        self, round_: _Round, starts: Sequence[Tensor], states: dict[int, Value]
+        self,
+        round_: _Round,
+        starts: Sequence[Tensor],
+        states: Mapping[int, Value],
     ) -> tuple[list[Tensor], list[Value]]:
         """Return the tensors that a round carries, and all of its inputs."""
         tensors, values = [], []
         for index, tensor in enumerate(starts):
-            like = self._body.inputs[index]
+            given, use = self._inputs[index], self._uses[index]
             if index not in self._kept:
+                like = self._body.inputs[index]
                 tensor = Tensor(like.dtype, like.shape, on_towers=True)
                 tensors.append(tensor)
-            use = self._use(index)
             if index in states:
                 value = dataclasses.replace(states[index], whole=tensor)
-                round_.uses[value] = use, index
-            elif use == "same":
-                value = dataclasses.replace(
-                    self._inputs[index],
-                    layout=REPLICATED,
-                    local=None,
-                    whole=tensor,
-                    linear=None,
-                    numbers=None,
-                )
             else:
-                shape = self._inputs[index].shape
-                value = Value(REPLICATED, whole=tensor, shape=shape)
-                if index in self._counters and not self._goes_back:
-                    round_.places.add(value)
-                else:
-                    round_.uses[value] = use, index
+                value = Value(REPLICATED, whole=tensor, shape=given.shape)
+            if use is Use.ANY:
+                value.known, value.element = given.known, given.element
+            elif use is Use.COUNT:
+                round_.places.add(value)
+            else:
+                round_.uses[value] = use, index
             values.append(value)
         return tensors, values
 
-    def _check(
-        self, round_: _Round, values: Sequence[Value], ends: Sequence[Value]
-    ) -> None:
+    def _check(self, round_: _Round, values: Values, ends: Values) -> None:
         """Refuse rounds that need another one's row."""
         for index in {*self._carried, *round_.popped}:
-            use, origin = round_.uses.get(ends[index], ("count", index))
-            if use == "count" and index in self._counters:
+            use = self._uses[index]
+            if use is Use.COUNT:
                 continue
-            right = origin == index and use not in ("count", "empty")
-            if index in round_.popped:
-                right = right and use == "popped"
-            if use == "sum":
+            after, origin = round_.uses.get(ends[index], (None, None))
+            require(origin == index and after in _ENDS[use])
+            require(index not in round_.popped or after is Use.POPPED)
+            if use is Use.SUM:
                 # What is added is not to repeat the entries of a sum.
-                shape = values[index].shape
-                is_whole = shape is not None and None not in shape
-                right = right and is_whole and shape == ends[index].shape
-            if not right:
-                raise NeedsExchange
+                shape = values[index].sizes
+                require(None not in shape and shape == ends[index].shape)
 
-    def _result(self, index: int, use: str, local: Tensor, end: Value) -> Value:
+    def _result(self, index: int, use: Use, local: Tensor, end: Value) -> Value:
         if index in self._counters:
             total = self._partition.cast(self._unit.total, local.dtype)
             known = np.asarray(self._unit.size, object)
             return Value(REPLICATED, whole=total, shape=(), known=known)
-        if use == "sum":
+        if use is Use.SUM:
             return Value(PARTIAL, local, shape=end.shape)
-        elements = end.element
-        assert elements is not None
-        if use == "popped":
+        elements = elements_of(end)
+        if use is Use.POPPED:
             # Nothing is left, as on one device.
             empty = Elements(elements.dtype, elements.declared, 0)
             return Value(REPLICATED, local, shape=(), element=empty)
@@ -305,7 +334,7 @@ class _Loop:
         elements = dataclasses.replace(
             elements,
             length=self._unit.size,
-            is_full=elements.is_full or use == "set",
+            is_full=elements.is_full or use is Use.SET,
         )
         return Value(self._layout, local, element=elements)
 
@@ -320,8 +349,8 @@ class _Round(Partitioner):
     Attributes:
         places: the numbers of the round's row.
         uses: of lists of which a tower has the elements of its rows, and of
-            sums: what was done with them in the round, and which of the inputs
-            they were; None: a list of zeros but for the row's own.
+            sums: their use after what was done with them, and which of the
+            inputs they were; None: a list of zeros but for the row's own.
         popped: the inputs of which the last element was taken.
     """
 
@@ -330,17 +359,16 @@ class _Round(Partitioner):
         super().__init__(
             dataclasses.replace(partition.unit, size=symbol("none")),
             partition.is_first,
-            partition.sizes,
             Builder(meets=False),
             partition.lists,
         )
-        self.graphs = partition.graphs
+        self.sizes, self.graphs = partition.sizes, partition.graphs
         self._row = unit
         self.places: set[Value] = set()
-        self.uses: dict[Value, tuple[str, Any]] = {}
+        self.uses: dict[Value, tuple[Use, int | None]] = {}
         self.popped: set[int] = set()
 
-    def _outputs(self, node: Node, inputs: list[Value]) -> list[Value]:
+    def _outputs(self, node: Node, inputs: list[Value]) -> Values:
         used = [self.uses[value] for value in inputs if value in self.uses]
         if node.type == "Identity" and (used or inputs[0] in self.places):
             return inputs
@@ -351,7 +379,7 @@ class _Round(Partitioner):
             return super()._outputs(node, inputs)
         if node.type == "TensorListLength":
             return [self._number_of_rows(node, inputs[0])]
-        use = self._use_after(node, inputs, used)
+        after = self._after(node, inputs, used)
         operands = list(inputs)
         if node.type in ("TensorListGetItem", "TensorListSetItem"):
             operands[1] = self._own_place(inputs[1])
@@ -362,41 +390,39 @@ class _Round(Partitioner):
             elements = inputs[0].element
             if elements and elements.is_full and elements.are_places:
                 self.places.add(outputs[1])
-        if use is not None:
-            self.uses[outputs[0]] = use
+        if after is not None:
+            self.uses[outputs[0]] = after
         return outputs
 
-    def _use_after(
-        self,
-        node: Node,
-        inputs: Sequence[Value],
-        used: Sequence[tuple[str, Any]],
-    ) -> tuple[str, Any] | None:
-        """What was done with a list or sum if an operation is done with it."""
-        kind = node.type.removeprefix("TensorList")
-        (use, origin), *others = used
-        if kind in _ADDS and use == "sum" and not others:
-            return use, origin
-        are_lists = all(own in ("list", "set") for own, _ in used)
-        if kind == "AddN" and are_lists and len(used) == len(inputs):
-            # All but one are zeros elsewhere.
-            origins = [own for _, own in used if own is not None]
-            if len(origins) <= 1:
-                return "list", origins[0] if origins else None
-        if others or inputs[0] not in self.uses:
-            raise NeedsExchange
-        if kind == "SetItem" and are_lists:
-            return "set", origin
-        if kind == "PushBack" and use == "empty":
-            return "pushed", origin
-        if kind == "PopBack" and are_lists and origin is not None:
-            self.popped.add(origin)
-            return "popped", origin
-        if kind == "ElementShape" or (kind == "GetItem" and are_lists):
-            return None
-        raise NeedsExchange
+    def _after(
+        self, node: Node, inputs: Values, used: Sequence[tuple[Use, int | None]]
+    ) -> tuple[Use, int | None] | None:
+        """The use of a list or sum after an operation; None: it is only read.
 
-    def _zeros(self, node: Node, inputs: Sequence[Value]) -> list[Value]:
+        Raises:
+            NotDivided: if a round may not do this.
+        """
+        are_lists = all(use in _LISTS for use, _ in used)
+        if node.type == "AddN" and are_lists and len(used) == len(inputs):
+            # All but one are zeros elsewhere.
+            origins = [origin for _, origin in used if origin is not None]
+            require(len(origins) <= 1)
+            return Use.LIST, origins[0] if origins else None
+        require(len(used) == 1)
+        ((use, origin),) = used
+        after = _AFTER.get((node.type, use))
+        require(after is Use.SUM or inputs[0] in self.uses)
+        if after is None:
+            reads = node.type == "TensorListGetItem" and are_lists
+            require(reads or node.type == "TensorListElementShape")
+            return None
+        if after is Use.POPPED:
+            if origin is None:
+                raise NotDivided
+            self.popped.add(origin)
+        return after, origin
+
+    def _zeros(self, node: Node, inputs: Values) -> Values:
         """A list of as many elements as there are rows."""
         count = self.cast(self._row.count, tf.int32)
         length = Value(REPLICATED, whole=count, shape=())
@@ -405,21 +431,18 @@ class _Round(Partitioner):
         outputs[0].element = elements and dataclasses.replace(
             elements, length=self._row.size
         )
-        self.uses[outputs[0]] = "list", None
+        self.uses[outputs[0]] = Use.LIST, None
         return outputs
 
     def _number_of_rows(self, node: Node, value: Value) -> Value:
-        elements = value.element
-        if elements is None or elements.length != self._row.size:
-            raise NeedsExchange
+        require(elements_of(value).length == self._row.size)
         whole = self.cast(self._row.total, node.output_dtype(0))
         known = np.asarray(self._row.size, object)
         return Value(REPLICATED, whole=whole, shape=(), known=known)
 
     def _own_place(self, place: Value) -> Value:
         """The place of a row among those of a tower."""
-        if place not in self.places:
-            raise NeedsExchange
+        require(place in self.places)
         number = self.replicated(place)
         start = self.cast(self._row.start, number.dtype)
         index = self.builder.op("Sub", [number, start], ())

@@ -9,15 +9,20 @@ and LeVeque, 1983) as exactly as on one device: nothing large is subtracted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import SIZE
-from keras_towers.partition.layouts import PARTIAL, REPLICATED, Sharded, Value
+from keras_towers.partition.builder import SIZE, AttrValue
+from keras_towers.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
@@ -29,13 +34,10 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 @rule("Mean")
 def _mean(
     partition: Partitioner, node: Node, value: Value, over: Value
-) -> list[Value] | None:
+) -> Values:
     """A mean of rows; no rows have none."""
-    gone, layout, rows = axes_of(over, value.rank), value.sharded, value.local
-    if gone is None or layout is None or rows is None:
-        return None
-    if layout.axis not in gone or not node.dtype(0).is_floating:
-        return None
+    gone, (layout, rows) = axes_of(over, value.rank), value.as_rows()
+    require(layout.axis in gone and node.dtype(0).is_floating)
     found = partition.variances.pop(node.operation.name, None)
     if found is not None:
         return [found]
@@ -44,13 +46,13 @@ def _mean(
     behind = _variance_behind(node.operation) if build.meets else None
     if behind is not None:
         mean, partition.variances[behind.name] = _moments(
-            partition, node.operation, behind, value, layout, along
+            partition, node.operation, behind, value, along
         )
         return [mean]
     # A sum might be too large for its dtype.
     (mean_of_tower,) = build.copy(node.operation, [rows, along])
-    share = partition.share(layout.unit, rows.dtype)
-    part = build.op("MulNoNan", [mean_of_tower, share], node.shapes[0])
+    fraction = partition.fraction(layout.unit, rows.dtype)
+    part = build.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
@@ -77,7 +79,7 @@ def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
         for operation in tensor.consumers():
             if operation.type in _COPIES:
                 waiting += operation.outputs
-            elif not _is_distance(operation, tensor, entries):
+            elif {*map(id, operation.inputs)} != {id(tensor), id(entries)}:
                 continue
             elif operation.type == "SquaredDifference":
                 yield operation.outputs[0]
@@ -85,15 +87,6 @@ def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
                 for square in operation.outputs[0].consumers():
                     if square.type == "Square":
                         yield square.outputs[0]
-
-
-def _is_distance(operation: Any, mean: Any, entries: Any) -> bool:
-    both = list(operation.inputs)
-    if len(both) != 2:
-        return False
-    return (both[0] is entries and both[1] is mean) or (
-        both[0] is mean and both[1] is entries
-    )
 
 
 def _same_axes(one: Any, other: Any) -> bool:
@@ -110,7 +103,6 @@ def _moments(
     mean: Any,
     variance: Any,
     value: Value,
-    layout: Sharded,
     along: Tensor,
 ) -> tuple[Value, Value]:
     """Return a mean and a variance of rows.
@@ -120,11 +112,9 @@ def _moments(
         mean: the operation of the mean.
         variance: that of the variance.
         value: of what they are.
-        layout: where its rows are.
         along: the axes that they reduce.
     """
-    build, rows = partition.builder, value.local
-    assert rows is not None
+    build, (layout, rows) = partition.builder, value.as_rows()
     keeps = {"keep_dims": AttrValue(b=True)}
     (own_mean,) = build.copy(mean, [rows, along])
     squares = build.op("SquaredDifference", [rows, own_mean], rows.shape)
@@ -135,17 +125,14 @@ def _moments(
         build.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    share, ones = (
-        partition.share(layout.unit, rows.dtype),
-        [1] * len(rows.shape),
-    )
-    shape = build.constant(ones, tf.int32)
-    share = build.op("Reshape", [share, shape], ones)
-    shares = build.exchange("gather", share, layout.axis)
+    fraction = partition.fraction(layout.unit, rows.dtype)
+    ones = [1] * value.rank
+    fraction = build.op("Reshape", [fraction, ones], ones)
+    fractions = build.exchange("gather", fraction, layout.axis)
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
-        weighted = build.op("MulNoNan", [tensors, shares], tensors.shape)
+        weighted = build.op("MulNoNan", [tensors, fractions], tensors.shape)
         return build.op(
             "Sum",
             [weighted, along],
@@ -188,17 +175,17 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def lay_out_own_mean(
-    partition: Partitioner, graph: Any, inputs: Sequence[Value]
+    partition: Partitioner, graph: Any, inputs: Values
 ) -> Value | None:
-    """Lay out a call of ``own_mean``; None: it is none, or not of rows."""
+    """Lay out a call of ``own_mean`` of rows; None: it is no such call."""
     if graph not in _MEANS:
         return None
     (x,) = inputs
     layout, rows = x.sharded, x.local
     if layout is None or rows is None or layout.axis or layout.blocks > 1:
         return None
-    build, along = partition.builder, partition.builder.constant([0], SIZE)
-    mean = build.op("Mean", [rows, along], keep_dims=True)
+    build = partition.builder
+    mean = build.op("Mean", [rows, [0]], keep_dims=True)
     shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
     # Where there are no rows, none of them has the mean of nothing.
     means = build.op("BroadcastTo", [mean, shape], rows.shape)

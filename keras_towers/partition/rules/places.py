@@ -11,9 +11,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_towers.partition.builder import NeedsExchange
-from keras_towers.partition.conversions import SIZE, static
-from keras_towers.partition.layouts import Below, Places, Sharded, Value, Values
+from keras_towers.partition.conversions import static
+from keras_towers.partition.layouts import (
+    Below,
+    Places,
+    Sharded,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
@@ -42,22 +48,16 @@ _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
 @rule("Where")
-def _where(
-    partition: Partitioner, node: Node, mask: Value
-) -> list[Value] | None:
+def _where(partition: Partitioner, node: Node, mask: Value) -> Values:
     """Each tower finds what is true of its own rows."""
-    layout, local, shape = mask.sharded, mask.local, mask.shape
-    if layout is None or local is None or shape is None:
-        return None
-    if layout.axis or layout.blocks != 1:
-        return None
+    layout, local = mask.as_rows()
+    require(not layout.axis and layout.blocks == 1)
     (indices,) = partition.builder.copy(node.operation, [local])
     unit = partition.data_dependent_unit(
         source(local), partition.length(indices)
     )
-    return [
-        indices_of(partition, indices, Sharded(0, unit), layout, len(shape))
-    ]
+    rows = Sharded(0, unit)
+    return [indices_of(partition, indices, rows, layout, mask.rank)]
 
 
 def indices_of(
@@ -74,8 +74,8 @@ def indices_of(
     """
     build = partition.builder
     start = partition.times(of.rows, of.unit.start)
-    ahead = [start, *[build.constant(0, SIZE)] * (rank - 1)]
-    numbers = build.op("AddV2", [own, partition.vector(ahead, SIZE)], own.shape)
+    ahead = partition.along(0, rank, start, 0)
+    numbers = build.op("AddV2", [own, ahead], own.shape)
     places = Places(own, rows, of.unit, of.rows, is_first_column=rank > 1)
     return Value(rows, numbers, shape=(rows.size, rank), numbers=places)
 
@@ -95,8 +95,8 @@ def _range(
     if rows.rows % step or not dtype.is_integer:
         return
     count = partition.times(rows.rows, rows.unit.count)
-    ends = build.constant(0, dtype), partition.cast(count, dtype)
-    numbers = build.op("Range", [*ends, build.constant(step, dtype)], (None,))
+    count = partition.cast(count, dtype)
+    numbers = build.op("Range", [0, count, step], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].numbers = Places(numbers, layout, rows.unit, rows.rows, step)
     outputs[0].shape = (layout.size,)
@@ -105,23 +105,20 @@ def _range(
 @rule("DynamicPartition")
 def _parted(
     partition: Partitioner, node: Node, values: Value, parts: Value
-) -> list[Value] | None:
+) -> Values:
     """Each tower parts its own rows."""
-    layout, rank = parts.sharded, len(parts.shape or ())
-    if layout is None or layout.axis or layout.blocks != 1:
-        return None
-    rows = partition.rows(values, layout)
-    if rows is None or parts.local is None or values.shape is None:
-        return None
-    shape = static((None, *values.shape[rank:]))
+    layout, own_parts = parts.as_rows()
+    require(not layout.axis and layout.blocks == 1)
+    rows, behind = partition.rows(values, layout), values.sizes[parts.rank :]
+    shape = static((None, *behind))
     found = partition.builder.copy(
-        node.operation, [rows, parts.local], [shape] * node.num_outputs
+        node.operation, [rows, own_parts], [shape] * node.num_outputs
     )
     results = []
     for index, local in enumerate(found):
-        key = source(parts.local), index
+        key = source(own_parts), index
         unit = partition.data_dependent_unit(key, partition.length(local))
-        sizes = (unit.size, *values.shape[rank:])
+        sizes = (unit.size, *behind)
         results.append(Value(Sharded(0, unit), local, shape=sizes))
     return results
 
@@ -136,8 +133,8 @@ def _limited(
     """Indices along an axis, or zeros."""
     limit: Any = 1
     if node.type != "ZerosLike":
-        axes = [-1] if node.type == "TopKV2" else numbers(inputs[1])
-        limit = (inputs[0].shape or (None,))[axes[0]] if axes else None
+        axis = -1 if node.type == "TopKV2" else numbers(inputs[1])[0]
+        limit = (inputs[0].shape or (None,))[axis]
     is_integer = node.output_dtype(len(outputs) - 1).is_integer
     if is_integer and isinstance(limit, int):
         outputs[-1].numbers = Below(limit)
@@ -147,8 +144,7 @@ def _is_below(value: Value, limit: int) -> bool:
     """Whether integers are at least 0 and less than a limit."""
     if isinstance(value.numbers, Below):
         return value.numbers.limit <= limit
-    entries = numbers(value)
-    return entries is not None and all(0 <= entry < limit for entry in entries)
+    return all(0 <= entry < limit for entry in numbers(value))
 
 
 # ---- what is made of them ----------------------------------------------------
@@ -169,7 +165,7 @@ def _made_of_numbers(
             continue
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
-        results = _without_exchange(partition, node, numbered) or ()
+        results = _without_exchange(partition, node, numbered)
         for moved, output in zip(results, outputs, strict=False):
             if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
@@ -180,18 +176,15 @@ def _made_of_numbers(
 
 def _without_exchange(
     partition: Partitioner, node: Node, inputs: Values
-) -> list[Value] | None:
+) -> Values:
     """Lay out an operation on what towers number of their own.
 
     What is exchanged counts from the first rows of several towers.
     """
     exchanges = len(partition.builder.exchanges)
-    try:
-        outputs = partition.by_rule(node, inputs)
-    except NeedsExchange:
-        return None
-    alike = len(partition.builder.exchanges) == exchanges
-    return outputs if alike else None
+    outputs = partition.by_rule(node, inputs)
+    require(len(partition.builder.exchanges) == exchanges)
+    return outputs
 
 
 def _is_exact(node: Node, at: int) -> bool:
@@ -232,8 +225,8 @@ def _takes_first_column(node: Node, inputs: Values) -> bool:
 def _becomes_column(node: Node, inputs: Values) -> bool:
     """Whether tensors become columns, and the first of them is one."""
     rank, is_pack = node.shapes[0].rank or 0, node.type == "Pack"
-    axes = [node.attr("axis")] if is_pack else numbers(inputs[-1])
-    if not axes or rank < 2 or axes[0] % rank != rank - 1:
+    axis = node.attr("axis") if is_pack else numbers(inputs[-1])[0]
+    if rank < 2 or axis % rank != rank - 1:
         return False
     return is_pack or (inputs[0].shape or ())[-1:] == (1,)
 
@@ -246,9 +239,8 @@ def _computed(
         return {"grain": 1} if _is_below(other, places.grain) else None
     if node.type == "Maximum":
         return {} if _is_below(other, 1) else None
-    factors = numbers(other) or [0]
-    by = factors[0]
-    if len(factors) > 1 or by < 1:
+    by, *more = numbers(other)
+    if more or by < 1:
         return None
     rows, grain = places.rows, places.grain
     if node.type == "Mul":

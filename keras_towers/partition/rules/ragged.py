@@ -6,15 +6,17 @@ Of the latter ``tf.repeat`` makes them along a first axis.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from keras_towers.partition.layouts import (
+    NotDivided,
     Sharded,
     Splits,
     Value,
     Values,
+    require,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -28,20 +30,17 @@ def _part(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """All but the first, or all but the last."""
-    splits, ends = inputs[0].numbers, [numbers(value) for value in inputs[1:]]
-    if not isinstance(splits, Splits) or splits.part != "both":
-        return
+    splits = _splits(inputs[0], "both")
+    begin, end, stride = [numbers(value) for value in inputs[1:]]
     masks = node.attr("begin_mask"), node.attr("end_mask")
-    if masks == (0, 1) and (ends[0], ends[2]) == ([1], [1]):
-        part = "end"
-    elif masks == (1, 0) and ends[1:] == [[-1], [1]]:
-        part = "begin"
-    else:
-        return
+    is_end = masks == (0, 1) and begin == [1]
+    require(is_end or (masks == (1, 0) and end == [-1]))
+    require(stride == [1])
     local_ends = [partition.replicated(value) for value in inputs[1:]]
     (local,) = partition.builder.copy(
         node.operation, [splits.local, *local_ends]
     )
+    part = "end" if is_end else "begin"
     outputs[0].numbers = Splits(local, splits.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
@@ -49,40 +48,34 @@ def _part(
 @rule("Sub")
 def _lengths(
     partition: Partitioner, node: Node, ends: Value, begins: Value
-) -> list[Value] | None:
-    last, first = ends.numbers, begins.numbers
-    if not isinstance(last, Splits) or not isinstance(first, Splits):
-        return None
-    if (last.part, first.part) != (
-        "end",
-        "begin",
-    ) or last.unit is not first.unit:
-        return None
+) -> Values:
+    last, first = _splits(ends, "end"), _splits(begins, "begin")
+    require(last.unit is first.unit)
     layout = Sharded(0, partition.unit)
     lengths = partition.on_towers(node, [last.local, first.local], layout)
     # All rows together have as many entries as there are.
-    partition.note_unit(("repeated", lengths[0].local), last.unit)
+    partition.units.setdefault(("repeated", lengths[0].local), last.unit)
     return lengths
 
 
 @rule("RaggedTensorToTensor")
-def _filled_up(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _filled_up(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Rows that are filled up to a length that is known."""
-    target, entries, default, splits_ = inputs[:4]
-    splits, sizes = splits_.numbers, numbers(target)
-    if not isinstance(splits, Splits) or splits.part != "both":
-        return None
+    require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
+    target, entries, default, ends = inputs
+    splits, sizes = _splits(ends, "both"), numbers(target)
     # The number of rows is that of those that are given.
-    if sizes is None or len(sizes) < 2 or sizes[0] != -1 or sizes[1] < 0:
-        return None
+    require(len(sizes) > 1 and sizes[0] == -1 and sizes[1] >= 0)
     rows = partition.rows(entries, Sharded(0, splits.unit))
-    if rows is None or node.attr("row_partition_types") != [b"ROW_SPLITS"]:
-        return None
-    all_have = [partition.replicated(value) for value in (target, default)]
-    operands = [all_have[0], rows, all_have[1], splits.local]
+    shape, fill = map(partition.replicated, (target, default))
+    operands = [shape, rows, fill, splits.local]
     return partition.on_towers(node, operands, Sharded(0, partition.unit))
+
+
+def _splits(value: Value, part: str) -> Splits:
+    """Integers that are such a part of splits."""
+    require(isinstance(value.numbers, Splits) and value.numbers.part == part)
+    return cast("Splits", value.numbers)
 
 
 # ---- tf.repeat ---------------------------------------------------------------
@@ -99,62 +92,56 @@ _PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
 _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 
-def repeated_rows(partition: Partitioner, node: Node) -> Value | None:
-    """Return what each tower repeats of its own entries, if this does."""
+def repeated_rows(partition: Partitioner, node: Node) -> Value:
+    """Return what each tower repeats of its own entries.
+
+    Raises:
+        NotDivided: if an operation does no such thing.
+    """
     parts = _parts(node)
-    if parts is None:
-        return None
     layout = Sharded(0, partition.unit)
     entries, lengths = (
         partition.values.get(parts[name].name)
         for name in ("entries", "lengths")
     )
-    if entries is None or lengths is None or lengths.layout != layout:
-        return None
-    if lengths.local is None or len(entries.shape or ()) != 1:
-        return None
+    if entries is None or lengths is None:
+        raise NotDivided
+    of_lengths, own_lengths = lengths.as_rows()
+    require(of_lengths == layout and entries.rank == 1)
     rows = partition.rows(entries, layout)
-    if rows is None:
-        return None
-    at = _entry_of_each(partition, lengths.local)
-    key = "repeated", source(lengths.local)
+    at = _entry_of_each(partition, own_lengths)
+    key = "repeated", source(own_lengths)
     unit = partition.data_dependent_unit(key, partition.length(at))
     build, output = partition.builder, Sharded(0, unit)
-    along = build.constant(0, tf.int32)
-    local = build.op("GatherV2", [rows, at, along], (None,))
+    local = build.op("GatherV2", [rows, at, 0], (None,))
     result, places = Value(output, local, shape=(unit.size,)), entries.places
     if places is not None and places.layout == layout:
-        local = build.op("GatherV2", [places.local, at, along], (None,))
+        local = build.op("GatherV2", [places.local, at, 0], (None,))
         result.numbers = dataclasses.replace(places, local=local, layout=output)
     return result
 
 
 def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
     """The number of the entry that is repeated, counted from a tower's own."""
-    build, dtype = partition.builder, lengths.dtype
-    zero, one = build.constant(0, dtype), build.constant(1, dtype)
-    first, second = (build.constant(axis, tf.int32) for axis in (0, 1))
-    most = build.op("Max", [lengths, first], (), keep_dims=False)
-    most = build.op("Maximum", [most, zero], ())
-    numbers = build.op("Range", [zero, most, one], (None,))
-    ends = build.op("ExpandDims", [lengths, second], (None, 1))
+    build = partition.builder
+    most = build.op("Max", [lengths, 0], (), keep_dims=False)
+    most = build.op("Maximum", [most, 0], ())
+    numbers = build.op("Range", [0, most, 1], (None,))
+    ends = build.op("ExpandDims", [lengths, 1], (None, 1))
     mask = build.op("Less", [numbers, ends], (None, None))
     at = build.op("Where", [mask], (None, 2))
-    return build.op("GatherV2", [at, first, second], (None,))
+    return build.op("GatherV2", [at, 0, 1], (None,))
 
 
-def _parts(node: Node) -> dict[str, Any] | None:
-    """The tensors of which it is made, by their names; None: it is not."""
+def _parts(node: Node) -> dict[str, Any]:
+    """The tensors of which it is made, by their names."""
     parts: dict[str, Any] = {}
-    if node.shapes[0].rank != 1:
-        return None
-    if not _matches(node.operation, _REPEAT, parts):
-        return None
+    require(node.shapes[0].rank == 1)
+    require(_matches(node.operation, _REPEAT, parts))
     for name, pattern in (("most", _MOST), ("all_lengths", _LENGTHS)):
-        if not _matches(parts[name].op, pattern, parts):
-            return None
-    is_exact = parts["lengths"].dtype in (tf.int32, tf.int64)
-    return parts if is_exact else None
+        require(_matches(parts[name].op, pattern, parts))
+    require(parts["lengths"].dtype in (tf.int32, tf.int64))
+    return parts
 
 
 def _matches(operation: Any, pattern: Any, parts: dict[str, Any]) -> bool:

@@ -7,7 +7,13 @@ import numpy as np
 from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.conversions import static
 from keras_towers.partition.factors import ONE, Factors, along
-from keras_towers.partition.layouts import REPLICATED, Shape, Value
+from keras_towers.partition.layouts import (
+    REPLICATED,
+    Shape,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
@@ -16,29 +22,31 @@ _LINEAR = ("Sum", "Mean")
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
 
-def numbers(value: Value) -> list[int] | None:
-    """Return the entries of a vector or a number, if all are known."""
-    if value.known is None:
-        return None
+def numbers(value: Value) -> list[int]:
+    """Return the entries of a vector or a number.
+
+    Raises:
+        NotDivided: if they are not known.
+    """
+    require(value.known is not None)
     entries = list(np.ravel(value.known))
-    if any(isinstance(e, Size) or e is UNKNOWN for e in entries):
-        return None
+    require(not any(isinstance(e, Size) or e is UNKNOWN for e in entries))
     return [int(entry) for entry in entries]
 
 
-def axes_of(value: Value, rank: int) -> list[int] | None:
-    """Return the axes that a value names, each 0 or more."""
-    entries = numbers(value)
-    if entries is None or not rank:
-        return None
-    return sorted({axis % rank for axis in entries})
+def axes_of(value: Value, rank: int) -> list[int]:
+    """Return the axes that a value names, each 0 or more.
+
+    Raises:
+        NotDivided: if they are not known, or there are none.
+    """
+    require(rank)
+    return sorted({axis % rank for axis in numbers(value)})
 
 
 @axes(*_LINEAR, *_EXTREMES, "EuclideanNorm")
-def _reduced_axes(node: Node, value: Value, over: Value) -> Factors | None:
+def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
     gone = axes_of(over, value.rank)
-    if gone is None:
-        return None
     keeps = node.attr("keep_dims")
     left = [
         ONE if axis in gone else axis
@@ -58,16 +66,13 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors | None:
 @rule(*_EXTREMES)
 def _extreme(
     partition: Partitioner, node: Node, value: Value, over: Value
-) -> list[Value] | None:
+) -> Values:
     """That of each tower first, then that of these."""
-    gone, layout, rows = axes_of(over, value.rank), value.sharded, value.local
-    if gone is None or layout is None or rows is None:
-        return None
-    if layout.axis not in gone or not partition.builder.meets:
-        return None
-    build = partition.builder
+    build, gone = partition.builder, axes_of(over, value.rank)
+    layout, rows = value.as_rows()
+    require(layout.axis in gone and build.meets)
     along = build.constant(gone, node.dtype(1))
-    sizes = enumerate(value.shape or ())
+    sizes = enumerate(value.sizes)
     shape = static([1 if axis in gone else size for axis, size in sizes])
     (extreme,) = build.copy(
         node.operation, [rows, along], [shape], {"keep_dims": AttrValue(b=True)}
@@ -78,24 +83,21 @@ def _extreme(
 
 
 @axes("Cumsum", "Cumprod", "CumulativeLogsumexp")
-def _cumulated(node: Node, value: Value, over: Value) -> Factors | None:
-    gone = axes_of(over, value.rank)
+def _cumulated(node: Node, value: Value, over: Value) -> Factors:
     linear = [[0]] if node.type == "Cumsum" else ()
-    return None if gone is None else along(gone, [value, over], 1, linear)
+    return along(axes_of(over, value.rank), [value, over], 1, linear)
 
 
 @axes("ArgMax", "ArgMin")
-def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors | None:
-    gone = axes_of(over, value.rank)
-    return None if gone is None else along(gone, [value, over], keeps=False)
+def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors:
+    return along(axes_of(over, value.rank), [value, over], keeps=False)
 
 
 @shape_of("TopKV2")
-def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape | None:
-    if value.shape is None or count.known is None:
-        return None
+def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape:
+    require(count.known is not None)
     size = count.known.flat[0]
-    return (*value.shape[:-1], None if size is UNKNOWN else size)
+    return (*value.sizes[:-1], None if size is UNKNOWN else size)
 
 
 @axes("L2Loss")

@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_towers.partition.conversions import SIZE
+from keras_towers.partition.builder import SIZE
 from keras_towers.partition.division import divided
 from keras_towers.partition.factors import ONE, Factors, along
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
+    NotDivided,
     Shape,
     Sharded,
     Value,
+    Values,
+    require,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -28,14 +31,11 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
-def _sizes(
-    partition: Partitioner, node: Node, *values: Value
-) -> list[Value] | None:
-    if any(v.shape is None or isinstance(v.layout, ListOf) for v in values):
-        return None
+def _sizes(partition: Partitioner, node: Node, *values: Value) -> Values:
+    require(not any(isinstance(value.layout, ListOf) for value in values))
     build, results = partition.builder, []
     for index, value in enumerate(values):
-        known: Any = [UNKNOWN if s is None else s for s in value.shape or ()]
+        known: Any = [UNKNOWN if s is None else s for s in value.sizes]
         dtype = node.output_dtype(index)
         if node.type == "Rank":
             whole, known = build.constant(value.rank, dtype), value.rank
@@ -54,7 +54,7 @@ def _sizes(
 def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
     """The sizes of a value on one device."""
     entries: list[Tensor] = []
-    for axis, size in enumerate(value.shape or ()):
+    for axis, size in enumerate(value.sizes):
         entry = partition.size(size)
         if entry is None:
             # No axis of rows, so that all have as many.
@@ -67,11 +67,10 @@ def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
     return entries
 
 
-def target_sizes(node: Node, target: Value) -> list[Any] | None:
+def target_sizes(node: Node, target: Value) -> list[Any]:
     """Return the entries of a shape to make, None where they are not known."""
     output = node.shapes[0]
-    if output.rank is None:
-        return None
+    require(output.rank is not None)
     if target.known is None:
         return list(output)
     return [
@@ -80,44 +79,41 @@ def target_sizes(node: Node, target: Value) -> list[Any] | None:
     ]
 
 
-def rows_of_sizes(
-    partition: Partitioner, sizes: Sequence[Any] | None
-) -> Sharded | None:
-    """Return where a tensor of some sizes may have rows of a unit."""
-    layouts = [partition.rows_along(a, s) for a, s in enumerate(sizes or ())]
+def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
+    """Return where a tensor of some sizes has rows of a unit.
+
+    Raises:
+        NotDivided: if it has none, or may have them along several axes.
+    """
+    layouts = [partition.rows_along(a, s) for a, s in enumerate(sizes)]
     grown = [
         layout
-        for layout, size in zip(layouts, sizes or (), strict=True)
+        for layout, size in zip(layouts, sizes, strict=True)
         if isinstance(size, Size) or layout is not None
     ]
-    return grown[0] if len(grown) == 1 else None
+    if len(grown) != 1 or grown[0] is None:
+        raise NotDivided
+    return grown[0]
 
 
 @rule("BroadcastTo")
 def _broadcast(
     partition: Partitioner, node: Node, value: Value, target: Value
-) -> list[Value] | None:
+) -> Values:
     sizes = target_sizes(node, target)
-    if sizes is None or value.shape is None:
-        return None
-    ahead, rows = len(sizes) - value.rank, value.local
-    layout = value.sharded
-    if layout is not None:
+    ahead = len(sizes) - len(value.sizes)
+    if value.sharded is not None:
+        layout, rows = value.as_rows()
         layout = layout.along(layout.axis + ahead)
         # A single row may be repeated as often as a size says.
-        if sizes[layout.axis] != layout.size:
-            return None
+        require(sizes[layout.axis] == layout.size)
     else:
         layout = rows_of_sizes(partition, sizes)
-        if layout is None:
-            return None
         axis = layout.axis - ahead
-        if axis < 0 or value.shape[axis] == 1:
+        if axis < 0 or value.sizes[axis] == 1:
             rows = partition.replicated(value)
         else:
             rows = partition.rows(value, layout.along(axis))
-    if rows is None:
-        return None
     shape = partition.local_target(target, sizes, layout)
     return partition.on_towers(node, [rows, shape], layout, shapes=[sizes])
 
@@ -125,51 +121,43 @@ def _broadcast(
 @rule("Fill")
 def _filled(
     partition: Partitioner, node: Node, target: Value, value: Value
-) -> list[Value] | None:
+) -> Values:
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
-    if sizes is None or layout is None:
-        return None
     shape = partition.local_target(target, sizes, layout)
     operands = [shape, partition.replicated(value)]
     return partition.on_towers(node, operands, layout, shapes=[sizes])
 
 
 @shape_of("BroadcastTo")
-def _shape_of_broadcast(
-    node: Node, value: Value, target: Value
-) -> Shape | None:
-    sizes = target_sizes(node, target)
-    return None if sizes is None else tuple(sizes)
+def _shape_of_broadcast(node: Node, value: Value, target: Value) -> Shape:
+    return tuple(target_sizes(node, target))
 
 
 @shape_of("Fill")
-def _shape_of_fill(node: Node, target: Value, value: Value) -> Shape | None:
-    return _shape_of_broadcast(node, value, target)
+def _shape_of_fill(node: Node, target: Value, value: Value) -> Shape:
+    return tuple(target_sizes(node, target))
 
 
 @shape_of("Range")
-def _shape_of_range(
-    node: Node, start: Value, end: Value, step: Value
-) -> Shape | None:
+def _shape_of_range(node: Node, start: Value, end: Value, step: Value) -> Shape:
     first, last, by = (
-        None if value.known is None else value.known.flat[0]
+        UNKNOWN if value.known is None else value.known.flat[0]
         for value in (start, end, step)
     )
-    is_known = last is not None and last is not UNKNOWN
-    return (last,) if first == 0 and by == 1 and is_known else None
+    require(first == 0 and by == 1 and last is not UNKNOWN)
+    return (last,)
 
 
 @shape_of("Reshape")
-def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape | None:
+def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape:
     """Find the one size of a shape that is not known by all others."""
     sizes = target_sizes(node, target)
-    if sizes is None or sizes.count(None) != 1 or value.shape is None:
-        return None if sizes is None else tuple(sizes)
-    rest: Any = math.prod(size for size in sizes if size is not None)
-    whole = math.prod(UNKNOWN if size is None else size for size in value.shape)
+    if sizes.count(None) != 1 or value.shape is None:
+        return tuple(sizes)
+    rest = _product([size for size in sizes if size is not None])
     if isinstance(rest, Size) or rest:
-        size: Any = whole // rest
+        size: Any = _product(value.shape) // rest
         sizes[sizes.index(None)] = None if size is UNKNOWN else size
     return tuple(sizes)
 
@@ -177,23 +165,18 @@ def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape | None:
 @rule("Reshape")
 def _reshaped(
     partition: Partitioner, node: Node, value: Value, target: Value
-) -> list[Value] | None:
+) -> Values:
     sizes = _shape_of_reshape(node, value, target)
-    if sizes is None:
-        return None
     if value.is_partial:
         factors = Factors([None, None], [[None] * len(sizes)], [[0]])
         return divided(partition, node, [value, target], factors)
-    if value.sharded is None or value.local is None:
-        return None
-    layout = _rows_after(value.sharded, value.shape or (), sizes)
-    if layout is None:
-        return None
-    given = [value.local, partition.local_target(target, sizes, layout)]
+    before, rows = value.as_rows()
+    layout = _rows_after(before, value.sizes, sizes)
+    given = [rows, partition.local_target(target, sizes, layout)]
     return partition.on_towers(node, given, layout, shapes=[sizes])
 
 
-def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded | None:
+def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
     """Where the rows are in another shape of the same entries.
 
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
@@ -208,10 +191,10 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded | None:
             rows = count // blocks
             if _product(sizes[axis + 1 :]) * rows == behind:
                 return Sharded(axis, layout.unit, blocks, rows)
-    return None
+    raise NotDivided
 
 
-def _product(sizes: Shape) -> Any:
+def _product(sizes: Sequence[Any]) -> Any:
     """How many entries there are; ``UNKNOWN`` if it is not known."""
     return math.prod(UNKNOWN if size is None else size for size in sizes)
 
@@ -228,29 +211,27 @@ def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
 @rule("Tile")
 def _tiled(
     partition: Partitioner, node: Node, value: Value, times: Value
-) -> list[Value] | None:
+) -> Values:
     """What all have is repeated as rows."""
+    require(value.sharded is None)
     sizes = _shape_of_tile(node, value, times)
-    if sizes is None or value.shape is None or value.sharded is not None:
-        return None
     for axis, size in enumerate(sizes):
         layout = partition.rows_along(axis, size)
         # The number of channels may be a multiple of that of examples.
-        if layout is None or value.shape[axis] != 1:
+        if layout is None or value.sizes[axis] != 1:
             continue
         shape = partition.local_target(times, times.known, layout)
         given = [partition.replicated(value), shape]
         return partition.on_towers(node, given, layout, shapes=[sizes])
-    return None
+    raise NotDivided
 
 
 @shape_of("Tile")
-def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape | None:
-    if value.shape is None or times.known is None:
-        return None
+def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape:
+    require(times.known is not None)
     sizes = [
         UNKNOWN if size is None else size * number
-        for size, number in zip(value.shape, times.known, strict=True)
+        for size, number in zip(value.sizes, times.known, strict=True)
     ]
     return tuple(None if size is UNKNOWN else size for size in sizes)
 
@@ -259,11 +240,8 @@ def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape | None:
 
 
 @axes("Transpose", "ConjugateTranspose")
-def _transposed(node: Node, value: Value, order: Value) -> Factors | None:
-    places = numbers(order)
-    if places is None:
-        return None
-    return Factors([range(value.rank), None], [places], [[0]])
+def _transposed(node: Node, value: Value, order: Value) -> Factors:
+    return Factors([range(value.rank), None], [numbers(order)], [[0]])
 
 
 def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
@@ -274,11 +252,8 @@ def _with_axis(value: Value, at: int, label: Any) -> list[Any]:
 
 
 @axes("ExpandDims")
-def _expanded(node: Node, value: Value, at: Value) -> Factors | None:
-    places = numbers(at)
-    if places is None:
-        return None
-    labels = _with_axis(value, places[0], ONE)
+def _expanded(node: Node, value: Value, at: Value) -> Factors:
+    labels = _with_axis(value, numbers(at)[0], ONE)
     return Factors([range(value.rank), None], [labels], [[0]])
 
 
@@ -296,10 +271,11 @@ def _one_hot(node: Node, places: Value, *options: Value) -> Factors:
 
 
 @axes("Squeeze")
-def _squeezed(node: Node, value: Value) -> Factors | None:
+def _squeezed(node: Node, value: Value) -> Factors:
     gone = {axis % value.rank for axis in node.attr("squeeze_dims")}
     # Without axes, those of size 1 go, which may be the one of a single row.
-    return along(gone, [value], 1, [[0]], keeps=False) if gone else None
+    require(gone)
+    return along(gone, [value], 1, [[0]], keeps=False)
 
 
 @axes("Unpack")
@@ -309,9 +285,8 @@ def _unpacked(node: Node, value: Value) -> Factors:
 
 
 @axes("ReverseV2", "Roll")
-def _reversed(node: Node, *inputs: Value) -> Factors | None:
-    gone = axes_of(inputs[-1], inputs[0].rank)
-    return None if gone is None else along(gone, inputs, 1, [[0]])
+def _reversed(node: Node, *inputs: Value) -> Factors:
+    return along(axes_of(inputs[-1], inputs[0].rank), inputs, 1, [[0]])
 
 
 @axes("ReverseSequence")
@@ -322,34 +297,23 @@ def _reversed_sequence(node: Node, value: Value, lengths: Value) -> Factors:
 
 
 @axes("ConcatV2")
-def _axes_of_concat(node: Node, *values: Value) -> Factors | None:
+def _axes_of_concat(node: Node, *values: Value) -> Factors:
     gone, count = axes_of(values[-1], values[0].rank), len(values) - 1
-    if not gone:
-        return None
     labels = [None if a in gone else a for a in range(values[0].rank)]
     return Factors([*[labels] * count, None], [labels], [range(count)])
 
 
 @rule("ConcatV2")
-def _concat(
-    partition: Partitioner, node: Node, *values: Value
-) -> list[Value] | None:
+def _concat(partition: Partitioner, node: Node, *values: Value) -> Values:
     """Rows of several tensors, one after the other, are blocks of rows."""
     *parts, over = values
-    layouts = [part.sharded for part in parts]
-    operands = [part.local for part in parts if part.local is not None]
-    first, shape = layouts[0], list(parts[0].shape or ())
-    if first is None or axes_of(over, len(shape)) != [first.axis]:
-        return None
-    blocks = 0
-    for layout in layouts:
-        if (
-            layout is None
-            or dataclasses.replace(layout, blocks=first.blocks) != first
-        ):
-            return None
-        blocks += layout.blocks
+    layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
+    first, shape = layouts[0], list(parts[0].sizes)
+    require(axes_of(over, len(shape)) == [first.axis])
+    like = {dataclasses.replace(layout, blocks=1) for layout in layouts}
+    require(len(like) == 1)
+    blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    operands.append(partition.replicated(over))
-    return partition.on_towers(node, operands, joined, shapes=[shape])
+    given = [*operands, partition.replicated(over)]
+    return partition.on_towers(node, given, joined, shapes=[shape])

@@ -7,13 +7,21 @@ those of one view. Each tower takes those of its own examples.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from keras_towers.partition.conversions import SIZE, local_shape, static
+from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.division import divided
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Shape, Sharded, Value
+from keras_towers.partition.layouts import (
+    NotDivided,
+    Shape,
+    Sharded,
+    Value,
+    Values,
+    require,
+)
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.rules.reductions import axes_of
@@ -21,13 +29,9 @@ from keras_towers.partition.sizes import UNKNOWN
 from keras_towers.partition.slice_spans import Span, spans
 
 
-def _spans(
-    node: Node, shape: Sequence[Any] | None, ends: Sequence[Value]
-) -> list[Span] | None:
-    """What a slice takes of each axis; None: it is not known."""
+def _spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
+    """What a slice takes of each axis."""
     known = [_entries(end) for end in ends]
-    if shape is None or any(entries is None for entries in known):
-        return None
     if node.type.startswith("StridedSlice"):
         return spans(node, shape, *known)
     taken = []
@@ -41,12 +45,13 @@ def _spans(
     return taken
 
 
-def _entries(value: Value) -> Any:
+def _entries(value: Value) -> Sequence[Any]:
     """What is known of the ends of a slice."""
-    if value.known is not None or not value.shape:
-        return value.known
-    (count,) = value.shape
-    return [UNKNOWN] * count if isinstance(count, int) else None
+    if value.known is not None:
+        return cast("Sequence[Any]", value.known)
+    (count,) = value.sizes
+    require(isinstance(count, int))
+    return [UNKNOWN] * count
 
 
 def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
@@ -63,10 +68,8 @@ def _labels(taken: Sequence[Span], rank: int) -> tuple[list[Any], list[Any]]:
 
 
 @axes("StridedSlice", "Slice")
-def _sliced_axes(node: Node, value: Value, *ends: Value) -> Factors | None:
-    taken = _spans(node, value.shape, ends)
-    if taken is None:
-        return None
+def _sliced_axes(node: Node, value: Value, *ends: Value) -> Factors:
+    taken = _spans(node, value.sizes, ends)
     whole, left = _labels(taken, value.rank)
     entries = {}
     if node.type == "Slice":
@@ -76,15 +79,13 @@ def _sliced_axes(node: Node, value: Value, *ends: Value) -> Factors | None:
 
 
 @shape_of("StridedSlice", "Slice")
-def _shape(node: Node, value: Value, *ends: Value) -> Shape | None:
-    taken, shape = _spans(node, value.shape, ends), value.shape
-    if taken is None or shape is None:
-        return None
+def _shape(node: Node, value: Value, *ends: Value) -> Shape:
     sizes: list[Any] = []
-    for span in taken:
+    for span in _spans(node, value.sizes, ends):
         size: Any = 1
         if span.axis is not None:
-            size = shape[span.axis] if span.size is None else span.size
+            whole = value.sizes[span.axis]
+            size = whole if span.size is None else span.size
         if span.stride != 1:
             # Rows of which every so many were taken are no rows of a unit.
             size = UNKNOWN
@@ -96,89 +97,78 @@ def _shape(node: Node, value: Value, *ends: Value) -> Shape | None:
 @rule("StridedSlice", "Slice")
 def _sliced(
     partition: Partitioner, node: Node, value: Value, *ends: Value
-) -> list[Value] | None:
-    taken = _spans(node, value.shape, ends)
-    if value.sharded is None or taken is None:
-        return None
-    span = _blocks_in(taken, value.sharded.axis)
-    if span is None:
-        return None
-    return _blocks(partition, value, span.begin, span.size)
+) -> Values:
+    layout, _ = value.as_rows()
+    span = _part_of(_spans(node, value.sizes, ends), layout.axis)
+    return [_blocks(partition, value, span.begin, span.size)]
 
 
-def _blocks_in(taken: Sequence[Span], axis: int) -> Span | None:
+def _part_of(taken: Sequence[Span], axis: int) -> Span:
     """The part of an axis that is taken, if all others are taken whole."""
     parts = [span for span in taken if not span.is_whole]
-    if len(parts) != 1 or parts[0].axis != axis:
-        return None
-    (span,) = parts
-    return None if span.dropped or span.stride != 1 else span
+    require(len(parts) == 1 and parts[0].axis == axis)
+    require(not parts[0].dropped and parts[0].stride == 1)
+    return parts[0]
 
 
 def _blocks(
     partition: Partitioner, value: Value, begin: Any, size: Any
-) -> list[Value] | None:
+) -> Value:
     """Some blocks of the rows of a tensor."""
-    layout, tensor, shape = value.sharded, value.local, list(value.shape or ())
-    if layout is None or tensor is None:
-        return None
-    first, count = _rows_of_blocks(layout, begin), layout.blocks_in(size)
-    if first is None or not count:
-        return None
-    part = dataclasses.replace(layout, blocks=count)
-    units = layout.unit.count
-    ahead = _times_or_zero(partition, first, units)
-    rows = partition.times(part.count, units)
-    local = partition.sliced(tensor, shape, layout.axis, ahead, rows)
+    (layout, tensor), shape = value.as_rows(), list(value.sizes)
+    part = _with_blocks(layout, size)
+    ahead = _rows_ahead(layout, begin)
+    rows = partition.times(part.count, layout.unit.count)
+    local = partition.sliced(
+        tensor,
+        shape,
+        layout.axis,
+        ahead and partition.times(ahead, layout.unit.count),
+        rows,
+    )
     shape[layout.axis] = part.size
-    return [Value(part, local, shape=tuple(shape))]
+    return Value(part, local, shape=tuple(shape))
 
 
-def _rows_of_blocks(layout: Sharded, begin: Any) -> int | None:
-    """How many rows of each unit are ahead of a block, if one begins there."""
-    blocks = 0 if begin == 0 else layout.blocks_in(begin)
-    return None if blocks is None else blocks * layout.rows
+def _with_blocks(layout: Sharded, size: Any) -> Sharded:
+    """The layout of an axis of another size, which has as large blocks."""
+    blocks = layout.blocks_in(size)
+    if not blocks:
+        raise NotDivided
+    return dataclasses.replace(layout, blocks=blocks)
 
 
-def _times_or_zero(partition: Partitioner, number: int, units: Any) -> Any:
-    if number:
-        return partition.times(number, units)
-    return partition.builder.constant(0, SIZE)
+def _rows_ahead(layout: Sharded, begin: Any) -> int:
+    """How many rows of each unit are ahead of a block that begins there."""
+    return 0 if begin == 0 else _with_blocks(layout, begin).count
+
+
+def _split_given(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
+    """Which input is split, and along which axis."""
+    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
+    return at, axes_of(over, inputs[at].rank)
 
 
 @axes("Split", "SplitV")
-def _split_axes(node: Node, *inputs: Value) -> Factors | None:
-    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
-    gone = axes_of(over, inputs[at].rank)
-    if gone is None:
-        return None
+def _split_axes(node: Node, *inputs: Value) -> Factors:
+    at, gone = _split_given(node, inputs)
     labels = [None if a in gone else a for a in range(inputs[at].rank)]
     given = [labels if k == at else None for k in range(len(inputs))]
     return Factors(given, [labels] * node.num_outputs, [[at]])
 
 
 @rule("Split", "SplitV")
-def _split(
-    partition: Partitioner, node: Node, *inputs: Value
-) -> list[Value] | None:
+def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     """Blocks of rows become rows."""
-    at, over = (1, inputs[0]) if node.type == "Split" else (0, inputs[2])
-    value, count = inputs[at], node.num_outputs
-    layout = value.sharded
-    if layout is None or axes_of(over, value.rank) != [layout.axis]:
-        return None
+    at, gone = _split_given(node, inputs)
+    (layout, _), count = inputs[at].as_rows(), node.num_outputs
+    require(gone == [layout.axis])
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
-    if sizes is None:
-        return None
-    results: list[Value] = []
-    begin: Any = 0
-    for size in sizes:
-        part = _blocks(partition, value, begin, size)
-        if part is None:
-            return None
-        results += part
-        begin = begin + size
-    return results
+    begins = itertools.accumulate(sizes, initial=0)
+    return [
+        _blocks(partition, inputs[at], begin, size)
+        for begin, size in zip(begins, sizes, strict=False)
+    ]
 
 
 # ---- among zeros -------------------------------------------------------------
@@ -187,64 +177,51 @@ def _split(
 @rule("StridedSliceGrad")
 def _strided_gradient(
     partition: Partitioner, node: Node, target: Value, *inputs: Value
-) -> list[Value] | None:
+) -> Values:
     *ends, value = inputs
-    if target.known is None or value.shape is None:
-        return None
+    require(target.known is not None and value.shape is not None)
     sizes = [None if size is UNKNOWN else size for size in target.known]
-    taken, layout = _spans(node, sizes, ends), value.sharded
-    if taken is None:
-        return None
+    taken = _spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
-    if layout is None:
+    if value.sharded is None:
         factors = Factors([*[None] * 4, left], [whole], [[4]])
         return divided(partition, node, [target, *inputs], factors)
+    layout, rows = value.as_rows()
     axis = left[layout.axis]
     if axis is None or sizes[axis] != layout.size:
-        span = _blocks_in(taken, layout.axis)
-        if span is None:
-            return None
-        return _padded(partition, value, span.begin, sizes[layout.axis])
-    assert value.local is not None
+        span = _part_of(taken, layout.axis)
+        return [_padded(partition, value, span.begin, sizes[layout.axis])]
     spread = layout.along(axis)
     local_target = partition.local_target(target, sizes, spread)
-    operands = [local_target, *map(partition.replicated, ends), value.local]
+    operands = [local_target, *map(partition.replicated, ends), rows]
     return partition.on_towers(node, operands, spread, shapes=[sizes])
 
 
 def _padded(
     partition: Partitioner, value: Value, begin: Any, size: Any
-) -> list[Value] | None:
+) -> Value:
     """Blocks of rows among blocks of zeros."""
-    layout, tensor, shape = value.sharded, value.local, list(value.shape or ())
-    if layout is None or tensor is None:
-        return None
-    first, blocks = _rows_of_blocks(layout, begin), layout.blocks_in(size)
-    if first is None or not blocks:
-        return None
-    padded = dataclasses.replace(layout, blocks=blocks)
-    rest = padded.count - first - layout.count
+    (layout, tensor), shape = value.as_rows(), list(value.sizes)
+    padded, ahead = _with_blocks(layout, size), _rows_ahead(layout, begin)
+    behind = padded.count - ahead - layout.count
     build, axis, rank = partition.builder, layout.axis, len(shape)
     ends = [
         partition.along(
-            axis, rank, _times_or_zero(partition, rows, layout.unit.count), 0
+            axis, rank, rows and partition.times(rows, layout.unit.count), 0
         )
-        for rows in (first, rest)
+        for rows in (ahead, behind)
     ]
     widths = build.op("Pack", ends, (rank, 2), axis=1)
     shape[axis] = padded.size
     local = build.op(
         "Pad", [tensor, widths], local_shape(static(shape), padded)
     )
-    return [Value(padded, local, shape=tuple(shape))]
+    return Value(padded, local, shape=tuple(shape))
 
 
 @axes("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def _pad_axes(
-    node: Node, value: Value, widths: Value, *fill: Value
-) -> Factors | None:
-    if widths.known is None:
-        return None
+def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
+    require(widths.known is not None)
     labels = [
         axis if all(width == 0 for width in widths.known[axis]) else None
         for axis in range(value.rank)
@@ -260,13 +237,11 @@ def _pad_axes(
 @rule("Pad")
 def _pad(
     partition: Partitioner, node: Node, value: Value, widths: Value
-) -> list[Value] | None:
-    layout, shape, known = value.sharded, value.shape, widths.known
-    if layout is None or shape is None or known is None:
-        return None
+) -> Values:
+    (layout, _), known = value.as_rows(), widths.known
+    require(known is not None)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
-    if padded != [layout.axis]:
-        return None
+    require(padded == [layout.axis])
     before, behind = known[layout.axis]
-    size = shape[layout.axis] + before + behind
-    return _padded(partition, value, before, size)
+    size = value.sizes[layout.axis] + before + behind
+    return [_padded(partition, value, before, size)]

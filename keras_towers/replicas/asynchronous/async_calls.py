@@ -18,8 +18,8 @@ from keras_towers.fit.contract import KerasCall, Start
 from keras_towers.fit.data.iterator import TowerEpochIterator
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.replicas.asynchronous.hogwild import (
+    SHARED_STATE,
     HogwildUpdate,
-    share_state,
 )
 from keras_towers.replicas.asynchronous.threads import (
     Staleness,
@@ -142,22 +142,13 @@ class _AsyncCall(ReplicaCall):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with (
-            patches.held(share_state),
-            self.reporting_dropped_gradients(),
-            super().opened(),
-        ):
-            yield
-
-    def reporting_dropped_gradients(
-        self,
-    ) -> contextlib.AbstractContextManager[None]:
         if self._fits and self.dropped is None:
             add_summary_writer(
                 self.keras_call.arguments,
                 lambda epoch: write_staleness(self._calls.staleness, epoch),
             )
-        return super().reporting_dropped_gradients()
+        with patches.held(SHARED_STATE), super().opened():
+            yield
 
     def _make(self, kind: str, force: bool = False) -> None:
         if kind != "train":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from keras_towers import compat
 from keras_towers.fit.context import active_step, patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.optimizers import home, updating
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.reduction import Reduction, scaled
 from keras_towers.replicas.resources import done
@@ -34,6 +33,7 @@ class HogwildUpdate(WeightUpdate):
 
     name = "alone"
     description = "every tower updates the shared weights independently"
+    mirrors = False
 
     def __init__(
         self,
@@ -46,22 +46,11 @@ class HogwildUpdate(WeightUpdate):
         self.scale = scale
         self.after_update = after_update
         self._turns: dict[int, tf.CriticalSection] = {}
-        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @staticmethod
-    def _mirrors(config: TowerConfig) -> bool:
-        return False
-
-    def frees_on_release(self, holder: Any) -> None:
-        """Call ``forget`` of an object when the strategy is exited."""
-        self._made_for.add(holder)
 
     def release(self) -> None:
         """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
-        for holder in self._made_for:
-            holder.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the other towers' gradients."""
@@ -69,7 +58,7 @@ class HogwildUpdate(WeightUpdate):
         self.make_ready(optimizer, variables)
         grads = [None if g is None else scaled(g, scale) for g in call.grads]
         # Gradients are copied to the weights, not weights to the tower.
-        with tf.device(home(variables)), updating(optimizer):
+        with as_one_device(optimizer, variables):
             # Eager towers take turns anyway.
             overlaps = not tf.executing_eagerly()
             if overlaps and takes_turns(optimizer, variables):
@@ -107,23 +96,8 @@ def takes_turns(optimizer: Any, variables: Sequence[Any]) -> bool:
     )
 
 
-# Filled where what ``add_atomically`` replaces applies outside of towers, too.
+# Filled where ``ATOMIC_ADDITIONS`` apply outside of towers, too.
 atomic: Slot[bool] = Slot()
-
-
-def add_atomically() -> None:
-    """Make additions to Keras variables atomic, until the scope is exited."""
-    # Of the class, since a step may count in a variable that no model tracks.
-    for name in ("assign_add", "assign_sub"):
-        ours = functools.partial(_add, name)
-        patches.replace(compat.KerasVariable, name, ours)
-
-
-def share_state() -> None:
-    """Patch how towers write, and draw random numbers from, shared state."""
-    add_atomically()
-    patches.replace(compat.KerasVariable, "assign", _assign)
-    patches.replace(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _add(
@@ -137,6 +111,14 @@ def _add(
     if value.shape != native.shape:
         value = tf.broadcast_to(value, native.shape)
     return getattr(native, name)(value)
+
+
+# Additions to Keras variables are atomic: of the class, since a step may count
+# in a variable that no model tracks.
+ATOMIC_ADDITIONS: tuple[patches.Patch, ...] = tuple(
+    (compat.KerasVariable, name, functools.partial(_add, name))
+    for name in ("assign_add", "assign_sub")
+)
 
 
 def _is_shared(variable: Any) -> bool:
@@ -197,6 +179,13 @@ def _next_seed(
     tower = active_step.current()
     return seed if tower is None else seed_of_replica(seed, tower.index)
 
+
+# How towers write, and draw random numbers from, the state that they share.
+SHARED_STATE: tuple[patches.Patch, ...] = (
+    *ATOMIC_ADDITIONS,
+    (compat.KerasVariable, "assign", _assign),
+    (keras.random.SeedGenerator, "next", _next_seed),
+)
 
 # Between the seeds of two replicas; Keras counts the second number of a seed.
 _SEED_STRIDE = 1_000_003

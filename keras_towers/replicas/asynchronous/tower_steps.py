@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TowerConfig, UpdateCall
-from keras_towers.fit.update.optimizers import home, updating
+from keras_towers.fit.update.optimizers import as_one_device
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.averages import Averages
 from keras_towers.replicas.coordinator import Coordinator
@@ -93,7 +93,6 @@ class ReplicaSchedule(UpdateSchedule):
         self._freed: weakref.finalize | None = None
 
     def _make(self) -> None:
-        self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
@@ -123,13 +122,12 @@ class ReplicaSchedule(UpdateSchedule):
         self._averages.push(tower.index, call)
 
     def _apply(self, call: UpdateCall) -> None:
-        device = home(call.variables)
-        with tf.device(device), updating(call.optimizer):
+        with as_one_device(call.optimizer, call.variables):
             call.run()
             self._update.after_update(call.variables)
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
-        apply = self._averages.function()
+        apply = self._averages.apply()
         self._failed = failed
         self._averages.begin()
         self._coordinator = Coordinator(
@@ -175,7 +173,7 @@ class ReplicaSchedule(UpdateSchedule):
 
 
 def _place(variable: Any) -> str:
-    return home([variable]) or _HOST
+    return getattr(variable, "_value", variable).device
 
 
 Step = Callable[[Any], Any]

@@ -67,6 +67,6 @@ def test_others_that_do_not_come_are_an_error(tmp_path):
             DMLC_NODE_HOST="127.0.0.1",
             KERAS_TOWERS_START_TIMEOUT="3",
         )
-        assert rank.end(LIMIT_S) == 1, rank.output
+        assert rank.end(LIMIT_S) == 75, rank.output
     for said in "worker 0 of 2", "has waited 3 s for":
         assert said in rank.output

@@ -12,7 +12,7 @@ from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous import environments, tf_config
+from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.strategies import base
 
 pytestmark = pytest.mark.core
@@ -64,7 +64,7 @@ def test_a_cluster_of_one_trains_alone(place, caplog):
 def test_towers_of_one_process_in_a_cluster_are_warned_of(
     place, caplog, monkeypatch, index
 ):
-    for name in [e.rank_in for e in environments.LAUNCHERS]:
+    for name in [e.rank_in for e in launchers.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
     place("worker", index, worker=["a:1", "b:1"])
     for entered in (lambda s: s, lambda s: s.scope()):
@@ -75,13 +75,6 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
     base._warn_of_others.cache_clear()
     told = "MultiWorkerTowerStrategy trains one model in all" in caplog.text
     assert told == (index is not None)
-
-
-def test_what_tensorflow_cannot_read_is_refused(monkeypatch):
-    for text in ("abc", "[1]"):
-        monkeypatch.setenv("TF_CONFIG", text)
-        with pytest.raises(TowerError, match="TF_CONFIG is .*for example"):
-            kt.TowerStrategy(1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +89,7 @@ def test_engines_that_would_train_apart_are_refused(
     place, monkeypatch, role, jobs, words
 ):
     """What calls Horovod's ``init``, strategy or drop-in, comes here."""
-    for name in [e.rank_in for e in environments.LAUNCHERS]:
+    for name in [e.rank_in for e in launchers.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
     # Other tests may have connected this process before.
     monkeypatch.setattr(byteps_transport, "_connected", False)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.weights.tower_variables import Copies
+from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.fit.one_device import trained
 from tests.kit.compare import assert_exact, same_model
 from tests.kit.leaving import Boom, interrupt
@@ -93,7 +93,7 @@ def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
 
 def test_ctrl_c_while_the_block_is_left(monkeypatch):
     """The interrupt waits until the model is ordinary again."""
-    original = Copies.restore_all
+    original = TowerVariables.restore_all
 
     def impatient(*args):
         interrupt()
@@ -103,7 +103,7 @@ def test_ctrl_c_while_the_block_is_left(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with left_by(KeyboardInterrupt, model):
         fit(model)
-        monkeypatch.setattr(Copies, "restore_all", impatient)
+        monkeypatch.setattr(TowerVariables, "restore_all", impatient)
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     with kt.TowerStrategy(3):

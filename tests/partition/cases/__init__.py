@@ -1,4 +1,4 @@
-"""Steps that are hard to divide; see ``table``."""
+"""Steps that are hard to divide; see ``table`` and ``by_hand``."""
 
 import importlib
 import pkgutil

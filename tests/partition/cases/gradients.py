@@ -6,20 +6,15 @@ import tensorflow as tf
 from tests.partition.cases.table import (
     BATCH,
     WIDTH,
-    Own,
     apply,
-    by_loss,
     case,
-    default_loss,
     dense,
     errors,
     gradients_of,
     layered,
-    minimized,
     minimizing,
     mse,
     of_parts,
-    plain,
     rows,
     stepped,
     with_layers,
@@ -44,19 +39,8 @@ def clipped_by_global_norm(grads):
 
 
 @case(handed_on)
-def signs_of_gradients(grads):
-    return [tf.sign(g) for g in grads]
-
-
-@case(handed_on)
 def checked_to_be_finite(grads):
     return [tf.where(tf.math.is_finite(g), g, 0.0) for g in grads]
-
-
-@case(minimized)
-def weights_of_examples_by_loss(model, x, y):
-    e = errors(y, model(x, training=True))
-    return tf.reduce_sum(tf.stop_gradient(tf.nn.softmax(e)) * e)
 
 
 @case(layered, units=4)
@@ -64,13 +48,6 @@ def weights_of_examples_by_loss(model, x, y):
 def gradient_clipped_by_its_norm(x):
     """The gradient of an activation is clipped by its norm over the batch."""
     return tf.identity(x), lambda g: tf.clip_by_norm(g, 0.05)
-
-
-@case(by_loss)
-def python_largest_of_losses(y, p):
-    """tf.maximum of two means is not a mean."""
-    one, two = mse(y, p), 1.5 * tf.reduce_mean(tf.abs(y - p))
-    return tf.maximum(one, two)
 
 
 @case(stepped)
@@ -86,16 +63,6 @@ def gradient_clipped_by_example_twice(net, x, y):
         moves.append(tf.reshape(mean, tf.shape(g)[1:]))
     net.optimizer.apply(moves, weights)
     return {"loss": tf.reduce_mean(each)}
-
-
-@case()
-def recomputed():
-    """Gradient checkpointing."""
-    inner = dense(4, "tanh")
-    inner.build((None, 6))
-    layer = Own(lambda x: keras.remat(inner)(x))
-    layer.inner = inner
-    return with_layers(layer)
 
 
 def _taught(after):
@@ -130,23 +97,6 @@ def teacher_if_it_is_worse(net, x):
     worse = tf.reduce_mean(net.student(x) ** 2) > tf.reduce_mean(x)
     for old, new in _pairs(net):
         old.assign(tf.where(worse, new, old))
-
-
-@case(minimized)
-def learned_by_one_step_ahead(net, x, y):
-    """MAML: the loss after one step on the same batch."""
-    kernel = net.trainable_variables[0]
-    with tf.GradientTape() as inner:
-        inner.watch(kernel.value)
-        first = mse(y, tf.reduce_sum(x @ kernel, 1, keepdims=True))
-    ahead = kernel - 0.1 * inner.gradient(first, kernel.value)
-    out = tf.reduce_sum(tf.tanh(x @ ahead), 1, keepdims=True)
-    return mse(y, out) + 0.1 * default_loss(net, x, y)
-
-
-def _chosen(logits, y):
-    action = tf.cast(tf.reshape(y, [-1]), tf.int32)
-    return -tf.nn.sparse_softmax_cross_entropy_with_logits(action, logits)
 
 
 class _Halves(keras.constraints.Constraint):
@@ -190,15 +140,3 @@ class _Slower(keras.callbacks.Callback):
 def altered_by_a_callback(net, x, y):
     p = net(x, training=True)
     return mse(y, p) + net.kept * tf.reduce_mean(p**2)
-
-
-class _Freezing(keras.callbacks.Callback):
-    """What is frozen without compiling anew trains on."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.layers[1].trainable = False
-
-
-@case(options=lambda: {"callbacks": [_Freezing()]})
-def frozen_by_a_callback():
-    return plain("mse", 1)

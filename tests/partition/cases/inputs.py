@@ -8,8 +8,6 @@ from keras import layers
 from tests.partition.cases.table import (
     BATCH,
     EXAMPLES,
-    WIDTH,
-    Own,
     case,
     compiled,
     dense,
@@ -17,9 +15,7 @@ from tests.partition.cases.table import (
     mse,
     normal,
     numbers,
-    own_weight,
     plain,
-    stacked,
     stepping,
     tokens,
     whole,
@@ -48,12 +44,6 @@ def _of_words(change, says_nothing=False):
 def words_clipped_by_row(g, x):
     values = tf.clip_by_norm(g.values, 0.001, [1])
     return tf.IndexedSlices(values, g.indices, g.dense_shape)
-
-
-@case(_of_words, tokens, says_nothing=True)
-def indices_rolled(g, x):
-    at = tf.roll(g.indices, 8, 0)
-    return tf.IndexedSlices(g.values, at, g.dense_shape)
 
 
 @case(_of_words, tokens, says_nothing=True)
@@ -157,131 +147,3 @@ def weights_that_are_zero_on_one_tower():
 @case(data=lambda: (*numbers(), normal()))
 def weights_below_zero():
     return plain(errors, 1)
-
-
-@case(data=tokens)
-def decoder_with_causal_mask():
-    entrance = keras.Input((8,), dtype="int32")
-    x = layers.Embedding(9, 4, mask_zero=True)(entrance)
-    x = x + layers.MultiHeadAttention(2, 2)(x, x, use_causal_mask=True)
-    x = layers.LayerNormalization()(x)
-    return compiled(keras.Model(entrance, dense(1)(x[:, -1])))
-
-
-def _attending(call):
-    """Train a number from what a function makes of the vectors of words."""
-    words = layers.Embedding(9, 4), Own(call), layers.Flatten()
-    return with_layers(*words, shape=(8,), dtype="int32")
-
-
-@case(_attending, tokens)
-def attention_over_the_batch(x):
-    """An einsum whose letters are in the wrong order."""
-    score = tf.einsum("bsd,csd->sbc", x, x)
-    return tf.einsum("sbc,csd->bsd", tf.nn.softmax(score), x)
-
-
-@case(_attending, tokens)
-def attention_time_first(x):
-    """Time comes first, as in older code, and the batch stays apart."""
-    x = tf.transpose(x, [1, 0, 2])
-    score = tf.einsum("sbd,tbd->bst", x, x)
-    out = tf.einsum("bst,tbd->sbd", tf.nn.softmax(score), x)
-    return tf.reduce_mean(tf.transpose(out, [1, 0, 2]), 1)
-
-
-@case(data=lambda: (normal(7, 3), normal(1)))
-def time_taken_for_the_batch():
-    """A recurrence that was written for time first, and is given rows."""
-
-    def call(layer, x):
-        def step(state, now):
-            return tf.tanh(tf.matmul(now, layer.kept) + state)
-
-        return tf.scan(step, x, tf.zeros_like(x[0]))
-
-    cell = own_weight(call, shape=(3, 3), trainable=True)
-    return with_layers(cell, layers.Flatten(), shape=(7, 3))
-
-
-def _speech():
-    lengths = 1 + np.arange(EXAMPLES) % 3
-    labels = np.where(np.arange(3) < lengths[:, None], whole(3, 3) + 1, 0)
-    return normal(7, 3), labels.astype("int32")
-
-
-@case(data=_speech)
-def classification_of_keras():
-    gru = layers.GRU(4, return_sequences=True)
-    return stacked(gru, dense(5), shape=(7, 3), loss=keras.losses.CTC())
-
-
-def _next_words():
-    x = whole(9, 8)
-    return x, np.roll(x, -1, 1)
-
-
-@case(data=_next_words)
-def padding_ignored_by_keras():
-    loss = keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, ignore_class=0, reduction="sum_over_batch_size"
-    )
-    words = layers.Embedding(9, 4), dense(9)
-    return stacked(*words, shape=(8,), dtype="int32", loss=loss)
-
-
-def _fed(call):
-    """Train a number from what a function makes of what a batch has."""
-
-    class Fed(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.out = dense(1)
-
-        def call(self, given):
-            return self.out(call(given))
-
-    return compiled(Fed())
-
-
-def _of_known_size(change):
-    """What a function makes of each batch, of which sizes are known."""
-
-    def data():
-        whole = tf.data.Dataset.from_tensor_slices(numbers())
-        batches = whole.batch(BATCH, drop_remainder=True)
-        return {"x": batches.map(change), "batch_size": None}
-
-    return data
-
-
-def _with_constants(x, y):
-    matrix = tf.reshape(tf.linspace(-1.0, 1.0, WIDTH * WIDTH), [WIDTH, WIDTH])
-    return (x, tf.constant(0.3), matrix), y
-
-
-@case(_fed, _of_known_size(_with_constants))
-def parts_without_rows(given):
-    x, factor, matrix = given
-    return x @ matrix * factor
-
-
-def _transposed(x, y):
-    return tf.transpose(x), y
-
-
-@case(_fed, _of_known_size(_transposed))
-def examples_along_the_second_axis(x):
-    return tf.sin(tf.transpose(x))
-
-
-def _one_target():
-    return {"x": normal(WIDTH), "y": [normal(1), None]}
-
-
-@case(data=_one_target)
-def target_that_is_none():
-    entrance = keras.Input((WIDTH,))
-    hidden = dense(4, "tanh")(entrance)
-    model = keras.Model(entrance, [dense(1)(hidden), dense(1)(hidden)])
-    return compiled(model, ["mse", None])

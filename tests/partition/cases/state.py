@@ -6,26 +6,18 @@ import tensorflow as tf
 from tests.partition.cases.table import (
     WIDTH,
     apply,
-    binary,
     by_default,
     case,
-    classes,
     count,
     default_loss,
-    dense,
     gradients_of,
-    layered,
     minimized,
     minimizing,
     mse,
-    normal,
     of_parts,
     plain,
-    rows,
     stepped,
     weighing,
-    whole,
-    with_layers,
     with_variable,
 )
 
@@ -40,13 +32,6 @@ def metric_read_in_the_step():
     model = minimized(loss_of)
     model.seen = keras.metrics.Mean()
     return model
-
-
-@case(with_variable)
-def moving_loss_only_kept(model, x, y):
-    logs = by_default(model, x, y)
-    model.kept.assign(0.9 * model.kept + 0.1 * logs["loss"])
-    return logs
 
 
 @case(with_variable, aggregation="sum")
@@ -76,16 +61,6 @@ def accumulated_by_hand():
     return model
 
 
-@case(with_variable, classes, shape=(3,))
-@minimizing
-def groups_by_exponents(model, x, y):
-    e = tf.square(model(x, training=True)[:, 0] - 1.0)
-    each = tf.math.unsorted_segment_sum(e, y[:, 0], 3) / count(x)
-    q = tf.nn.softmax(model.kept + 0.1 * tf.stop_gradient(each))
-    model.kept.assign(tf.math.log(q))
-    return tf.reduce_sum(q * each)
-
-
 @case()
 def generator_and_critic():
     cross = tf.nn.sigmoid_cross_entropy_with_logits
@@ -108,20 +83,6 @@ def generator_and_critic():
     net = of_parts(step, first=3, second=1)
     net.others = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01)]
     return net
-
-
-@case()
-def two_optimizers():
-    def step(model, x, y):
-        loss, grads = gradients_of(model, x, y)
-        weights = model.trainable_variables
-        model.others[0].apply(grads[:2], weights[:2])
-        model.others[1].apply(grads[2:], weights[2:])
-        return {"loss": loss}
-
-    model = stepped(step)
-    model.others = [keras.optimizers.SGD(0.05), keras.optimizers.Adam()]
-    return model
 
 
 @case(with_variable, shape=(WIDTH,))
@@ -147,30 +108,6 @@ def loss_against_the_last_one(net, x, y):
     scaled = loss * tf.cast(loss < net.kept, tf.float32)
     net.kept.assign(loss)
     return scaled
-
-
-@case()
-def spectral_of_keras():
-    return with_layers(keras.layers.SpectralNormalization(dense(4)))
-
-
-@case()
-def renormalized_batch():
-    # A bias would be taken off again: its gradient were rounding errors.
-    hidden = dense(4, use_bias=False)
-    return with_layers(hidden, keras.layers.BatchNormalization(), dense(3))
-
-
-@case(layered, units=4)
-def normalized_by_ghosts(x):
-    """TabNet's ghost normalization: over pieces of a fixed size."""
-
-    def each(part):
-        mean, variance = tf.nn.moments(part, [0])
-        return (part - mean) * tf.math.rsqrt(variance + 0.1)
-
-    half = rows(x) // 2
-    return tf.concat([each(x[:half]), each(x[half:])], 0)
 
 
 class _Smooth(keras.metrics.Metric):
@@ -227,67 +164,12 @@ def logged_through_trackers():
     return net
 
 
-@case(
-    data=lambda: (normal(WIDTH), whole(3)),
-)
-def circle_of_keras():
-    return plain(keras.losses.Circle())
-
-
-@case(data=binary)
-def metrics_of_classes():
-    return plain(
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[
-            keras.metrics.AUC(from_logits=True, multi_label=True),
-            keras.metrics.Precision(),
-            keras.metrics.F1Score(),
-            keras.metrics.BinaryIoU(),
-            keras.metrics.RecallAtPrecision(0.5),
-            keras.metrics.TopKCategoricalAccuracy(2),
-        ],
-    )
-
-
 @case(weighing)
 def moving_mean_read_at_once(layer, x):
     layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x))
     return tf.nn.tanh(x - layer.kept)
 
 
-@case(weighing)
-def moving_maximum(layer, x):
-    before = tf.convert_to_tensor(layer.kept)
-    largest = tf.reduce_max(tf.abs(x))
-    layer.kept.assign(tf.maximum(before, largest))
-    return x / before
-
-
 @case(weighing, shape=(WIDTH,), trainable=True)
 def trainable_scale(layer, x):
     return x * layer.kept + 0.1 * tf.reduce_sum(layer.kept**2)
-
-
-@case(weighing, shape=(4, WIDTH))
-def memory_bank(layer, x):
-    before = tf.convert_to_tensor(layer.kept)
-    layer.kept.assign(tf.concat([before, x], 0)[-4:])
-    return x - tf.reduce_mean(before, 0)
-
-
-@case(weighing, units=WIDTH)
-def balanced_experts(layer, x):
-    gates = tf.nn.softmax(x)
-    used = tf.one_hot(tf.argmax(gates, -1), WIDTH)
-    both = tf.reduce_mean(gates, 0) * tf.reduce_mean(used, 0)
-    layer.add_loss(tf.reduce_sum(both))
-    return gates
-
-
-@case(weighing, initial=0.0)
-def first_batch_decides(layer, x):
-    """ActNorm: the shift follows from the first batch."""
-    first = -tf.reduce_mean(x**3, 0) / (tf.norm(x, axis=0) + 1)
-    shift = tf.where(layer.kept == 0, first, 0.0)
-    layer.kept.assign(1.0)
-    return x + shift

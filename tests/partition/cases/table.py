@@ -37,11 +37,6 @@ def classes():
     return normal(WIDTH), whole(3, 1)
 
 
-def binary():
-    """Features, and three labels that are 0 or 1."""
-    return normal(WIDTH), whole(2, 3).astype("float32")
-
-
 def tokens():
     """Sequences of words, of which 0 is none, and one number for each."""
     return whole(9, 8), normal(1)
@@ -59,11 +54,13 @@ class Case:
         build: makes the model.
         data: makes what it trains on.
         options: makes arguments of ``fit``, for each fit.
+        updates: the ways of updating in which it is trained.
     """
 
     build: Callable[[], keras.Model]
     data: Callable[[], Any] = numbers
     options: Callable[[], dict[str, Any]] = dict
+    updates: tuple[str, ...] = ("once",)
 
 
 CASES: dict[str, Case] = {}

@@ -3,85 +3,74 @@
 import pytest
 import tensorflow as tf
 
-from tests.partition.kit import (
-    check,
-    check_divided,
-    kinds,
-    part,
-    rows,
-    same,
-)
+from tests.partition.kit import check, check_divided, kinds, part, rows, same
 
+raw = tf.raw_ops
 _FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
-_FLOAT = {"element_dtype": tf.float32}
+
+
+def _of(shape, dtype=tf.float32):
+    shape = tf.convert_to_tensor(shape, tf.int32)
+    return {"element_shape": shape, "element_dtype": dtype}
 
 
 def _list(x, shape=None):
     shape = [-1] * (x.shape.rank - 1) if shape is None else shape
-    return tf.raw_ops.TensorListFromTensor(
-        tensor=x, element_shape=tf.constant(shape, tf.int32)
-    )
+    shape = tf.constant(shape, tf.int32)
+    return raw.TensorListFromTensor(tensor=x, element_shape=shape)
 
 
 def _reserved(count, shape):
-    return tf.raw_ops.TensorListReserve(
-        element_shape=tf.convert_to_tensor(shape, tf.int32),
-        num_elements=count,
-        **_FLOAT,
-    )
+    return raw.TensorListReserve(num_elements=count, **_of(shape))
 
 
-def _empty(shape):
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=tf.convert_to_tensor(shape, tf.int32),
-        max_num_elements=-1,
-        **_FLOAT,
-    )
+def _empty(shape, dtype=tf.float32):
+    return raw.EmptyTensorList(max_num_elements=-1, **_of(shape, dtype))
 
 
 def _set(items, place, item):
-    return tf.raw_ops.TensorListSetItem(
-        input_handle=items, index=place, item=item
-    )
+    return raw.TensorListSetItem(input_handle=items, index=place, item=item)
 
 
-def _get(items, place, shape):
-    return tf.raw_ops.TensorListGetItem(
-        input_handle=items,
-        index=place,
-        element_shape=tf.convert_to_tensor(shape, tf.int32),
-        **_FLOAT,
+def _get(items, place, shape, dtype=tf.float32):
+    return raw.TensorListGetItem(
+        input_handle=items, index=place, **_of(shape, dtype)
     )
 
 
 def _push(items, item):
-    return tf.raw_ops.TensorListPushBack(input_handle=items, tensor=item)
+    return raw.TensorListPushBack(input_handle=items, tensor=item)
 
 
 def _pop(items, shape):
-    return tf.raw_ops.TensorListPopBack(
-        input_handle=items,
-        element_shape=tf.convert_to_tensor(shape, tf.int32),
-        **_FLOAT,
-    )
+    return raw.TensorListPopBack(input_handle=items, **_of(shape))
 
 
 def _stack(items, shape):
-    return tf.raw_ops.TensorListStack(
-        input_handle=items,
-        element_shape=tf.convert_to_tensor(shape, tf.int32),
-        **_FLOAT,
-    )
+    return raw.TensorListStack(input_handle=items, **_of(shape))
+
+
+def _joined(items, shape):
+    none = tf.constant([], tf.int64)
+    return raw.TensorListConcatV2(
+        input_handle=items, leading_dims=none, **_of(shape)
+    )[:2]
+
+
+def _picked(items, at, shape):
+    return raw.TensorListGather(input_handle=items, indices=at, **_of(shape))
+
+
+def _resized(items, size):
+    return raw.TensorListResize(input_handle=items, size=size)
 
 
 def _length(items):
-    return tf.raw_ops.TensorListLength(input_handle=items)
+    return raw.TensorListLength(input_handle=items)
 
 
 def _shape(items):
-    return tf.raw_ops.TensorListElementShape(
-        input_handle=items, shape_type=tf.int32
-    )
+    return raw.TensorListElementShape(input_handle=items, shape_type=tf.int32)
 
 
 def _size(x):
@@ -119,7 +108,7 @@ def _never_set(x):
     items = _reserved(2, [_size(x), 2])
     for k in range(2):
         items = _set(items, k, x)
-    items = tf.raw_ops.ZerosLike(x=items)
+    items = raw.ZerosLike(x=items)
     return _stack(items, -1) + x
 
 
@@ -134,33 +123,8 @@ def _added(x, y):
     return _stack(items, -1)
 
 
-def _picked(x, at):
-    items = _list(x)
-    return tf.raw_ops.TensorListGather(
-        input_handle=items,
-        indices=at,
-        element_shape=tf.constant([-1, 2]),
-        **_FLOAT,
-    )
-
-
-def _resized(x):
-    items = tf.raw_ops.TensorListResize(input_handle=_list(x), size=4)
-    return _stack(items, [_size(x[0]), 2])
-
-
-def _joined(x):
-    found, sizes = tf.raw_ops.TensorListConcatV2(
-        input_handle=_list(x),
-        element_shape=tf.constant([-1, -1, 2]),
-        leading_dims=tf.constant([], tf.int64),
-        **_FLOAT,
-    )
-    return found, sizes
-
-
 def _scattered(x, at):
-    items = tf.raw_ops.TensorListScatterV2(
+    items = raw.TensorListScatterV2(
         tensor=x,
         indices=at,
         element_shape=tf.constant([-1, 2]),
@@ -190,9 +154,13 @@ _DIVIDED = {
     "never set": (_never_set, rows(-1, 2)),
     "zeros": (_rows_among_zeros, rows(-1, 2)),
     "added": (_added, rows(-1, 2), _STEPS),
-    "picked": (_picked, _STEPS, _PLACES),
-    "resized": (_resized, _STEPS),
-    "joined": (_joined, rows(2, 3, -1, 2)),
+    "picked": (lambda x, at: _picked(_list(x), at, [-1, 2]), _STEPS, _PLACES),
+    "resized": (
+        lambda x: _stack(_resized(_list(x), 4), [_size(x[0]), 2]),
+        _STEPS,
+    ),
+    "joined": (lambda x: _joined(_list(x), [-1, -1, 2]), rows(2, 3, -1, 2)),
+    "scattered": (lambda x: _scattered(x, tf.constant([3, 1])), _STEPS),
     "measured": (_measured, _STEPS),
 }
 
@@ -202,13 +170,6 @@ def test_lists_of_rows_are_divided(name):
     function, *given = _DIVIDED[name]
     for seed in range(3):
         check_divided(function, *given, towers=_FEW, seed=seed)
-
-
-def test_rows_are_put_at_places():
-    def put(x):
-        return _scattered(x, tf.constant([3, 1]))
-
-    check_divided(put, _STEPS, towers=_FEW)
 
 
 def test_other_axes_and_blocks_of_rows():
@@ -254,20 +215,9 @@ def test_each_tower_has_its_own_elements():
 
 def test_lists_of_lists():
     def nested(x):
-        outer = tf.raw_ops.EmptyTensorList(
-            element_shape=tf.constant([], tf.int32),
-            max_num_elements=-1,
-            element_dtype=tf.variant,
-        )
-        outer = _push(outer, _list(x))
+        outer = _push(_empty([], tf.variant), _list(x))
         outer = _push(outer, _push(_empty([-1, 2]), x[0]))
-        inner = tf.raw_ops.TensorListGetItem(
-            input_handle=outer,
-            index=0,
-            element_shape=tf.constant([], tf.int32),
-            element_dtype=tf.variant,
-        )
-        return _stack(inner, -1)
+        return _stack(_get(outer, 0, [], tf.variant), -1)
 
     check_divided(nested, _STEPS, towers=_FEW)
 
@@ -278,7 +228,7 @@ def test_lists_as_long_as_the_batch(given):
         n = _size(y)
         reserved = _set(_reserved(1 + n, [2, 3]), 0, x)
         pair = _list(tf.stack([x, x * 2]))
-        longer = tf.raw_ops.TensorListResize(input_handle=pair, size=2 + n)
+        longer = _resized(pair, 2 + n)
         return (
             tf.reduce_mean(_stack(reserved, [2, 3]), 0),
             tf.reduce_mean(_stack(longer, [2, 3]), 0),
@@ -291,46 +241,8 @@ def test_lists_as_long_as_the_batch(given):
 # ---- computed once -----------------------------------------------------------
 
 
-def _by_the_batch(x):
-    at = tf.cast(tf.reduce_sum(x) > 0, tf.int32)
-    return _get(_list(x), at, -1)
-
-
-def _one_example(x):
-    return _get(_list(x), _size(x) - 1, -1)
-
-
-def _example_put(x):
-    return _stack(_set(_list(x), 0, x[-1]), -1)
-
-
-def _example_popped(x):
-    items, last = _pop(_list(x), -1)
-    return last, _stack(items, [2])
-
-
-def _examples_picked(x):
-    return tf.raw_ops.TensorListGather(
-        input_handle=_list(x),
-        indices=tf.range(_size(x))[::-1],
-        element_shape=tf.constant([-1]),
-        **_FLOAT,
-    )
-
-
-def _examples_joined(x):
-    found, sizes = tf.raw_ops.TensorListConcatV2(
-        input_handle=_list(x),
-        element_shape=tf.constant([-1, 2]),
-        leading_dims=tf.constant([], tf.int64),
-        **_FLOAT,
-    )
-    return found, sizes
-
-
 def _of_unlike_shapes(x):
-    items = _push(_empty(-1), x)
-    items = _push(items, tf.concat([x, x], 1))
+    items = _push(_push(_empty(-1), x), tf.concat([x, x], 1))
     items, wide = _pop(items, -1)
     # One of the towers cannot say how wide an element is.
     return tf.sort(wide, 0), tf.sort(_get(items, 0, -1), 0)
@@ -345,19 +257,32 @@ def _sorted(x):
     )
 
 
-@pytest.mark.parametrize(
-    ("function", "given"),
-    [
-        (_by_the_batch, _STEPS),
-        (_one_example, rows(-1, 2)),
-        (_example_put, rows(-1, 2)),
-        (_example_popped, rows(-1, 2)),
-        (_examples_picked, rows(-1, 2)),
-        (_examples_joined, _STEPS),
-        (_of_unlike_shapes, rows(-1, 2)),
-        (_sorted, _STEPS),
-    ],
-)
-def test_what_is_not_divided_is_that_of_one_device(function, given):
+_EXAMPLES = rows(-1, 2)
+_ONCE = {
+    "a place by the batch": (
+        lambda x: _get(_list(x), tf.cast(tf.reduce_sum(x) > 0, tf.int32), -1),
+        _STEPS,
+    ),
+    "one example": (lambda x: _get(_list(x), _size(x) - 1, -1), _EXAMPLES),
+    "one that is put": (
+        lambda x: _stack(_set(_list(x), 0, x[-1]), -1),
+        _EXAMPLES,
+    ),
+    "one that is popped": (
+        lambda x: _stack(_pop(_list(x), -1)[0], [2]),
+        _EXAMPLES,
+    ),
+    "examples picked": (
+        lambda x: _picked(_list(x), tf.range(_size(x))[::-1], [-1]),
+        _EXAMPLES,
+    ),
+    "examples joined": (lambda x: _joined(_list(x), [-1, 2]), _STEPS),
+    "unlike shapes": (_of_unlike_shapes, _EXAMPLES),
+    "sorted": (_sorted, _STEPS),
+}
+
+
+@pytest.mark.parametrize("name", _ONCE)
+def test_what_is_not_divided_is_that_of_one_device(name):
     for seed in range(2):
-        check(function, given, seed=seed)
+        check(*_ONCE[name], seed=seed)

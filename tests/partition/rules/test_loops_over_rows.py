@@ -18,9 +18,8 @@ from tests.partition.kit import (
     with_gradients,
 )
 
-
-def _soft(x):
-    return tf.map_fn(lambda e: tf.nn.softmax(e) * tf.reduce_sum(e), x)
+_WHOLE = np.array([3], "int32")
+_FLOAT = {"element_shape": _WHOLE, "element_dtype": tf.float32}
 
 
 def _two(x, y):
@@ -30,10 +29,6 @@ def _two(x, y):
         (x, y),
         fn_output_signature=types,
     )
-
-
-def _weighted(x, w):
-    return tf.map_fn(lambda e: tf.linalg.matvec(w, tf.tanh(e)), x)
 
 
 def _numbered(x, w):
@@ -73,17 +68,6 @@ def _nested(x):
     return tf.map_fn(each, x)
 
 
-def _nested_over_weights(x, w):
-    def each(e):
-        return tf.map_fn(lambda v: tf.exp(v * e), w)
-
-    return tf.map_fn(each, x)
-
-
-def _of_all(x):
-    return tf.map_fn(lambda e: e * tf.reduce_sum(tf.exp(x), 0), x)
-
-
 def _by_keras(x):
     def each(e):
         return {"a": e * 2, "b": keras.ops.sum(keras.ops.tanh(e))}
@@ -91,331 +75,246 @@ def _by_keras(x):
     return keras.ops.map(each, x)
 
 
-def _integers(x):
-    return tf.map_fn(lambda e: tf.argmax(e), x, fn_output_signature=tf.int64)
+def _rounds(x, each, *start, **options):
+    """Go round for each example; return what comes of what goes round.
+
+    Args:
+        x: the examples.
+        each: takes the number of a round, what reads examples, their number,
+            and what goes round; returns the latter.
+        *start: what goes round.
+        **options: of ``tf.while_loop``.
+    """
+    n = tf.shape(x)[0]
+    items = tf.TensorArray(tf.float32, n).unstack(x)
+    found = tf.while_loop(
+        lambda i, *_: i < n,
+        lambda i, *state: (i + 1, *each(i, items.read, n, *state)),
+        (0, *start),
+        **options,
+    )
+    return found[1:]
 
 
 def _summed(x):
-    """The sum of what each example gives."""
-    n = tf.shape(x)[0]
-    items = tf.TensorArray(tf.float32, n).unstack(x)
-    return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 1, s + tf.exp(items.read(i)) * tf.cast(i, x.dtype)),
-        (0, tf.ones([3])),
-    )[1]
+    def each(i, read, n, s):
+        return (s + tf.exp(read(i)) * tf.cast(i, x.dtype),)
+
+    return _rounds(x, each, tf.ones([3]))
 
 
 _CASES = {
-    "one": (_soft, rows(-1, 3)),
+    "one": (
+        lambda x: tf.map_fn(lambda e: tf.nn.softmax(e) * tf.reduce_sum(e), x),
+        rows(-1, 3),
+    ),
     "two": (_two, rows(-1, 2, 3), rows(-1, 3, 2)),
-    "weights": (_weighted, rows(-1, 3), same(2, 3)),
+    "weights": (
+        lambda x, w: tf.map_fn(lambda e: tf.linalg.matvec(w, tf.tanh(e)), x),
+        rows(-1, 3),
+        same(2, 3),
+    ),
     "numbers": (_numbered, rows(-1, 3), same(2, 3)),
     "branches": (_chosen, rows(-1, 3)),
     "loops": (_with_loop, rows(-1, 3)),
     "nested": (_nested, rows(-1, 4)),
-    "over weights": (_nested_over_weights, rows(-1, 2), same(3, 2)),
     "keras.ops.map": (_by_keras, rows(-1, 3)),
     "sum": (_summed, rows(-1, 3)),
+    "what all need": (
+        lambda x: tf.map_fn(lambda e: e * tf.reduce_sum(tf.exp(x), 0), x),
+        rows(-1, 3),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", some_of(_CASES, 4))
 def test_each_tower_goes_round_for_its_own_examples(name):
     function, *given = _CASES[name]
-    program = check(function, *given)
-    assert not _loops(program)
     program = check(with_gradients(function), *given, towers=FEW)
-    assert not _loops(program)
+    # keras.ops.map looks at the first example, whose values nobody needs.
+    assert set(once(program)) <= {"StridedSlice"}
     assert kinds(program)["gather"] <= 4
 
 
-def _loops(program):
-    """The operations that are computed once, but for reads of one example."""
-    # keras.ops.map looks at the first example, whose values nobody needs.
-    return set(once(program)) - {"StridedSlice"}
+def test_numbers_of_examples_and_draws_are_those_of_one_device():
+    def each(e):
+        drawn = tf.random.stateless_normal((3,), (3, 4))
+        return tf.argmax(e + drawn)
 
-
-def test_numbers_of_examples_are_those_of_one_device():
-    check_divided(_integers, rows(-1, 3))
-
-
-def test_what_every_example_needs_of_all_is_gathered():
-    program = check(with_gradients(_of_all), rows(-1, 3), towers=FEW)
-    assert not _loops(program)
+    check_divided(
+        lambda x: tf.map_fn(each, x, fn_output_signature=tf.int64),
+        rows(-1, 3),
+    )
 
 
 def test_sums_begin_once():
     def add(x, y):
-        n = tf.shape(x)[0]
-        items = tf.TensorArray(tf.float32, n).unstack(x)
-        return tf.while_loop(
-            lambda i, s, t: i < n,
-            lambda i, s, t: (i + 1, s + items.read(i), t + 2),
-            (0, y, 5),
-        )[1:]
+        def each(i, read, n, s, t):
+            return s + read(i), t + 2
+
+        return _rounds(x, each, y, 5)
 
     for given in (same(3), part(3)):
         program = check_divided(add, rows(-1, 3), given)
         assert kinds(program)["sum"] == 2
 
 
+def test_all_towers_double_their_own_as_often():
+    def doubled(x):
+        items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+        (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
+        return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
+
+    check_divided(doubled, rows(-1, 3))
+
+
 # ---- what goes from one example to the next is computed once -----------------
 
 
-def _read(x):
-    n = tf.shape(x)[0]
-    return n, tf.TensorArray(tf.float32, n).unstack(x)
-
-
-def _scan(x):
-    return tf.scan(lambda a, e: a * 0.5 + e, x)
-
-
-def _neighbour(x):
-    n, items = _read(x)
-    found = tf.TensorArray(tf.float32, n)
-    return tf.while_loop(
-        lambda i, y: i < n,
-        lambda i, y: (i + 1, y.write(i, items.read((i + 1) % n))),
-        (0, found),
-    )[1].stack()
-
-
-def _backwards(x):
-    n, items = _read(x)
-    found = tf.TensorArray(tf.float32, n)
-    return tf.while_loop(
-        lambda i, y: i < n,
-        lambda i, y: (i + 1, y.write(n - 1 - i, items.read(i))),
-        (0, found),
-    )[1].stack()
-
-
-def _product(x):
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 1, s * items.read(i)),
-        (0, tf.ones([3])),
-    )[1]
+def _listed(x, each, **options):
+    """Rounds that write into a list: what they make of a reader and a list."""
+    found = tf.TensorArray(tf.float32, tf.shape(x)[0], **options)
+    return _rounds(x, lambda *given: (each(*given),), found)[0].stack()
 
 
 def _running_sum(x):
-    n, items = _read(x)
-    found = tf.TensorArray(tf.float32, n)
+    def each(i, read, n, s, y):
+        s = s + read(i)
+        return s, y.write(i, s)
 
-    def each(i, s, y):
-        s = s + items.read(i)
-        return i + 1, s, y.write(i, s)
-
-    return tf.while_loop(lambda i, *_: i < n, each, (0, tf.zeros([3]), found))[
-        2
-    ].stack()
+    found = tf.TensorArray(tf.float32, tf.shape(x)[0])
+    return _rounds(x, each, tf.zeros([3]), found)[1].stack()
 
 
-def _not_from_zero(x):
-    n, items = _read(x)
+def _while(x, goes_on, next_, start):
+    """Sum up some of the examples."""
+    n = tf.shape(x)[0]
+    items = tf.TensorArray(tf.float32, n).unstack(x)
     return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 1, s + items.read(i)),
-        (tf.minimum(n, 1), tf.zeros([3])),
+        lambda i, s: goes_on(i, n, s),
+        lambda i, s: (next_(i), s + items.read(i)),
+        (start(n), tf.zeros([3])),
     )[1]
 
 
 def _not_all(x):
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, s: (i < n) & (tf.reduce_sum(s) < 0.5),
-        lambda i, s: (i + 1, s + items.read(i)),
-        (0, tf.zeros([3])),
-    )[1]
-
-
-def _every_second(x):
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 2, s + items.read(i)),
-        (0, tf.zeros([3])),
-    )[1]
+    return _while(
+        x,
+        lambda i, n, s: (i < n) & (tf.reduce_sum(s) < 0.5),
+        lambda i: i + 1,
+        lambda n: 0,
+    )
 
 
 def _wider_sum(x):
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 1, s + items.read(i)),
-        (0, tf.zeros([1])),
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
-    )[1]
-
-
-def _sum_twice(x):
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, s: i < n,
-        lambda i, s: (i + 1, s + s + items.read(i)),
-        (0, tf.zeros([3])),
-    )[1]
-
-
-def _fewer_than_all(x):
-    n, items = _read(x)
-    found = tf.TensorArray(tf.float32, n, element_shape=(3,))
-    return tf.while_loop(
-        lambda i, y: i < n,
-        lambda i, y: (i + 1, y.write(i // 2, items.read(i))),
-        (0, found),
-    )[1].stack()
+    shapes = tf.TensorShape([]), tf.TensorShape([None])
+    each = lambda i, read, n, s: (s + read(i),)  # noqa: E731
+    return _rounds(x, each, tf.zeros([1]), shape_invariants=shapes)
 
 
 def _read_before(x):
-    # What a round writes the next one reads.
-    n, items = _read(x)
-    return tf.while_loop(
-        lambda i, y: i < n,
-        lambda i, y: (
-            i + 1,
-            y.write(i, items.read(i) + y.read(tf.maximum(i - 1, 0))),
-        ),
-        (0, items),
-    )[1].stack()
+    """What a round writes the next one reads."""
+    items = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
+
+    def each(i, read, n, y):
+        return (y.write(i, read(i) + y.read(tf.maximum(i - 1, 0))),)
+
+    return _rounds(x, each, items)[0].stack()
 
 
-def _popped(x):
+def _popped(items):
+    return tf.raw_ops.TensorListPopBack(input_handle=items, **_FLOAT)
+
+
+def _from_the_end(x):
     """Examples that are taken from the end, with their numbers."""
-    shape = tf.constant([3])
-    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=shape)
-    n = tf.shape(x)[0]
+    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
 
-    def each(i, items, s):
-        items, item = tf.raw_ops.TensorListPopBack(
-            input_handle=items, element_shape=shape, element_dtype=tf.float32
-        )
-        return i + 1, items, s + item * tf.cast(i, tf.float32)
+    def each(i, read, n, items, s):
+        items, item = _popped(items)
+        return items, s + item * tf.cast(i, tf.float32)
 
-    return tf.while_loop(lambda i, *_: i < n, each, (0, items, tf.zeros([3])))[
-        2
-    ]
-
-
-def _list(x):
-    return tf.raw_ops.TensorListFromTensor(
-        tensor=x, element_shape=tf.constant([3])
-    )
-
-
-def _how_many_so_far(x):
-    """Lists that grow, and know how long they are."""
-    n, items = _read(x)
-    found = tf.raw_ops.EmptyTensorList(
-        element_shape=tf.constant([3]),
-        max_num_elements=-1,
-        element_dtype=tf.float32,
-    )
-
-    def each(i, found):
-        often = tf.raw_ops.TensorListLength(input_handle=found)
-        often = tf.cast(often, tf.float32)
-        return i + 1, tf.raw_ops.TensorListPushBack(
-            input_handle=found, tensor=items.read(i) * often
-        )
-
-    found = tf.while_loop(lambda i, _: i < n, each, (0, found))[1]
-    return tf.raw_ops.TensorListStack(
-        input_handle=found,
-        element_shape=tf.constant([3]),
-        element_dtype=tf.float32,
-    )
+    return _rounds(x, each, items, tf.zeros([3]))[1]
 
 
 def _always_the_last(x):
     """The last example, which is taken in every round anew."""
-    items = _list(x)
-
-    def each(i, s):
-        _, item = tf.raw_ops.TensorListPopBack(
-            input_handle=items,
-            element_shape=tf.constant([3]),
-            element_dtype=tf.float32,
-        )
-        return i + 1, s + item
-
-    n = tf.shape(x)[0]
-    return tf.while_loop(lambda i, _: i < n, each, (0, tf.zeros([3])))[1]
+    items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
+    each = lambda i, read, n, s: (s + _popped(items)[1],)  # noqa: E731
+    return _rounds(x, each, tf.zeros([3]))
 
 
-def _doubled(x):
-    """Lists that are added to themselves."""
-    n = tf.shape(x)[0]
-    found = tf.while_loop(
-        lambda i, _: i < n,
-        lambda i, items: (i + 1, tf.add_n([items, items])),
-        (0, _list(x)),
-    )[1]
-    return tf.raw_ops.TensorListStack(
-        input_handle=found,
-        element_shape=tf.constant([3]),
-        element_dtype=tf.float32,
-    )
+def _how_many_so_far(x):
+    """Lists that grow, and know how long they are."""
+
+    def each(i, read, n, found):
+        often = tf.raw_ops.TensorListLength(input_handle=found)
+        item = read(i) * tf.cast(often, tf.float32)
+        return (tf.raw_ops.TensorListPushBack(input_handle=found, tensor=item),)
+
+    found = tf.raw_ops.EmptyTensorList(max_num_elements=-1, **_FLOAT)
+    (found,) = _rounds(x, each, found)
+    return tf.raw_ops.TensorListStack(input_handle=found, **_FLOAT)
 
 
 def _swapped(x):
     """Lists that change places."""
-    n, items = _read(x)
-    others = tf.TensorArray(tf.float32, n).unstack(x * 2)
+    n = tf.shape(x)[0]
+    lists = [tf.TensorArray(tf.float32, n).unstack(x * k) for k in (1, 2)]
 
-    def each(i, a, b):
-        return i + 1, b.write(i, a.read(i) + 1), a
+    def each(i, read, n, a, b):
+        return b.write(i, a.read(i) + 1), a
 
-    found = tf.while_loop(lambda i, *_: i < n, each, (0, items, others))
-    return found[1].stack(), found[2].stack()
+    return [found.stack() for found in _rounds(x, each, *lists)]
 
 
-def _anew(x):
+def _anew(i, read, n, _):
     """A list of which only the last round's is left."""
-    n, items = _read(x)
     found = tf.TensorArray(tf.float32, n, element_shape=(3,))
-
-    def each(i, _):
-        new = tf.TensorArray(tf.float32, n, element_shape=(3,))
-        return i + 1, new.write(i, items.read(i))
-
-    return tf.while_loop(lambda i, _: i < n, each, (0, found))[1].stack()
+    return found.write(i, read(i))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        _how_many_so_far,
-        _always_the_last,
-        _swapped,
-        _anew,
-        _scan,
-        _neighbour,
-        _backwards,
-        _product,
-        _running_sum,
-        _not_from_zero,
-        _not_all,
-        _every_second,
-        _wider_sum,
-        _sum_twice,
-        _fewer_than_all,
-        _read_before,
-        _popped,
-    ],
-)
-def test_what_goes_from_one_example_to_the_next(function):
-    program = check(function, rows(-1, 3))
+_MEET = {
+    "scan": lambda x: tf.scan(lambda a, e: a * 0.5 + e, x),
+    "neighbour": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(i, read((i + 1) % n))
+    ),
+    "backwards": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(n - 1 - i, read(i))
+    ),
+    "fewer than all": lambda x: _listed(
+        x, lambda i, read, n, y: y.write(i // 2, read(i)), element_shape=(3,)
+    ),
+    "anew": lambda x: _listed(x, _anew, element_shape=(3,)),
+    "product": lambda x: _rounds(
+        x, lambda i, read, n, s: (s * read(i),), tf.ones([3])
+    ),
+    "sum twice": lambda x: _rounds(
+        x, lambda i, read, n, s: (s + s + read(i),), tf.zeros([3])
+    ),
+    "not from zero": lambda x: _while(
+        x, lambda i, n, s: i < n, lambda i: i + 1, lambda n: tf.minimum(n, 1)
+    ),
+    "every second": lambda x: _while(
+        x, lambda i, n, s: i < n, lambda i: i + 2, lambda n: 0
+    ),
+    "not all": _not_all,
+    "running sum": _running_sum,
+    "wider sum": _wider_sum,
+    "read before": _read_before,
+    "from the end": _from_the_end,
+    "always the last": _always_the_last,
+    "how many so far": _how_many_so_far,
+    "swapped": _swapped,
+}
+
+
+@pytest.mark.parametrize("name", _MEET)
+def test_what_goes_from_one_example_to_the_next(name):
+    program = check(_MEET[name], rows(-1, 3))
     assert {"StatelessWhile", "While"} & set(once(program))
-    if function is not _not_all:
-        check(with_gradients(function), rows(-1, 3), towers=FEW)
-
-
-def test_all_towers_double_their_own_as_often():
-    check_divided(_doubled, rows(-1, 3))
+    if name != "not all":
+        check(with_gradients(_MEET[name]), rows(-1, 3), towers=FEW)
 
 
 def test_effects_are_those_of_one_device():
@@ -434,24 +333,14 @@ def test_effects_are_those_of_one_device():
     assert sorted(calls) == sorted(calls[:5] * 3)
 
 
-def test_draws_with_seeds_are_those_of_one_device():
-    def each(e):
-        return e + tf.random.stateless_normal((3,), (3, 4))
-
-    check_divided(lambda x: tf.map_fn(each, x), rows(-1, 3))
-
-
 def test_examples_that_make_elements_of_unlike_shapes():
     def total(x):
         # Of each example as many entries as it says: they cannot be stacked.
-        n, items = _read(x)
-        found = tf.TensorArray(tf.float32, n, infer_shape=False)
+        def each(i, read, n, y):
+            often = tf.cast(tf.abs(read(i)[0]) * 3, tf.int32)
+            return (y.write(i, tf.tile(read(i), [often + 1])),)
 
-        def each(i, y):
-            item = items.read(i)
-            often = tf.cast(tf.abs(item[0]) * 3, tf.int32)
-            return i + 1, y.write(i, tf.tile(item, [often + 1]))
-
-        return tf.while_loop(lambda i, y: i < n, each, (0, found))[1].concat()
+        found = tf.TensorArray(tf.float32, tf.shape(x)[0], infer_shape=False)
+        return _rounds(x, each, found)[0].concat()
 
     check(total, rows(-1, 2), towers=((3, 0, 2), (1, 4)))

@@ -30,17 +30,6 @@ def _chosen(y):
     return tf.cast(y[:, 0] > 0, tf.int32)
 
 
-def _messages(x, y, c):
-    """Along the edges of graphs that are put together."""
-    edges = tf.where(tf.abs(x) > 0.3)
-    source = edges[:, 0] * 4 + tf.argmax(y, 1)[0] * 0
-    target = edges[:, 0] * 4
-    sums = tf.math.unsorted_segment_sum(
-        tf.gather(_flat(x), source), target, 4 * _size(x, tf.int64)
-    )
-    return tf.reshape(sums, [-1, 4, 3]) + y[:, None]
-
-
 def _dispatched(x, y, c):
     choice = _chosen(y)
     one, two = tf.dynamic_partition(y, choice, 2)
@@ -153,13 +142,6 @@ def _stitched_wrongly(x, y, c):
     return tf.dynamic_stitch(places[::-1], [two, one])
 
 
-def _stitched_some(x, y, c):
-    """What is joined has as many rows as its last number says."""
-    places = tf.dynamic_partition(_numbers(y), _chosen(y), 3)
-    some = [tf.gather(y, place) for place in places[:2]]
-    return tf.dynamic_stitch([places[0], places[2]], [some[0], some[1][:0]])
-
-
 def _later(y):
     """Pairs of all examples."""
     number = _numbers(y)
@@ -184,16 +166,9 @@ def _added_up(x, at, entries, step):
 
 
 _HOSTILE = {
-    "mean of what is left": lambda x, y, c: tf.reduce_mean(
-        tf.boolean_mask(y, y[:, 0] > 0)
-    ),
-    "largest of what is left": lambda x, y, c: tf.reduce_max(
-        tf.boolean_mask(y, y[:, 0] > 0), 0
-    ),
     "nothing is left": lambda x, y, c: tf.reduce_mean(
         tf.boolean_mask(y, y[:, 0] > 9)
     ),
-    "everything is left": lambda x, y, c: tf.boolean_mask(y, c > -1) * y,
     "next": lambda x, y, c: tf.gather(y, (_numbers(y) + 1) % _size(y)),
     "last first": lambda x, y, c: tf.gather(y, _size(y) - 1 - _numbers(y)),
     "too far": lambda x, y, c: tf.gather(
@@ -206,17 +181,10 @@ _HOSTILE = {
         y[:, :1] * tf.cast(tf.where(c > -9), tf.float32)
     ),
     "of a table": lambda x, y, c: tf.gather(tf.eye(40), _numbers(y)),
-    "of a table in a part": lambda x, y, c: tf.gather(
-        tf.eye(40), tf.where(c > 0)[:, 0]
-    ),
     "pairs": lambda x, y, c: _later(y),
     "stitched wrongly": _stitched_wrongly,
-    "stitched some": _stitched_some,
     "one for few": lambda x, y, c: tf.gather(
         y, tf.where(_size(y) > 2, _numbers(y), 0)
-    ),
-    "the diagonal": lambda x, y, c: tf.gather_nd(
-        tf.tile(y, [1, 4]), tf.stack([_numbers(y)] * 2, 1)
     ),
     "two axes": lambda x, y, c: tf.gather_nd(
         tf.tile(y, [1, 8]),
@@ -225,18 +193,13 @@ _HOSTILE = {
     "second column": lambda x, y, c: tf.gather_nd(
         tf.tile(y, [3, 8]), tf.stack([c, _numbers(y)], 1)
     ),
-    "second column of a mask": lambda x, y, c: tf.gather(
-        y, tf.where(tf.tile(y, [1, 1]) > -9)[:, 1] * 0
-    ),
     "turned": lambda x, y, c: tf.gather_nd(
         tf.tile(y, [9, 9]), tf.where(y > 0)[:, ::-1]
     ),
-    "columns in one": lambda x, y, c: tf.reshape(tf.where(y > 0), [-1]),
     "flat columns": lambda x, y, c: tf.gather(
         tf.tile(y, [5, 1]), tf.reshape(tf.where(y > 0), [-1])
     ),
     "first of some": lambda x, y, c: tf.boolean_mask(y, y[:, 0] > -9)[:1],
-    "last of some": lambda x, y, c: tf.boolean_mask(y, c > -1)[-1],
     "sorted": lambda x, y, c: tf.gather(
         y, tf.cast(tf.sort(tf.where(c > -9), 0, "DESCENDING"), tf.int32)
     ),
@@ -254,10 +217,6 @@ _HOSTILE = {
     "segments in order": lambda x, y, c: tf.math.segment_mean(
         _flat(x), tf.repeat(_numbers(x), 4)
     ),
-    "segments with holes": lambda x, y, c: tf.math.segment_sum(
-        y, _numbers(y) // 2 * 2
-    ),
-    "half": lambda x, y, c: tf.gather(y, _numbers(y) // 2),
     "twice": lambda x, y, c: tf.gather(
         tf.concat([y, y + 1], 0), _numbers(y) * 2
     ),
@@ -270,9 +229,6 @@ _HOSTILE = {
     "mask along another axis": lambda x, y, c: tf.boolean_mask(
         tf.transpose(y), tf.transpose(y) > 0
     ),
-    "columns by a mask": lambda x, y, c: tf.boolean_mask(
-        y, tf.reduce_sum(y, 0) > 0, axis=1
-    ),
     "short": lambda x, y, c: tf.gather(
         y, tf.cast(tf.cast(_numbers(y), tf.int8), tf.int32)
     ),
@@ -282,32 +238,14 @@ _HOSTILE = {
     "only one is left": lambda x, y, c: (
         y * tf.boolean_mask(y, tf.range(_size(y)) < 1)
     ),
-    "the first that is true": lambda x, y, c: tf.where(c > -9)[0] + 1,
     "sizes of several": lambda x, y, c: tf.fill(
         tf.stack([_size(tf.where(y > 0)), _size(tf.where(x > 0))]), 2.0
-    ),
-    "longer": lambda x, y, c: tf.concat(
-        [tf.boolean_mask(y, c > 0), tf.boolean_mask(y, c < 1), y], 0
     ),
     "joined to itself": lambda x, y, c: tf.concat(
         [tf.boolean_mask(y, c > 0), 2 * tf.boolean_mask(y, c > 0)], 0
     ),
-    "cumulated": lambda x, y, c: tf.cumsum(tf.boolean_mask(y, c > 0)),
-    "normalized": lambda x, y, c: tf.nn.softmax(
-        tf.boolean_mask(y[:, 0], c > 0)
-    ),
-    "drawn": lambda x, y, c: tf.random.stateless_normal(
-        tf.shape(tf.boolean_mask(y, c > 0)), [1, 2]
-    ),
     "of the first tower": lambda x, y, c: tf.boolean_mask(
         y, tf.range(_size(y)) > 1
-    ),
-    "by a number": lambda x, y, c: tf.gather(y, tf.where(c > 0), axis=0),
-    "along the second": lambda x, y, c: tf.gather(
-        tf.transpose(y), tf.where(c > 0)[:, 0], axis=1
-    ),
-    "of all": lambda x, y, c: tf.matmul(
-        y, tf.boolean_mask(y, c > 0), transpose_b=True
     ),
     "negative columns": lambda x, y, c: (
         tf.gather(y, tf.where(y > 0)[:, -2])
@@ -317,18 +255,12 @@ _HOSTILE = {
         tf.scatter_nd(tf.where(y > 0), tf.boolean_mask(y, y > 0), shape)
         for shape in ([_size(y, tf.int64) + 1, 3], [_size(y, tf.int64), 5])
     ],
-    "none of them": lambda x, y, c: tf.gather(
-        y, tf.maximum(-_numbers(y), 0) + _numbers(y) * 0
-    ),
     "divided by": lambda x, y, c: tf.gather(
         y, _size(y) // (_numbers(y) + 1) - 1
     ),
     "pairs are parted": lambda x, y, c: tf.dynamic_stitch(
         tf.dynamic_partition(tf.reshape(tf.range(2 * _size(y)), [-1, 2]), c, 3),
         tf.dynamic_partition(x[:, :2], c, 3),
-    ),
-    "squares": lambda x, y, c: tf.linalg.matmul(
-        *[tf.boolean_mask(y, c > 0)] * 2, transpose_a=True
     ),
 }
 

@@ -52,7 +52,6 @@ def _normalized(r, y):
 
 
 _STEPS = {
-    "sum": lambda r, y: tf.reduce_sum(r, 1),
     "mean": lambda r, y: tf.math.divide_no_nan(
         tf.reduce_sum(r, 1), tf.reduce_sum(tf.ones_like(r), 1)
     ),
@@ -62,9 +61,6 @@ _STEPS = {
     ),
     "with rows": lambda r, y: tf.reduce_sum(r, 1) * y,
     "spread": lambda r, y: tf.reduce_sum(_normalized(r, y), 1),
-    "mean of all": lambda r, y: tf.reduce_mean(r.values, 0),
-    "entries": lambda r, y: (r * r + 1.0).values,
-    "masked": lambda r, y: tf.boolean_mask(r.values, r.values[:, 0] > 0),
     "of examples": lambda r, y: tf.gather(y, r.value_rowids()) * r.values,
 }
 _FORWARD = {
@@ -73,21 +69,11 @@ _FORWARD = {
 }
 _ONCE = {
     "longest": lambda r, y: tf.reduce_mean(r.to_tensor(), 1),
-    "starts": lambda r, y: tf.gather(
-        tf.pad(r.values, [[0, 1], [0, 0]]), r.row_starts()
-    ),
-    "limits": lambda r, y: r.row_limits(),
     "splits": lambda r, y: r.row_splits * 2,
     "bounding": lambda r, y: r.bounding_shape(),
     "next": lambda r, y: tf.reduce_sum(
         r.with_values(tf.roll(r.values, 1, 0)), 1
     ),
-    "lengths apart": lambda r, y: r.row_starts() - r.row_limits(),
-    "neighbours": lambda r, y: r.row_splits[2:] - r.row_splits[:-2],
-    "segments in order": lambda r, y: tf.math.segment_sum(
-        r.values, r.value_rowids()
-    ),
-    "none of a row": lambda r, y: r.to_tensor(shape=(None, 0, 3)),
     "lengths of others": lambda r, y: (
         tf.repeat(y[:, 0], r.row_lengths()) * r.values[:, 0],
         tf.repeat(y[:, 0], r.row_lengths() + 1),
@@ -131,23 +117,17 @@ def test_ragged_rows_that_meet(name):
 
 _REPEATS = {
     "numbers": lambda n, y: tf.repeat(tf.range(tf.shape(n)[0]), n),
-    "entries": lambda n, y: tf.repeat(y[:, 0], n),
     "summed again": lambda n, y: tf.math.unsorted_segment_sum(
         tf.repeat(y[:, 0], n),
         tf.repeat(tf.range(tf.shape(n)[0]), n),
         tf.shape(n)[0],
     ),
-    "picked": lambda n, y: tf.gather(y, tf.repeat(tf.range(tf.shape(n)[0]), n)),
 }
 
 
 @pytest.mark.parametrize("name", _REPEATS)
 def test_entries_that_are_repeated(name):
-    check_divided(_on_repeats(name), _LENGTHS, _Y, towers=TOWERS)
-
-
-def _on_repeats(name):
-    return lambda n, y: _REPEATS[name](n, y)
+    check_divided(_REPEATS[name], _LENGTHS, _Y, towers=TOWERS)
 
 
 def test_what_only_looks_like_a_repeat():

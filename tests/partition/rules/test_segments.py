@@ -20,63 +20,29 @@ _CLASS = rows(-1, dtype="int32", low=-1, high=4)
 _PAIRS = rows(-1, 2, dtype="int32", low=0, high=3)
 
 
-def _count(t):
-    return tf.shape(t)[0]
-
-
-def _confusion(y, c, p):
-    found = tf.argmax(y, 1)
-    return tf.math.confusion_matrix(p[:, 0], found, 4, dtype=tf.float32)
-
-
 def _centroids(y, c, p):
     sums = tf.math.unsorted_segment_sum(y, p[:, 0], 4)
     ones = tf.math.unsorted_segment_sum(tf.ones_like(y), p[:, 0], 4)
     return sums / tf.maximum(ones, 1.0)
 
 
-def _weighed(y, c, p):
-    some = tf.math.bincount(p[:, 0], minlength=4, maxlength=4)
-    return tf.gather(1 / (tf.cast(some, tf.float32) + 1), p[:, 0])
-
-
 _SUMS = {
     "classes": lambda y, c, p: tf.math.unsorted_segment_sum(y, c, 5),
     "means": lambda y, c, p: tf.math.unsorted_segment_mean(y, c, 5),
-    "square roots": lambda y, c, p: tf.math.unsorted_segment_sqrt_n(y, c, 5),
     "pairs": lambda y, c, p: tf.math.unsorted_segment_sum(
         tf.stack([y, y * y], 1), p, 4
     ),
-    "one value": lambda y, c, p: tf.math.unsorted_segment_sum(
-        tf.fill([_count(y)], 2.0) * y[:, 0], c, 5
-    ),
-    "table": lambda y, c, p: tf.scatter_nd(p, y, [4, 4, 3]),
     "added to": lambda y, c, p: tf.tensor_scatter_nd_add(
         tf.ones([4, 4, 3]), p, y
     ),
     "taken from": lambda y, c, p: tf.tensor_scatter_nd_sub(
         tf.ones([4, 3]), p[:, :1], y
     ),
-    "confusion": _confusion,
     "centroids": _centroids,
-    "weighed": _weighed,
-    "counts": lambda y, c, p: tf.math.bincount(
-        p[:, 0], minlength=4, maxlength=4
-    ),
-    "weighed counts": lambda y, c, p: tf.raw_ops.DenseBincount(
-        input=p[:, 0], size=4, weights=y[:, 0]
-    ),
     "counts of each": lambda y, c, p: tf.raw_ops.DenseBincount(
         input=p, size=4, weights=tf.constant([], tf.float32)
     ),
-    "weighed counts of each": lambda y, c, p: tf.raw_ops.DenseBincount(
-        input=p, size=4, weights=y[:, :2]
-    ),
-    "old counts": lambda y, c, p: tf.raw_ops.Bincount(
-        arr=p, size=3, weights=tf.cast(p, tf.float32)
-    ),
 }
-_WITHOUT_GRADIENT = {"weighed counts", "weighed counts of each"}
 # Of tf.debugging.
 _CHECKS = {"If", "Assert"}
 _EXTREMES = {
@@ -89,39 +55,32 @@ _EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("name", some_of([*_SUMS, *_EXTREMES], 3))
-def test_segments_of_all(name):
-    function = {**_SUMS, **_EXTREMES}[name]
-    for seed in range(2):
-        program = check(function, _Y, _CLASS, _PAIRS, towers=TOWERS, seed=seed)
-        assert set(once(program)) <= _CHECKS, once(program)
-    if name in _EXTREMES:
-        assert kinds(program) == {"gather": 1}
+def _training(name):
+    """What a step makes of segments, and of their gradients."""
 
-
-@pytest.mark.parametrize(
-    "name", some_of(sorted(set(_SUMS) - _WITHOUT_GRADIENT), 3)
-)
-def test_gradients_of_sums(name):
     def step(y, c, p):
-        loss = tf.reduce_sum(
-            tf.square(tf.cast(_SUMS[name](y, c, p), tf.float32))
-        )
-        return loss, *[g for g in tf.gradients(loss, [y]) if g is not None]
+        found = {**_SUMS, **_EXTREMES}[name](y, c, p)
+        loss = tf.reduce_sum(tf.tanh(tf.cast(found, tf.float32)))
+        return found, *[g for g in tf.gradients(loss, [y]) if g is not None]
 
+    return step
+
+
+@pytest.mark.parametrize("name", some_of(_SUMS, 3))
+def test_sums_of_segments_are_divided(name):
     for seed in range(2):
-        program = check(step, _Y, _CLASS, _PAIRS, towers=TOWERS, seed=seed)
+        given = _Y, _CLASS, _PAIRS
+        program = check(_training(name), *given, towers=TOWERS, seed=seed)
         assert set(once(program)) <= _CHECKS, once(program)
 
 
 @pytest.mark.parametrize("name", _EXTREMES)
-def test_gradients_of_extremes(name):
-    def step(y, c, p):
-        loss = tf.reduce_sum(tf.tanh(_EXTREMES[name](y, c, p)))
-        return loss, *tf.gradients(loss, [y])
-
+def test_extremes_of_segments_are_those_of_all_towers(name):
+    given = _Y, _CLASS, _PAIRS
+    program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
+    assert kinds(program) == {"gather": 1}
     for seed in range(2):
-        check(step, _Y, _CLASS, _PAIRS, towers=TOWERS, seed=seed)
+        check(_training(name), *given, towers=TOWERS, seed=seed)
 
 
 def test_parts_of_sums():
@@ -135,24 +94,12 @@ def test_parts_of_sums():
     assert kinds(program)["sum"] == 2
 
 
-def test_embeddings_that_have_gradients():
-    """IndexedSlices are summed by the words they belong to."""
-
+def test_gradients_of_embeddings_are_summed_by_words():
     def step(words, table):
-        found = tf.gather(table, words)
-        loss = tf.reduce_mean(tf.square(found))
+        loss = tf.reduce_mean(tf.square(tf.gather(table, words)))
         (slices,) = tf.gradients(loss, [table])
         return loss, tf.convert_to_tensor(slices)
 
     given = rows(-1, 5, dtype="int32", low=0, high=8), same(9, 4)
     program = check_divided(step, *given, towers=TOWERS)
     assert kinds(program) == {"sum": 2}
-
-
-def test_words_are_numbered_once():
-    def step(words, y):
-        found, at, count = tf.unique_with_counts(words)
-        return found, at, count, tf.gather(count, at)
-
-    program = check(step, _CLASS, _Y, towers=TOWERS)
-    assert set(once(program)) == {"UniqueWithCounts"}

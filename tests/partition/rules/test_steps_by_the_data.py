@@ -29,36 +29,6 @@ def _masked_loss(x, y, c):
     return loss, accuracy, tf.gradients(loss, x)
 
 
-def _normalized(x, y, c):
-    """Some examples are normalized by their own mean and variance."""
-    some = tf.boolean_mask(y, c > 0)
-    mean, variance = tf.nn.moments(some, [0])
-    loss = tf.reduce_sum(((some - mean) / tf.sqrt(variance + 1e-3)) ** 3)
-    return loss, tf.gradients(loss, y)
-
-
-def _put_back(x, y, c):
-    places = tf.where(c > 0)
-    some = tf.gather_nd(y, places)
-    some = some - tf.reduce_mean(some, 0)
-    one = tf.tensor_scatter_nd_update(y, places, some * 2)
-    two = tf.scatter_nd(places, some, tf.shape(y, tf.int64))
-    loss = tf.reduce_sum(one**2 * two)
-    return loss, one, tf.gradients(loss, y)
-
-
-def _experts(x, y, c):
-    """Each expert learns from the examples that are given to it."""
-    places = tf.dynamic_partition(tf.range(_size(y)), c, 3)
-    found = [
-        tf.tanh(part * (k + 1)) + tf.cast(_size(part), tf.float32)
-        for k, part in enumerate(tf.dynamic_partition(y, c, 3))
-    ]
-    whole = tf.dynamic_stitch(places, found)
-    loss = tf.reduce_mean(whole**2)
-    return loss, whole, tf.gradients(loss, y)
-
-
 def _masks_of_masks(x, y, c):
     mask = c > 0
     some = tf.boolean_mask(y, mask)
@@ -102,10 +72,7 @@ def _statistics(x, y, c):
     )
 
 
-_STEPS = (
-    *(_masked_loss, _normalized, _put_back, _experts, _masks_of_masks),
-    *(_best_two, _parts_of_pairs, _statistics),
-)
+_STEPS = _masked_loss, _masks_of_masks, _best_two, _parts_of_pairs, _statistics
 
 
 @pytest.mark.parametrize("step", some_of(_STEPS, 4))
@@ -125,96 +92,6 @@ def test_a_masked_mean_exchanges_sums_only():
     assert not once(program)
 
 
-def _some_are_lost(x, y, c):
-    places = tf.dynamic_partition(tf.range(_size(y)), c, 3)
-    some = [tf.gather(y, at) for at in places[:2]]
-    whole = tf.dynamic_stitch(places[:2], some)
-    return whole, tf.reduce_mean(whole)
-
-
-def _with_gaps(x, y, c):
-    places = tf.dynamic_partition(tf.range(_size(y)) * 2, c, 3)
-    return tf.dynamic_stitch(places, [tf.gather(y, at // 2) for at in places])
-
-
-def _of_two_masks(x, y, c):
-    one, two = (tf.boolean_mask(y, mask) for mask in (c > 0, c < 1))
-    return (
-        tf.matmul(one, two, transpose_b=True),
-        tf.concat([one, two], 0),
-        tf.concat([two, one, one], 0),
-    )
-
-
-def _columns(x, y, c):
-    at = tf.where(y > 0)
-    rows_, columns = tf.unstack(at, axis=1)
-    halves = tf.split(at, 2, 1)
-    return (
-        tf.math.unsorted_segment_sum(tf.gather_nd(y, at), columns, 3),
-        tf.math.unsorted_segment_max(
-            tf.gather_nd(y, at), rows_, _size(y, tf.int64)
-        ),
-        rows_ * columns,
-        tf.gather(y, rows_),
-        tf.gather(tf.tile(y, [3, 1]), halves[1][:, 0]),
-        tf.gather(y, halves[0]),
-        tf.transpose(at),
-        tf.reduce_max(at, 1),
-        at[:, ::-1],
-        at + 1,
-    )
-
-
-def _other_orders(x, y, c):
-    number = tf.range(_size(y))
-    order = tf.argsort(y[:, 0])
-    pairs = tf.stack([number[1:], number[:-1]], 1)
-    return (
-        tf.gather(y, pairs[:, 0]) - tf.gather(y, pairs[:, 1]),
-        tf.gather(y, number[:2]),
-        tf.gather(y, tf.reverse(number, [0])),
-        tf.gather(y, tf.roll(number, 1, 0)),
-        tf.gather(number, order),
-        tf.gather(y, order),
-    )
-
-
-def _ranges(x, y, c):
-    n, more = _size(y), tf.tile(y, [4, 1])
-    return (
-        tf.gather(more, tf.range(0, n * 4, 4)),
-        tf.gather(more, tf.range(1, n)),
-        tf.gather(more, tf.range(n, 2 * n)),
-        tf.gather(tf.reshape(x, [-1, 3]), tf.range(0, n * 4, 3)),
-        tf.gather(y, tf.cast(tf.range(tf.cast(n, tf.float32)), tf.int32)),
-    )
-
-
-def _sums_of_numbers(x, y, c):
-    number, flat = tf.range(_size(y)), tf.reshape(x, [-1, 3])
-    alike = tf.cast(tf.equal(number[:, None], number), tf.float32)
-    return (
-        tf.gather(flat, number[:, None] * 4 + tf.range(4)),
-        tf.gather(flat, number[:, None] * 4 + c[:, None] + [0, 1]),
-        alike @ y,
-        tf.gather(y, number + tf.zeros_like(number)),
-        tf.gather(y, number[:, None] + tf.zeros([1, 2], tf.int32)),
-    )
-
-
-_OTHERS = (
-    *(_some_are_lost, _with_gaps, _of_two_masks, _columns, _other_orders),
-    *(_ranges, _sums_of_numbers),
-)
-
-
-@pytest.mark.parametrize("step", some_of(_OTHERS, 4))
-def test_steps_of_which_something_is_computed_once(step):
-    for seed in range(2):
-        check(step, *_GIVEN, towers=TOWERS, seed=seed)
-
-
 @dataclasses.dataclass(frozen=True)
 class _OfSix(Input):
     """Rows of a batch of which the trace knows the number of examples."""
@@ -225,9 +102,8 @@ class _OfSix(Input):
         return tf.TensorSpec(sizes, self.dtype)
 
 
-@pytest.mark.parametrize("step", some_of([*_STEPS, *_OTHERS], 4))
+@pytest.mark.parametrize("step", some_of(_STEPS, 4))
 def test_batches_of_a_known_size(step):
     given = [_OfSix(g.layout, g.shape, g.dtype, g.low, g.high) for g in _GIVEN]
     towers = (3, 3), (5, 1), (0, 6), (2, 0, 4)
-    program = check(step, *given, towers=towers)
-    assert step in _OTHERS or not once(program), once(program)
+    check_divided(step, *given, towers=towers)

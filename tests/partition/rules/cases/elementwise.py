@@ -104,8 +104,7 @@ _GRADIENTS = [
 _BIASES = [
     *cases("abc, c", "BiasAdd BiasAddV1"),
     *cases(
-        "abc, b",
-        {"BiasAdd-first": lambda x, b: tf.nn.bias_add(x, b, "NC...")},
+        "abc, b", {"BiasAdd-first": lambda x, b: tf.nn.bias_add(x, b, "NC...")}
     ),
 ]
 _CHOICES = [
@@ -118,9 +117,7 @@ _SAME = [
     *cases("ab", "CheckNumerics", {"message": "?"}),
     *cases("ab", "CheckNumericsV2", {"message": "?"}),
     *cases(
-        "ab",
-        "PlaceholderWithDefault EnsureShape",
-        {"shape": lambda x: x.shape},
+        "ab", "PlaceholderWithDefault EnsureShape", {"shape": lambda x: x.shape}
     ),
     *cases(
         "ab, ab",

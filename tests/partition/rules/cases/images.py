@@ -143,11 +143,7 @@ def _there_and_back(x):
 
 
 _BLOCKS = [
-    *cases(
-        "acb",
-        "SpaceToBatchND",
-        {"block_shape": [2], "paddings": [[1, 1]]},
-    ),
+    *cases("acb", "SpaceToBatchND", {"block_shape": [2], "paddings": [[1, 1]]}),
     *cases(
         "acb",
         {

@@ -16,10 +16,7 @@ def _invertible(function):
 _square = functools.partial(cases, "bdd")
 _any = functools.partial(cases, "bcd")
 _MATRICES = [
-    *cases(
-        "abc",
-        {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}},
-    ),
+    *cases("abc", {"MatrixBandPart": {"num_lower": 0, "num_upper": 1}}),
     *cases("abc", "MatrixDiag"),
     *cases("abc", "MatrixDiagPart"),
     *cases("abc, -", "MatrixDiagV2 MatrixDiagV3", _DIAGONALS),
@@ -78,8 +75,7 @@ _PRODUCTS = [
     *cases("ab:whole, bc:whole", "MatMul"),
     *cases("ba, cb", {"MatMul-transposed": _FLIPPED}),
     *cases(
-        "ab",
-        {"MatMul-itself": lambda a: tf.matmul(a, a, transpose_b=True)},
+        "ab", {"MatMul-itself": lambda a: tf.matmul(a, a, transpose_b=True)}
     ),
     *cases("dab, dbc", "BatchMatMul BatchMatMulV2"),
     *cases("dab, dbc", "BatchMatMulV3", {"Tout": tf.float32}),

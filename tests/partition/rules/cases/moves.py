@@ -29,10 +29,7 @@ _RESHAPES = [
             )
         },
     ),
-    *cases(
-        "ab",
-        {"Reshape-then": lambda x: tf.reshape(tf.transpose(x), [-1])},
-    ),
+    *cases("ab", {"Reshape-then": lambda x: tf.reshape(tf.transpose(x), [-1])}),
 ]
 _MOVES = [
     *cases("abc", {"Transpose": {"perm": [2, 0, 1]}}),
@@ -42,14 +39,9 @@ _MOVES = [
     *cases("a1b", {"Squeeze-named": {"axis": [1]}}),
     *cases("a1b", {"Squeeze-all": {}}),
     *cases(
-        "abc",
-        {"ReverseV2": {"axis": [1]}, "Roll": {"shift": 1, "axis": 1}},
+        "abc", {"ReverseV2": {"axis": [1]}, "Roll": {"shift": 1, "axis": 1}}
     ),
-    *cases(
-        "abc, a:whole",
-        "ReverseSequence",
-        {"seq_dim": 1, "batch_dim": 0},
-    ),
+    *cases("abc, a:whole", "ReverseSequence", {"seq_dim": 1, "batch_dim": 0}),
 ]
 _JOINS = [
     *cases(

@@ -49,20 +49,11 @@ _SLICES = [
     ),
     *_slices("acb", {"all": lambda x: x[:]}),
     *_slices("ab", {"own end": lambda x: x[: size(x)]}),
-    *_slices(
-        "acb",
-        {"first": lambda x: x[0], "last": lambda x: x[-1]},
-    ),
+    *_slices("acb", {"first": lambda x: x[0], "last": lambda x: x[-1]}),
     *_slices("acb", {"reversed": lambda x: x[::-1]}),
-    *_slices(
-        "ecb",
-        {"some": lambda x: x[:2], "without": lambda x: x[1:]},
-    ),
+    *_slices("ecb", {"some": lambda x: x[:2], "without": lambda x: x[1:]}),
     *_slices("ecb", {"every": lambda x: x[::2]}),
-    *_slices(
-        "acb",
-        {"rows from somewhere": _cropped_rows},
-    ),
+    *_slices("acb", {"rows from somewhere": _cropped_rows}),
     *_slices(
         "ab",
         {
@@ -92,8 +83,7 @@ _SLICES = [
 ]
 _GRADIENTS = [
     *_put_back(
-        "acb",
-        {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]},
+        "acb", {"somewhere": lambda x: tf.gradients(_cropped(x) ** 2, x)[0]}
     ),
     *_put_back("acb, adb", {"other": gradient(lambda x: x[:, 1:3])}),
     *_put_back("acb, ab", {"dropped": gradient(lambda x: x[:, 1])}),
@@ -102,8 +92,7 @@ _GRADIENTS = [
     *_put_back("acb, cb", {"first": gradient(lambda x: x[0])}),
     *_put_back("ab, ab", {"of each": gradient(lambda x: _again(x)[1::2])}),
     *_put_back(
-        "ab, ab",
-        {"half": gradient(lambda x: _blocks(x, x)[: size(x)])},
+        "ab, ab", {"half": gradient(lambda x: _blocks(x, x)[: size(x)])}
     ),
     *_put_back(
         "e, ab",
@@ -130,10 +119,7 @@ _PARTS = [
         "MirrorPadGrad",
         {"paddings": [[0, 0], [1, 1], [0, 0]], "mode": "REFLECT"},
     ),
-    *cases(
-        "ec",
-        {"Slice-some": {"begin": [0, 1], "size": [2, 2]}},
-    ),
+    *cases("ec", {"Slice-some": {"begin": [0, 1], "size": [2, 2]}}),
     *cases(
         "ac",
         {

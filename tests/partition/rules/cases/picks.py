@@ -28,11 +28,7 @@ CASES = [
     *_gather("ab", "a", 1, 1),
     *_gather("dab", "dac", 2, 2),
     *_gather("abe", "", 1, 0),
-    *cases(
-        "bc, ae:whole",
-        "Gather",
-        high=2,
-    ),
+    *cases("bc, ae:whole", "Gather", high=2),
     *cases("ddc, ead:whole", "GatherNd", high=1),
     *cases("ddd, ed:whole", {"GatherNd-one": {}}, high=1),
     *cases("abc, a:whole", "UnsortedSegmentSum", {"num_segments": 4}),
@@ -65,11 +61,7 @@ CASES = [
     ),
     *cases("cb, ab", _ADDING, {"indices": [[1], [1]]}),
     *cases("cb, ab", _WRITING, {"indices": [[0], [2]]}),
-    *cases(
-        "cdeb, aeb",
-        _WRITING,
-        {"indices": [[0, 1], [2, 0]]},
-    ),
+    *cases("cdeb, aeb", _WRITING, {"indices": [[0, 1], [2, 0]]}),
     *cases("a:whole, a", "Bincount", {"size": 4}),
     *cases(
         "a:whole",

@@ -19,19 +19,11 @@ CASES = [
     *_over("Sum Mean Max", [0, 2], "whole"),
     *_over("Sum", []),
     *cases("-", {"Sum-0": {"axis": []}}),
-    *cases(
-        "abc",
-        "ArgMax ArgMin",
-        {"dimension": 1},
-    ),
+    *cases("abc", "ArgMax ArgMin", {"dimension": 1}),
     *cases("abc", "BiasAddGrad"),
     *cases("abc", {"BiasAddGrad-first": {"data_format": "NCHW"}}),
     *cases("ab", "L2Loss"),
-    *cases(
-        "abc",
-        "Cumsum Cumprod CumulativeLogsumexp",
-        {"axis": 1},
-    ),
+    *cases("abc", "Cumsum Cumprod CumulativeLogsumexp", {"axis": 1}),
     *cases("abc", "Softmax LogSoftmax"),
     *cases("abc", "TopKV2", {"k": 2}),
     *cases("ab", "NthElement", {"n": 1}),
@@ -40,9 +32,7 @@ CASES = [
     *cases("ab, a:whole", "SparseSoftmaxCrossEntropyWithLogits", high=2),
     *cases("ab, a:whole", "InTopKV2 InTopK", {"k": 2}, high=2),
     *cases(
-        "ab",
-        "HistogramFixedWidth",
-        {"value_range": [-1.0, 1.0], "nbins": 5},
+        "ab", "HistogramFixedWidth", {"value_range": [-1.0, 1.0], "nbins": 5}
     ),
     *cases(
         "b",

@@ -15,13 +15,9 @@ _REPEATS = [
     *cases("1b, ed", _as_many()),
     *cases("ab, ed", _as_many(2)),
     *cases("ab", "BroadcastTo", {"shape": lambda x: [2, size(x), 3]}),
+    *cases("b, ed", {"BroadcastTo-n": {"shape": lambda x, y: [size(y), 3]}}),
     *cases(
-        "b, ed",
-        {"BroadcastTo-n": {"shape": lambda x, y: [size(y), 3]}},
-    ),
-    *cases(
-        "1b, eb",
-        {"BroadcastTo-other": {"shape": lambda x, y: tf.shape(y)}},
+        "1b, eb", {"BroadcastTo-other": {"shape": lambda x, y: tf.shape(y)}}
     ),
     *cases("-, ed", "Fill", {"dims": lambda x, y: [size(y), 3]}),
     *cases("-", {"Fill-same": {"dims": [2, 3]}}),
@@ -37,14 +33,8 @@ _REPEATS = [
     *cases("ab", "ZerosLike OnesLike"),
     *cases("ab:whole", {"OneHot": lambda x: tf.one_hot(x, 4)}),
     *cases("ab:whole, -", "OneHot", {"depth": 4, "off_value": 0.0, "axis": 0}),
-    *cases(
-        "a:whole, e",
-        {"OneHot-each": lambda x, y: tf.one_hot(x, size(y))},
-    ),
-    *cases(
-        "ab",
-        {"Range": lambda x: tf.range(size(x))},
-    ),
+    *cases("a:whole, e", {"OneHot-each": lambda x, y: tf.one_hot(x, size(y))}),
+    *cases("ab", {"Range": lambda x: tf.range(size(x))}),
     *cases("-", "LinSpace", {"stop": lambda x: x + 1.0, "num": 5}),
 ]
 _SHAPES = [

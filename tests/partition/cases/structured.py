@@ -1,21 +1,11 @@
 """Words, graphs and pictures, with masks and unknown lengths."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import generator, normal, tokens, whole
-from tests.partition.hostile.table import (
-    BATCH,
-    built,
-    cross_entropy,
-    fitted,
-    hand,
-    net,
-)
-
-# Words
+from tests.partition.cases.by_hand import built, fitted, hand, net
+from tests.partition.cases.table import normal, tokens, whole
 
 
 def transformer(units=9):
@@ -42,20 +32,6 @@ def masked_words(m, x, y):
     return tf.reduce_sum(lost) / tf.cast(with_none, tf.float32) + 0 * tf.cast(
         accuracy, tf.float32
     )
-
-
-@hand(tokens, net=transformer)
-def cut_to_the_longest(m, x, y):
-    lengths = tf.reduce_sum(tf.cast(x > 3, tf.int32), 1)
-    longest = tf.reduce_max(lengths)
-    x = x[:, :longest]
-    mask = tf.sequence_mask(lengths, longest, tf.float32)
-    logits = m.net(x)[:, :-1]
-    lost = keras.losses.sparse_categorical_crossentropy(
-        x[:, 1:], logits, from_logits=True
-    )
-    mask = mask[:, 1:]
-    return tf.reduce_sum(lost * mask) / (tf.reduce_sum(mask) + 1e-6)
 
 
 @fitted(tokens)
@@ -87,30 +63,6 @@ def bag_of_ragged_words(m, x, y):
     mean = tf.reduce_sum(vectors, 1)
     mean /= tf.cast(tf.maximum(ragged.row_lengths(), 1), tf.float32)[:, None]
     return tf.reduce_mean((m.head(mean) - y) ** 2)
-
-
-@hand(
-    tokens,
-    table=lambda: keras.Variable(normal(4)[:9]),
-    context=lambda: keras.Variable(normal(4)[9:18]),
-)
-def skip_grams(m, x, y):
-    centre = tf.reshape(x[:, 1:], [-1])
-    around = tf.reshape(x[:, :-1], [-1])
-    lost = tf.nn.sampled_softmax_loss(
-        m.context.value,
-        tf.zeros(9),
-        tf.cast(around[:, None], tf.int64),
-        tf.gather(m.table.value, centre),
-        num_sampled=4,
-        num_classes=9,
-        sampled_values=(
-            tf.range(4, dtype=tf.int64),
-            tf.ones([tf.size(around), 1]) * 0.1,
-            tf.ones([4]) * 0.1,
-        ),
-    )
-    return tf.reduce_mean(lost)
 
 
 def _speech():
@@ -166,53 +118,6 @@ def conditional_random_field(m, x, y):
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
 
 
-@fitted(lambda: (normal(8, 3)[:32], normal(1)[:32]))
-def recurrent_with_state():
-    model = keras.Sequential(
-        [
-            keras.Input(batch_shape=(BATCH, 8, 3)),
-            layers.LSTM(4, stateful=True, return_sequences=True),
-            layers.SimpleRNN(4, stateful=True),
-            layers.Dense(1),
-        ]
-    )
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
-    return model
-
-
-# Graphs and pictures
-
-
-def _graphs():
-    sources, targets = whole(33, 2), generator().integers(0, 5, (33, 1))
-    return {"x": normal(6), "edges": sources}, targets.astype("int32") % 3
-
-
-@hand(_graphs, net=net(4), head=net(3, shape=(8,)))
-def graph_of_the_batch(m, x, y):
-    n = tf.shape(y)[0]
-    h = tf.nn.tanh(m.net(x["x"]))
-    edges = x["edges"] % n
-    messages = tf.gather(h, edges[:, 0])
-    got = tf.math.unsorted_segment_mean(messages, edges[:, 1], n)
-    score = tf.reduce_sum(tf.gather(h, edges[:, 1]) * messages, 1)
-    top = tf.math.unsorted_segment_max(score, edges[:, 1], n)
-    score = tf.exp(score - tf.gather(top, edges[:, 1]))
-    total = tf.math.unsorted_segment_sum(score, edges[:, 1], n)
-    weight = score / (tf.gather(total, edges[:, 1]) + 1e-9)
-    attended = tf.math.unsorted_segment_sum(
-        weight[:, None] * messages, edges[:, 1], n
-    )
-    out = m.head(tf.concat([h + got, attended], 1))
-    return tf.reduce_mean(cross_entropy(y, out))
-
-
-def _boxes():
-    g = generator()
-    boxes = np.sort(g.uniform(size=(33, 3, 2, 2)), 2).reshape(33, 3, 4)
-    return normal(6), {"boxes": boxes.astype("float32"), "count": 1 + whole(3)}
-
-
 def pixels():
     return built(
         layers.Conv2D(4, 3, padding="same", use_bias=False),
@@ -234,16 +139,3 @@ def segmentation(m, x, y):
     both = tf.reduce_sum(p * t, 0)
     dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + t, 0) + 1)
     return tf.reduce_mean(lost) + tf.reduce_mean(dice)
-
-
-@fitted(lambda: (normal(6, 6, 2), whole(3, 6, 6)))
-def segmentation_of_keras():
-    net = pixels()
-    model = keras.Sequential([net, layers.Softmax()])
-    model.compile(
-        keras.optimizers.SGD(0.05),
-        keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
-        metrics=["accuracy", keras.metrics.MeanIoU(3, sparse_y_pred=False)],
-        jit_compile=False,
-    )
-    return model

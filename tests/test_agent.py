@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from keras_towers.launching import agent
+from keras_towers import agent
 
 LIMIT_S = 30
 ORDER = {

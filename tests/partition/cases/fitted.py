@@ -5,19 +5,17 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.table import classes, normal, whole
-from tests.partition.hostile.table import (
+from tests.partition.cases.by_hand import (
     BATCH,
     built,
     cross_entropy,
     down,
     fitted,
     hand,
-    mlp,
     net,
-    unit,
     views,
 )
+from tests.partition.cases.table import classes, normal, whole
 
 
 def _named():
@@ -64,49 +62,6 @@ def many_inputs_and_outputs():
     return model
 
 
-@fitted(classes, class_weight={0: 1.0, 1: 3.0, 2: 0.2})
-def weighed_by_classes():
-    model = built(
-        layers.Dense(8, "relu", kernel_regularizer="l2"),
-        layers.Dense(8, activity_regularizer="l1"),
-        layers.Dense(3, "softmax", kernel_constraint="max_norm"),
-    )
-    model.compile(
-        keras.optimizers.Lion(0.001),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        weighted_metrics=["accuracy"],
-        jit_compile=False,
-    )
-    return model
-
-
-@fitted()
-def loss_scale_of_keras():
-    model = mlp(8, 1)
-    scaled = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.9), 4.0, dynamic_growth_steps=2
-    )
-    model.compile(scaled, "mse", metrics=["mae"], jit_compile=False)
-    # It scales by a constant in a trace that comes before it is built.
-    scaled.build(model.trainable_variables)
-    return model
-
-
-@fitted()
-def accumulated_by_keras():
-    model = mlp(8, 1)
-    kept = keras.optimizers.SGD(
-        keras.optimizers.schedules.CosineDecay(0.1, 10),
-        gradient_accumulation_steps=2,
-        clipvalue=0.3,
-        use_ema=True,
-        ema_overwrite_frequency=2,
-    )
-    model.compile(kept, "huber", jit_compile=False)
-    return model
-
-
 def _counts():
     return normal(6)[:32], np.abs(normal(1)[:32])
 
@@ -146,34 +101,6 @@ def added_by_layers():
     return model
 
 
-class Distiller(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.student, self.teacher = mlp(4, 3), mlp(8, 3)
-        self.teacher.trainable = False
-
-    def call(self, x):
-        return self.student(x)
-
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        soft = ops.softmax(self.teacher(x, training=False) / 3)
-        ours = ops.softmax(y_pred / 3)
-        gap = keras.losses.KLDivergence()(soft, ours) * 9
-        return 0.1 * super().compute_loss(x, y, y_pred, sample_weight) + gap
-
-
-@fitted(classes)
-def distilled():
-    model = Distiller()
-    model.compile(
-        keras.optimizers.SGD(0.05),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
-    return model
-
-
 @hand(classes, net=net(8, 3), teacher=net(8, 3))
 def mean_teacher_with_pseudo_labels(m, x, y):
     m.teacher.trainable = False
@@ -193,20 +120,6 @@ def mean_teacher_with_pseudo_labels(m, x, y):
     for slow, fast in zip(m.teacher.weights, m.net.weights, strict=True):
         slow.assign(decay * slow + (1 - decay) * fast)
     return {"loss": loss, "sure": tf.reduce_mean(mask)}
-
-
-@hand(net=net(8, 1))
-def virtual_adversaries(m, x, y):
-    """Find a direction by power iteration through the model."""
-    p = tf.stop_gradient(m.net(x))
-    d = unit(tf.sin(17 * x))
-    for _ in range(2):
-        with tf.GradientTape() as tape:
-            tape.watch(d)
-            gap = tf.reduce_sum((m.net(x + 0.1 * d) - p) ** 2)
-        d = tf.stop_gradient(tf.math.l2_normalize(tape.gradient(gap, d), 1))
-    gap = tf.reduce_mean((m.net(x + 0.3 * d) - p) ** 2)
-    return gap + tf.reduce_mean((m.net(x) - y) ** 2)
 
 
 @hand(net=net(8, 1))

@@ -1,32 +1,28 @@
 """Variables exist once, or with a copy on each tower where that is needed."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import compat
-from keras_towers.fit.weights.tower_variables import Copies
+from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.kit.compare import assert_towers_equal
 from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
 
 
-@pytest.fixture
-def strategy():
-    return kt.TowerStrategy(3)
-
-
-def test_made_in_the_block_it_is_held_once_with_what_all_had(strategy):
-    copies = Copies(strategy._config, mirrors=False)
+def test_made_in_the_block_it_is_held_once_with_what_all_had():
+    strategy = kt.TowerStrategy(3)
     options = {"aggregation": "mean", "synchronization": "on_read"}
     with strategy:
         variable = keras.Variable(0.0, trainable=False, **options)
         assert isinstance(variable._value, compat.DistributedVariable)
         for number, part in enumerate(variable._value.values, 1):
             part.assign(3.0 * number)
-        assert copies.hold_once(variable)
+        assert TowerVariables(strategy._config, False).hold_once(variable)
         assert not isinstance(variable._value, compat.DistributedVariable)
     assert variable.numpy() == 6
 
@@ -44,11 +40,22 @@ def test_weights_made_in_the_block_are_ordinary_outside_of_replicas(mirrors):
     assert not isinstance(weight._value, compat.DistributedVariable)
 
 
-def test_another_strategys_is_refused(strategy):
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        variable = keras.Variable(1.0, name="theirs")
-    with pytest.raises(kt.TowerError, match="'theirs'.*another strategy"):
-        Copies(strategy._config, mirrors=False).hold_once(variable)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(3.0).learning_rate,
+        lambda: keras.metrics.Sum(dtype="int32").total,
+    ],
+)
+def test_a_scalar_made_in_the_block_is_a_number(make):
+    with kt.TowerStrategy(2):
+        variable = make().value
+        # Of a metric, TensorFlow would give each tower half of it, rounded.
+        variable.assign(3)
+        for found in (np.asarray(variable), variable.numpy()):
+            assert found == 3 and np.shape(found) == ()
+            assert found.dtype == variable.dtype.as_numpy_dtype
+        assert int(variable) == float(variable) == complex(variable) == 3
 
 
 @pytest.mark.parametrize("updates", ["once", "each"])

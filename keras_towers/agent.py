@@ -43,11 +43,7 @@ def main() -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         environment = {**os.environ, **order["environment"]}
-        share_cores(environment, order["local_size"])
-        if "HOROVOD_GLOO_IFACE" not in environment:
-            name = interface_towards(order["rendezvous"])
-            environment["HOROVOD_GLOO_IFACE"] = name
-            environment.setdefault("NCCL_SOCKET_IFNAME", name)
+        set_up_host(environment, order["rendezvous"], order["local_size"])
         child = subprocess.Popen(
             order["command"],
             cwd=order["folder"],
@@ -79,6 +75,29 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
+def set_up_host(
+    environment: dict[str, str], rendezvous: str, local_size: int
+) -> None:
+    """Set what depends on the host: a rank's share of its cores, its network.
+
+    By default TensorFlow uses all cores in every process, which oversubscribes
+    them.
+
+    Args:
+        environment: the variables of a rank, which may set these already.
+        rendezvous: the address by which the other ranks are reached.
+        local_size: how many ranks share the cores.
+    """
+    if local_size > 1:
+        share = str(max(1, len(os.sched_getaffinity(0)) // local_size))
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
+        environment.setdefault("OMP_NUM_THREADS", share)
+    if "HOROVOD_GLOO_IFACE" not in environment:
+        name = interface_towards(rendezvous)
+        environment["HOROVOD_GLOO_IFACE"] = name
+        environment.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
 def interface_towards(address: str) -> str:
     """The name of the network interface with a route to ``address``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -105,19 +124,6 @@ def _read_line() -> bytes:
             raise SystemExit(CANNOT_START)
         line += byte
     return bytes(line)
-
-
-def share_cores(environment: dict[str, str], local_size: int) -> None:
-    """Give each rank of a host its share of the cores.
-
-    By default TensorFlow uses all cores in every process, which oversubscribes
-    them.
-    """
-    if local_size < 2:
-        return
-    share = str(max(1, len(os.sched_getaffinity(0)) // local_size))
-    environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
-    environment.setdefault("OMP_NUM_THREADS", share)
 
 
 def _obey(order: dict, child: subprocess.Popen) -> None:

@@ -5,10 +5,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tests.partition.cases.by_hand import down, hand, mlp, net, noted, state
 from tests.partition.cases.table import generator, normal, numbers, whole
-from tests.partition.hostile.table import down, hand, mlp, net, noted, state
-
-# Several optimizers and gradients of gradients
 
 
 class Gan(keras.Model):
@@ -103,28 +101,6 @@ def gradnorm(m, x, y):
 
 
 @hand(net=net(8, 1))
-def by_example(m, x, y):
-    """Clip the gradient of every example, as private training does."""
-    with tf.GradientTape() as tape:
-        lost = (m.net(x) - y) ** 2
-    weights = m.trainable_variables
-    found = []
-    for g in tape.jacobian(lost, weights):
-        flat = tf.reshape(g, [tf.shape(g)[0], tf.size(g[0])])
-        found.append(flat)
-    norm = tf.norm(tf.concat(found, 1), axis=1, keepdims=True)
-    factor = tf.minimum(1.0, 0.5 / norm)
-    m.optimizer.apply(
-        [
-            tf.reshape(tf.reduce_mean(f * factor, 0), w.shape)
-            for f, w in zip(found, weights, strict=True)
-        ],
-        weights,
-    )
-    return {"loss": tf.reduce_mean(lost), "clipped": tf.reduce_mean(factor)}
-
-
-@hand(net=net(8, 1))
 def hessian_vector_product(m, x, y):
     weights = [w.value for w in m.trainable_variables]
     with tf.GradientTape() as outer:
@@ -142,34 +118,6 @@ def hessian_vector_product(m, x, y):
         [tf.reduce_sum(g * h) for g, h in zip(first, second, strict=True)]
     )
     return {"loss": loss, "curve": curve}
-
-
-@hand(
-    net=net(8, 1),
-    step=lambda: state(dtype="int32"),
-    kept=lambda: [state(6, 8), state(8), state(8, 1), state(1)],
-)
-def accumulated(m, x, y):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((m.net(x) - y) ** 2)
-    weights = m.trainable_variables
-    gradients = tape.gradient(loss, weights)
-    gradients, norm = tf.clip_by_global_norm(gradients, 0.3)
-    m.step.assign_add(1)
-    for kept, g in zip(m.kept, gradients, strict=True):
-        kept.assign_add(g)
-
-    def apply():
-        m.optimizer.apply([kept / 2 for kept in m.kept], weights)
-        for kept in m.kept:
-            kept.assign(tf.zeros_like(kept))
-        return True
-
-    tf.cond(tf.equal(m.step % 2, 0), apply, lambda: False)
-    return {"loss": loss, "norm": norm}
-
-
-# Decisions, values and codes
 
 
 def _episodes():
@@ -196,58 +144,6 @@ def ppo(m, x, y):
     p = tf.nn.softmax(logits)
     entropy = -tf.reduce_mean(tf.reduce_sum(p * tf.math.log(p + 1e-8), 1))
     return policy + tf.reduce_mean((returns - value) ** 2) - 0.01 * entropy
-
-
-@hand(_episodes, net=net(8, 3), target=net(8, 3), steps=state)
-def double_dqn(m, x, y):
-    m.target.trainable = False
-    s = x["state"]
-    after = tf.concat([s[1:], s[:1]], 0)
-    best = tf.argmax(m.net(after), 1)
-    future = tf.gather(m.target(after), best, axis=1, batch_dims=1)
-    wanted = tf.stop_gradient(y[:, 0] + 0.9 * future)
-    with tf.GradientTape() as tape:
-        q = tf.gather(m.net(s), tf.cast(x["action"], tf.int32), batch_dims=1)
-        loss = tf.reduce_mean(tf.abs(q - wanted))
-    down(m, tape, loss)
-    m.steps.assign_add(1)
-    if tf.executing_eagerly():
-        return {"loss": loss}
-
-    def follow():
-        for slow, fast in zip(m.target.weights, m.net.weights, strict=True):
-            slow.assign(fast)
-        return 1
-
-    tf.cond(tf.equal(m.steps % 2, 0), follow, lambda: 0)
-    return {"loss": loss}
-
-
-@hand(encoder=net(8, 6), decoder=net(8, 6, shape=(3,)))
-def vae(m, x, y):
-    mean, log_var = tf.split(m.encoder(x), 2, 1)
-    noise = tf.random.stateless_normal(tf.shape(mean), [1, 3])
-    again = m.decoder(mean + tf.exp(0.5 * log_var) * noise)
-    kl = -0.5 * (1 + log_var - mean**2 - tf.exp(log_var))
-    kl = tf.reduce_mean(tf.reduce_sum(kl, axis=1))
-    lost = tf.reduce_mean(tf.reduce_sum((again - x) ** 2, axis=-1))
-    return lost + 0.1 * kl
-
-
-@hand(encoder=net(8, 6), decoder=net(8, 6, shape=(3,)))
-def tc_vae(m, x, y):
-    mean, log_var = tf.split(m.encoder(x), 2, 1)
-    z = mean + 0.3 * tf.exp(0.5 * log_var)
-
-    def log_density(z, mean, log_var):
-        return -0.5 * ((z - mean) ** 2 * tf.exp(-log_var) + log_var)
-
-    pairs = log_density(z[:, None], mean[None], log_var[None])
-    joint = tf.reduce_logsumexp(tf.reduce_sum(pairs, 2), 1)
-    apart = tf.reduce_sum(tf.reduce_logsumexp(pairs, 1), 1)
-    return tf.reduce_mean(joint - apart) + tf.reduce_mean(
-        (m.decoder(z) - x) ** 2
-    )
 
 
 def codes():
@@ -283,44 +179,3 @@ def vq_vae(m, x, y):
     mean = tf.reduce_mean(chosen, 0)
     perplexity = tf.exp(-tf.reduce_sum(mean * tf.math.log(mean + 1e-10)))
     return {"loss": loss, "perplexity": perplexity}
-
-
-@hand(
-    gate=net(3),
-    experts=lambda: [mlp(8, 1) for _ in range(3)],
-)
-def experts_with_capacity(m, x, y):
-    p = tf.nn.softmax(m.gate(x))
-    chosen = tf.one_hot(tf.argmax(p, 1), 3)
-    n = tf.shape(x)[0]
-    capacity = tf.cast(
-        tf.math.ceil(1.25 * tf.cast(n, tf.float32) / 3), tf.int32
-    )
-    place = tf.cumsum(chosen, 0, exclusive=True) * chosen
-    kept = chosen * tf.cast(place < tf.cast(capacity, tf.float32), tf.float32)
-    slots = tf.one_hot(
-        tf.cast(tf.reduce_sum(place * kept, 1), tf.int32), capacity
-    )
-    dispatch = kept[:, :, None] * slots[:, None]
-    sent = tf.einsum("nec,nf->ecf", dispatch, x)
-    made = tf.stack([expert(sent[i]) for i, expert in enumerate(m.experts)])
-    combined = tf.einsum("nec,eco->no", dispatch * p[:, :, None], made)
-    balance = 3 * tf.reduce_sum(
-        tf.reduce_mean(chosen, 0) * tf.reduce_mean(p, 0)
-    )
-    return tf.reduce_mean((combined - y) ** 2) + 0.01 * balance
-
-
-@hand(
-    gate=net(3),
-    experts=lambda: [mlp(8, 1) for _ in range(3)],
-)
-def experts_by_partition(m, x, y):
-    p = tf.nn.softmax(m.gate(x))
-    best = tf.argmax(p, 1, tf.int32)
-    parts = tf.dynamic_partition(x, best, 3)
-    where = tf.dynamic_partition(tf.range(tf.shape(x)[0]), best, 3)
-    made = [e(part) for e, part in zip(m.experts, parts, strict=True)]
-    out = tf.dynamic_stitch(where, made)
-    out *= tf.reduce_max(p, 1, keepdims=True)
-    return tf.reduce_mean((tf.reshape(out, [-1, 1]) - y) ** 2)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from keras_towers import settings
+from keras_towers import agent, settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.hosts import RankPlacement
-from keras_towers.rendezvous.network import INTERFACE, interface_towards
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
     Endpoint,
     token,
 )
-from keras_towers.settings import SECRET, SEED
-from keras_towers.system import usable_cores
+from keras_towers.settings import SECRET, SEED, STORE
 
 _ELASTIC = "HOROVOD_ELASTIC"
 
@@ -67,6 +65,7 @@ def job_environment(
         # behind it: with the token in between, they all send it.
         HOROVODS_ADDRESS: f"{host}:{port}/{token(endpoint.secret)}",
         HOROVODS_PORT: str(port),
+        STORE: f"{host}:{port}",
         SECRET: endpoint.secret,
         # Horovod's own Python code would ask a proxy for the server.
         "no_proxy": direct,
@@ -96,23 +95,15 @@ def rank_environment(
     slot: RankPlacement,
     towards: str,
     common: Mapping[str, str],
-    sharing: int | None = None,
+    sharing: int,
 ) -> dict[str, str]:
-    """The environment of a rank not started by an agent, computed there."""
+    """The environment of a rank that no agent starts, computed there."""
     environment = {
         **os.environ,
-        **job_environment(
-            endpoint,
-            common,
-            None if INTERFACE in os.environ else interface_towards(towards),
-        ),
+        **job_environment(endpoint, common, None),
         **slot.environment,
     }
-    processes = sharing or slot.local_size
-    if processes > 1:  # As agents do.
-        share = str(max(1, usable_cores() // processes))
-        environment.setdefault("TF_NUM_INTRAOP_THREADS", share)
-        environment.setdefault("OMP_NUM_THREADS", share)
+    agent.set_up_host(environment, towards, sharing)
     return environment
 
 

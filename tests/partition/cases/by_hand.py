@@ -1,4 +1,4 @@
-"""Steps as users write them, after published examples and research code.
+"""Builders of steps that users write by hand, after published examples.
 
 Batches have sixteen examples; the last has one.
 """
@@ -9,12 +9,8 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.partition.cases.table import (
-    Case,
-    numbers,
-)
+from tests.partition.cases.table import CASES, Case, numbers
 
-STEPS = {}
 BATCH = 16
 
 
@@ -86,9 +82,11 @@ def fitted(data=numbers, **options):
 
 
 def noted(name, build, data, **options):
-    assert name not in STEPS
+    assert name not in CASES
     options = {"batch_size": BATCH, **options}
-    STEPS[name] = Case(build, data, functools.partial(dict, options))
+    CASES[name] = Case(
+        build, data, functools.partial(dict, options), ("once", "each")
+    )
     return build
 
 

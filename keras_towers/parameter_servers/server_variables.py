@@ -1,4 +1,4 @@
-"""A model that the workers of a job train, and its variables on servers."""
+"""Copies of a model's variables on parameter servers."""
 
 from __future__ import annotations
 
@@ -19,46 +19,12 @@ from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
 from keras_towers.parameter_servers.barrier import PARTS
-from keras_towers.parameter_servers.connection import Connection, ServerPeers
-from keras_towers.parameter_servers.workers import Workers
+from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
 
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
-
-
-class ServedModel:
-    """State that the parts of a session share.
-
-    Attributes:
-        variables: its copies on the servers.
-        workers: those of the ``fit`` that runs.
-        calls: operations that end by ``FitEnded`` once the chief has ended
-            the ``fit``.
-        splits_batches: whether the workers share each batch.
-    """
-
-    workers: Workers
-
-    def __init__(self, peers: ServerPeers, number: int, splits_batches: bool):
-        self.peers = peers
-        self.connection = peers.connection
-        self.rank: int = peers.rank
-        self.name = f"{peers.prefix}/model_{number}"
-        self.server: str = self.connection.devices[0]
-        self.splits_batches = splits_batches
-        self.variables: ServerVariables = ServerVariables(
-            self.name,
-            self.connection,
-            lambda function: self.workers.run(function),
-        )
-        self.calls: Functions = Functions(self.run_in_step)
-        self.connection.dropped.drop_with(self, self.name)
-
-    def run_in_step(self, function: Any) -> list[Any]:
-        """Run a concrete function, unless the chief ends the ``fit``."""
-        return self.workers.run(function, in_step=True)
 
 
 class ServerVariables:
@@ -78,7 +44,7 @@ class ServerVariables:
         self._name = name
         self._drop_with = connection.dropped.drop_with
         self._calls = Functions(run)
-        self._place = LeastLoadedPlacement(connection.devices)
+        self._placement = LeastLoadedPlacement(connection.devices)
         self._copies: IdentityDict[keras.Variable, tf.Variable] = IdentityDict()
         self._count = 0
         self.trained: list[keras.Variable] = []
@@ -124,7 +90,7 @@ class ServerVariables:
         if beside is not None and beside in self._copies:
             device = self._copies[beside].device
         else:
-            device = self._place(local.path, local.shape, local.dtype)
+            device = self._placement.of(local)
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
         made: Any = variable(name, device, local.shape, dtype)
@@ -284,19 +250,11 @@ class ServerVariables:
         """Make the optimizers use the variables on the servers."""
         return self._replaced(self._of_optimizers)
 
-    @contextlib.contextmanager
-    def _replaced(self, variables: Sequence[Any]) -> Iterator[None]:
-        before = []
-        try:
-            for local in self._held(variables):
-                if local._value is not self._copies[local]:
-                    # Recorded first, so that a Ctrl-C is undone, too.
-                    before.append((local, local._value))
-                    local._value = self._copies[local]
-            yield
-        finally:
-            for local, value in before:
-                local._value = value
+    def _replaced(
+        self, variables: Sequence[Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        held = self._held(variables)
+        return variables_lib.with_values((v, self._copies[v]) for v in held)
 
     @contextlib.contextmanager
     def at_servers(

@@ -1,0 +1,395 @@
+"""Branches and loops on towers, against one device."""
+
+import functools
+
+import pytest
+import tensorflow as tf
+
+from keras_towers import compat
+from keras_towers.partition import partition_graph
+from keras_towers.partition.layouts import REPLICATED, Sharded
+from tests.partition.kit import (
+    FEW,
+    check,
+    check_divided,
+    kinds,
+    once,
+    part,
+    rows,
+    same,
+    with_gradients,
+)
+
+_check = functools.partial(check_divided, towers=FEW)
+_WAY = same(1, dtype="bool")
+
+
+# ---- branches ----------------------------------------------------------------
+
+
+def _branches(x, w):
+    return lambda: tf.tanh(x @ w), lambda: tf.exp(x) @ tf.ones((3, 2))
+
+
+def _rows_or_zeros(x):
+    zeros = tf.zeros((tf.shape(x)[0], 3))
+    return lambda: x, lambda: zeros + 1
+
+
+# What it is given, besides the way, and the exchanges that it takes.
+_BRANCHES = {
+    "gradients": (
+        with_gradients(lambda way, *given: tf.cond(way[0], *_branches(*given))),
+        (rows(-1, 3), same(3, 2)),
+        {"gather": 2, "sum": 1},
+    ),
+    "rows, or what all have": (
+        lambda way, x: tf.cond(way[0], *_rows_or_zeros(x)),
+        (rows(-1, 3),),
+        {"gather": 1},
+    ),
+    "a part of a sum, or what all have": (
+        lambda way, x, y: tf.cond(
+            way[0], lambda: tf.reduce_sum(x, 0), lambda: y
+        ),
+        (rows(-1, 3), same(3)),
+        {"sum": 1},
+    ),
+    "a sum of which the whole is needed": (
+        lambda way, x, y: tf.cond(way[0], lambda: x * tf.exp(y), lambda: x),
+        (rows(-1, 3), part(3)),
+        {"sum": 1, "gather": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", _BRANCHES)
+def test_each_branch_is_divided(name, seed):
+    function, given, exchanges = _BRANCHES[name]
+    program = _check(function, _WAY, *given, seed=seed)
+    assert kinds(program) == exchanges
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_case_chooses_one_of_several(seed):
+    def choose(at, x, y):
+        return tf.switch_case(
+            at[0],
+            [lambda: x * 2.0, lambda: tf.nn.softmax(x), lambda: x + y],
+        )
+
+    given = same(1, dtype="int32", low=-1, high=3), rows(-1, 3), rows(-1, 3)
+    _check(with_gradients(choose), *given, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_choice_by_the_batch_is_the_same_for_all_towers(seed):
+    def choose(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x - 1)
+
+    program = check(choose, rows(-1, 3), towers=FEW, seed=seed)
+    assert set(once(program)) <= {"Greater"}
+    assert kinds(program) == {"sum": 1, "gather": 1}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_and_parts_of_sums_are_computed_once(seed):
+    def choose(way, x, y):
+        return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
+
+    given = _WAY, rows(-1, 3), part(1, 3)
+    program = check(choose, *given, towers=((2, 0, 0),), seed=seed)
+    assert "StatelessIf" in once(program)
+
+
+def test_a_branch_that_is_known_takes_the_place_of_the_choice():
+    def choose(x):
+        return tf.cond(
+            tf.constant(True) & (tf.rank(x) > 1), lambda: x, lambda: -x
+        )
+
+    program = _check(choose, rows(-1, 3))
+    assert not any("If" in o.type for o in program.operations)
+
+
+# ---- loops -------------------------------------------------------------------
+
+
+def _loop(times, each, start, **options):
+    """Go some rounds; return what has gone round but for the number."""
+
+    def round_(i, *state):
+        after = each(i, *state)
+        return i + 1, *(after if isinstance(after, tuple) else (after,))
+
+    found = tf.while_loop(
+        lambda i, *_: i < times, round_, (0, *start), **options
+    )
+    return found[1:]
+
+
+def _powers(x, w):
+    return _loop(3, lambda i, y: tf.tanh(y @ w) + x, (x,))
+
+
+def test_rows_and_their_gradients_go_round():
+    program = _check(_powers, rows(-1, 2), same(2, 2))
+    assert kinds(program) == {"gather": 1}
+    program = _check(with_gradients(_powers), rows(-1, 2), same(2, 2))
+    assert kinds(program) == {"gather": 2, "sum": 1}
+    assert program.levels == 1
+
+
+def test_second_derivatives_go_round():
+    def penalty(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(_powers(x, w))
+        return tape.gradient(y, x)
+
+    given = rows(-1, 2), same(2, 2)
+    check(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
+
+
+def test_other_axes_and_blocks_of_rows_go_round():
+    _check(with_gradients(_powers), rows(2, -1, 2), same(2, 2, 2))
+    _check(with_gradients(_powers), rows(-1, 2, rows=2), same(2, 2))
+    _check(_powers, rows(-1, 2, blocks=2, rows=3), same(2, 2))
+
+
+def _zeros(x):
+    return tf.zeros((tf.shape(x)[0], 2))
+
+
+def _divided_by_the_number(x):
+    def each(i, y):
+        n = tf.cast(tf.shape(y)[0], tf.float32)
+        return y / n + tf.ones_like(y) * tf.cast(i, tf.float32)
+
+    return _loop(2, each, (x,))
+
+
+def _twice_as_late(x):
+    """What goes round third gets rows in the third round only."""
+    a = _zeros(x)
+    return _loop(
+        4, lambda i, a, b, c: (x + a, a + 1.0, b * 2.0), (a, a + 1.0, a + 2.0)
+    )
+
+
+def _wider(x):
+    shapes = tf.TensorShape([]), tf.TensorShape([None, None])
+    each = lambda i, y: tf.concat([y, x], 1)  # noqa: E731
+    return _loop(3, each, (x,), shape_invariants=shapes)
+
+
+def _noisy(x):
+    def each(i, y):
+        return y * tf.random.stateless_uniform((2,), tf.stack([i, 7]))
+
+    return _loop(3, each, (x,))
+
+
+def _of_loops(x, w):
+    """Loops within loops, of which the tape keeps lists of lists."""
+
+    def each(i, y):
+        (z,) = _loop(2, lambda j, z: tf.tanh(z @ w), (y,))
+        return tf.cond(i > 0, lambda: z * x, lambda: z + x)
+
+    return _loop(3, each, (x,))
+
+
+# What all have comes to be rows, or a part of a sum, and so on.
+_DIVIDED = {
+    "zeros": (
+        lambda x: _loop(3, lambda i, y: y + x, (_zeros(x),)),
+        rows(-1, 2),
+    ),
+    "sums": (
+        lambda x, y: _loop(3, lambda i, s: s + tf.reduce_sum(x, 0), (y,)),
+        rows(-1, 2),
+        same(2),
+    ),
+    "factors": (
+        lambda x, y: _loop(2, lambda i, z: z * tf.exp(y), (x,)),
+        rows(-1, 2),
+        part(2),
+    ),
+    "late": (with_gradients(_twice_as_late), rows(-1, 2)),
+    "wider": (_wider, rows(-1, 2)),
+    "the number of examples": (_divided_by_the_number, rows(-1, 2)),
+    "as often as there are examples": (
+        with_gradients(
+            lambda x: _loop(tf.shape(x)[0], lambda i, y: y * 0.5 + x, (x,))
+        ),
+        rows(-1, 2),
+    ),
+    "no rounds": (
+        with_gradients(lambda x, n: _loop(n[0], lambda i, y: y + x, (x,))),
+        rows(-1, 2),
+        same(1, dtype="int32", low=0, high=0),
+    ),
+    "draws": (_noisy, rows(-1, 2)),
+    "loops": (with_gradients(_of_loops), rows(-1, 2), same(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", _DIVIDED)
+def test_loops_are_divided(name):
+    function, *given = _DIVIDED[name]
+    program = _check(function, *given, tolerance=1e-4)
+    assert kinds(program)["sum"] <= 1
+
+
+def _by_another_axis(x):
+    """The axis, which is a known number, is another one in later rounds."""
+
+    def each(i, axis, y):
+        return 1 - axis, y + tf.reduce_sum(y, axis, keepdims=True)
+
+    return _loop(2, each, (tf.constant(1), x))[1]
+
+
+def _longer(x):
+    shapes = tf.TensorShape([]), tf.TensorShape([None, 2])
+    each = lambda i, y: tf.concat([y, x], 0)  # noqa: E731
+    return _loop(3, each, (x,), shape_invariants=shapes)
+
+
+def _until_the_batch_is_small(x):
+    return tf.while_loop(
+        lambda y: tf.reduce_sum(tf.abs(y)) > 0.1, lambda y: (y / 2,), (x,)
+    )
+
+
+def _examples_mixed(x):
+    return _loop(2, lambda i, y: y - tf.reduce_mean(y, 0), (x,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_by_another_axis, _longer, _until_the_batch_is_small, _examples_mixed],
+)
+def test_loops_are_computed_once(function):
+    program = check(function, rows(-1, 2), towers=FEW)
+    assert "StatelessWhile" in once(program)
+
+
+def _scanned(x, w):
+    """States of all times, of time-major rows."""
+    steps = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
+    states = tf.TensorArray(tf.float32, tf.shape(x)[0])
+
+    def each(i, state, states):
+        state = tf.tanh(steps.read(i) @ w + state)
+        return state, states.write(i, state)
+
+    return _loop(tf.shape(x)[0], each, (tf.zeros_like(x[0]), states))[1].stack()
+
+
+def test_lists_of_rows_go_round():
+    program = _check(_scanned, rows(3, -1, 2), same(2, 2))
+    assert kinds(program) == {"gather": 1}
+    program = _check(with_gradients(_scanned), rows(3, -1, 2), same(2, 2))
+    assert kinds(program) == {"gather": 2, "sum": 1}
+
+
+def test_gradients_of_a_list_that_all_have():
+    def weighted(x, v):
+        weights = tf.TensorArray(tf.float32, 3).unstack(v)
+        return _loop(3, lambda i, y: tf.tanh(y * weights.read(i)), (x,))
+
+    program = _check(with_gradients(weighted), rows(-1, 2), same(3, 2))
+    assert kinds(program) == {"gather": 2, "sum": 1}
+
+
+def test_lists_that_meet_what_has_no_rule_are_gathered():
+    def examples_sorted(x, w):
+        items = tf.TensorArray(tf.float32, 3).unstack(_scanned(x, w))
+        return _loop(3, lambda i, y: y + tf.sort(items.read(i), 0), (x[0],))
+
+    given = rows(3, -1, 2), same(2, 2)
+    program = check(examples_sorted, *given, towers=FEW)
+    assert once(program)["StatelessWhile"] == 1
+
+
+def test_lists_of_which_not_all_is_set():
+    def half(x):
+        items = tf.TensorArray(tf.float32, 4, element_shape=(None, 2))
+        (items,) = _loop(
+            2,
+            lambda i, items: items.write(2 * i, x * tf.cast(i, x.dtype)),
+            (items,),
+        )
+        return items.stack()
+
+    _check(with_gradients(half), rows(-1, 2))
+
+
+# ---- effects -----------------------------------------------------------------
+
+
+def _in_a_branch(way, x, note):
+    def noted():
+        y = tf.numpy_function(note, [x], tf.float32)
+        return tf.ensure_shape(y, (None, 3)) * 2
+
+    return tf.cond(way[0], noted, noted)
+
+
+def _in_a_loop(way, x, note):
+    def each(i, y):
+        z = tf.numpy_function(note, [x], tf.float32)
+        return y + tf.ensure_shape(z, (None, 3))
+
+    return _loop(1, each, (x,))
+
+
+@pytest.mark.parametrize("function", [_in_a_branch, _in_a_loop])
+def test_what_has_an_effect_is_done_once(function):
+    calls = []
+
+    def note(x):
+        calls.append(x.shape)
+        return x
+
+    check(
+        lambda way, x: function(way, x, note),
+        _WAY,
+        rows(-1, 3),
+        towers=((3, 0, 2),),
+    )
+    # One device, which is looked at as well, and all towers together.
+    assert calls == [(5, 3)] * 3
+
+
+def test_a_loop_reads_between_the_writes_around_it():
+    graph = compat.FuncGraph("one_device")
+    with graph.as_default():
+        handle = tf.compat.v1.placeholder(tf.resource, ())
+        x = tf.compat.v1.placeholder(tf.float32, (None, 2))
+
+        def write(value):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+        def read():
+            found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+            return tf.ensure_shape(found, (2,))
+
+        write(tf.reduce_sum(x, 0))
+        (y,) = _loop(2, lambda i, y: y * read(), (x,))
+        write(tf.constant([1.0, 2.0]))
+        again = read()
+    graph.inputs = [handle, x]
+    program = partition_graph(graph, [REPLICATED, Sharded(0)], [y, again])
+    assert not once(program)
+    first, last = [
+        o.level for o in program.operations if o.type == "AssignVariableOp"
+    ]
+    (loop,) = [o for o in program.operations if o.type == "While"]
+    (after,) = [o for o in program.operations if o.type == "ReadVariableOp"]
+    # What is computed once comes first in a level.
+    assert first <= loop.level < last <= after.level
+    assert loop.on_towers

@@ -1,0 +1,74 @@
+"""A process beside each rank sends its heartbeat, and serves the store."""
+
+import ctypes
+import os
+import signal
+
+import pytest
+
+from keras_towers import settings
+from keras_towers.rendezvous.helper_process import HelperProcess
+from keras_towers.rendezvous.liveness import State
+from keras_towers.rendezvous.store import Endpoint
+from keras_towers.rendezvous.watch import GONE
+from tests.launching.jobs import wait_until
+
+SIZE = 3
+ANYWHERE = Endpoint("127.0.0.1", 0, "")
+NAMES = [f"rank {rank} on h" for rank in range(SIZE)]
+
+
+@pytest.fixture
+def helpers(monkeypatch):
+    monkeypatch.setattr(settings, "BEAT_S", 0.1)
+    monkeypatch.setattr(settings, "LOST_S", 4.0)
+    started = [HelperProcess() for _ in range(SIZE)]
+    yield started
+    for helper in started:
+        helper._process.kill()
+        helper.stop()
+
+
+def introduction(rank):
+    return {
+        "host": "h",
+        "name": "h",
+        "address": "127.0.0.1",
+        "cores": [0],
+        "nonce": f"of {rank}",
+    }
+
+
+def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
+    endpoint = helpers[0].serve(ANYWHERE, SIZE)
+    store = endpoint.client()
+    assert endpoint.port and len(endpoint.secret) > 16
+    for rank in range(SIZE):
+        assert store.get("place-0") is None
+        store.put(f"introduction-{rank}", introduction(rank))
+    places = [store.get(f"place-{rank}", 60) for rank in range(SIZE)]
+    assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]
+    assert [place["slot"]["local_rank"] for place in places] == [0, 1, 2]
+    for rank, helper in enumerate(helpers):
+        helper.beat(endpoint, rank)
+    assert wait_until(lambda: store.get("heartbeat-2"))
+    # Nothing else runs in this process meanwhile.
+    ctypes.PyDLL(None).usleep(5_000_000)
+    assert store.get(GONE) == {}
+    helpers[1].stop()
+    ended = {"1": [NAMES[1], State.ENDED]}
+    assert wait_until(lambda: store.get(GONE) == ended)
+    hangs = helpers[2]._process.pid
+    os.kill(hangs, signal.SIGSTOP)
+    both = {**ended, "2": [NAMES[2], State.LOST]}
+    assert wait_until(lambda: store.get(GONE) == both)
+    # As a link does that heals.
+    os.kill(hangs, signal.SIGCONT)
+    assert wait_until(lambda: store.get(GONE) == ended)
+
+
+def test_a_port_that_is_taken_is_an_error(helpers):
+    taken = helpers[0].serve(ANYWHERE, SIZE)
+    with pytest.raises(OSError, match="in use"):
+        helpers[1].serve(Endpoint("127.0.0.1", taken.port, ""), SIZE)
+    assert helpers[1].serve(ANYWHERE, SIZE).port

@@ -1,0 +1,74 @@
+"""What launchers tell of ranks."""
+
+import pytest
+
+from keras_towers.rendezvous.launchers import detect
+from tests.launching.jobs import variables
+
+pytestmark = pytest.mark.core
+
+
+OPEN_MPI = variables(
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4"
+    " PMIX_RANK=1 PMIX_NAMESPACE=1393950721"
+)
+BATCH_SCRIPT = variables(
+    "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n[1-2]"
+    " SLURM_TASKS_PER_NODE=2(x2)"
+)
+STEP = BATCH_SCRIPT | variables(
+    "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2"
+    " SLURM_STEP_NODELIST=n[1-2] SLURM_PROCID=3"
+)
+HYDRA = variables("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2")
+TORCHRUN = variables(
+    "RANK=2 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29400"
+    " TORCHELASTIC_RUN_ID=none"
+)
+INDEXED = variables("JOB_COMPLETION_INDEX=1")
+ALONE = "KERAS_TOWERS_RANK=0 KERAS_TOWERS_SIZE=1"
+KUBERNETES = "Kubernetes (an indexed Job)"
+
+
+@pytest.mark.parametrize(
+    ("told", "more", "found"),
+    [
+        (OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
+        (HYDRA, "", ("mpiexec", 0, 2, True, "", True)),
+        (STEP, "PMI_RANK=3 PMI_SIZE=4", ("srun", 3, 4, False, "n1", True)),
+        (TORCHRUN, "", ("torchrun", 2, 4, False, "n1", False)),
+        (INDEXED, "KERAS_TOWERS_SIZE=2", (KUBERNETES, 1, 2, False, "", False)),
+        # The launcher's daemons are tasks of srun, its ranks are not.
+        (STEP | OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
+        # Every process is told to train a model of its own.
+        (OPEN_MPI, ALONE, ("KERAS_TOWERS_RANK", 0, 1, False, "", False)),
+    ],
+)
+def test_the_launcher(told, more, found):
+    one = detect(told | variables(more))
+    assert not one.horovod_reads_variables
+    assert found == (
+        *(one.name, one.rank, one.size, one.one_machine),
+        *(one.address, one.speaks_mpi),
+    )
+    ours = variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
+    assert detect(told | ours).horovod_reads_variables
+
+
+@pytest.mark.parametrize(
+    "told", [{}, BATCH_SCRIPT, {"RANK": "3"}, {"PMI_RANK": "many"}]
+)
+def test_no_launcher(told):
+    assert detect(told) is None
+
+
+def test_jobs_are_told_apart():
+    jobs = [
+        *(OPEN_MPI, OPEN_MPI | {"PMIX_NAMESPACE": "2"}),
+        *(STEP, STEP | {"SLURM_STEP_ID": "1"}),
+        *(TORCHRUN, TORCHRUN | {"MASTER_PORT": "29401"}),
+        TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"},
+        OPEN_MPI | {"KERAS_TOWERS_JOB": "mine"},
+    ]
+    assert len({detect(job).job for job in jobs}) == len(jobs)
+    assert detect(OPEN_MPI).job == detect({**OPEN_MPI, "PMIX_RANK": "0"}).job
