@@ -255,6 +255,12 @@ def attribute(value: Any) -> Any:
     return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
 
 
+def dtypes_of(tensors: Iterable[Any]) -> Any:
+    """Return the dtypes of tensors, as an attribute."""
+    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
+    return AttrValue(list=AttrValue.ListValue(type=dtypes))
+
+
 def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an input or output; of a size, where any will do."""
     if arg.type:

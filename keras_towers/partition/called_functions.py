@@ -7,13 +7,13 @@ inside of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue, Builder, Output
+from keras_towers.partition.builder import AttrValue, Builder, Output, dtypes_of
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -285,9 +285,3 @@ def called(
         functions=functions,
         source=node.operation,
     )
-
-
-def dtypes_of(tensors: Iterable[Any]) -> Any:
-    """Return the dtypes of tensors, as an attribute."""
-    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
-    return AttrValue(list=AttrValue.ListValue(type=dtypes))

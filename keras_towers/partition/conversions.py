@@ -339,7 +339,9 @@ class Converter:
             count: how many they are.
         """
         begin = self.along(axis, len(shape), first, 0)
-        size = self.along(axis, len(shape), count, -1)
+        # XLA takes no size of -1 if it does not know where rows begin.
+        sizes = [size if isinstance(size, int) else -1 for size in shape]
+        size = self.vector([*sizes[:axis], count, *sizes[axis + 1 :]], SIZE)
         known = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.builder.op("Slice", [tensor, begin, size], static(known))
 

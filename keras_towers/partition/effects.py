@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import attribute
+from keras_towers.partition.builder import Builder, attribute, dtypes_of
 from keras_towers.partition.conversions import is_small
 from keras_towers.partition.layouts import REPLICATED, Value, Values, require
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ _READS = (
     "ResourceGatherNd",
     "VarIsInitializedOp",
     "VariableShape",
+)
+# XLA draws other numbers than TensorFlow's kernels, from the same seed.
+_DRAWN_BY_XLA = (
+    "StatelessRandomUniformV2",
+    "StatelessRandomNormalV2",
+    "StatelessTruncatedNormalV2",
 )
 # They fail, or do nothing.
 _CHECKS = ("Assert", "CheckNumericsV2")
@@ -57,13 +63,10 @@ def effect_of(operation: Any) -> Effect:
         return Effect.NONE
     if any(a.type in _BY_REFERENCE for a in operation.op_def.output_arg):
         return Effect.ALIKE
-    names = list(_functions(operation))
-    if names:
-        graphs = [
-            compat.graph_of_function(operation.graph, name) for name in names
-        ]
-        if None in graphs:
-            return Effect.OUTSIDE
+    graphs = _graphs_called(operation)
+    if None in graphs:
+        return Effect.OUTSIDE
+    if graphs:
         operations = [o for graph in graphs for o in graph.get_operations()]
         return max((effect_of(o) for o in operations), default=Effect.NONE)
     if operation.type in _CHECKS:
@@ -91,15 +94,27 @@ def written(operation: Any) -> list[int]:
     ]
 
 
-def _functions(operation: Any) -> Iterator[str]:
-    """The names of the functions that an operation calls."""
+def _draws_in_xla(operation: Any) -> bool:
+    """Whether an operation, or a function that it calls, draws in XLA."""
+    return operation.type in _DRAWN_BY_XLA or any(
+        _draws_in_xla(inner)
+        for graph in _graphs_called(operation)
+        if graph is not None
+        for inner in graph.get_operations()
+    )
+
+
+def _graphs_called(operation: Any) -> list[Any]:
+    """The graphs of the functions that an operation calls; None: unknown."""
+    names = []
     if compat.op_definition(operation.type) is None:
-        yield operation.type
+        names.append(operation.type)
     for value in operation.node_def.attr.values():
         if value.HasField("func"):
-            yield value.func.name
-        for function in value.list.func:
-            yield function.name
+            names.append(value.func.name)
+        names += [function.name for function in value.list.func]
+    graph = operation.graph
+    return [compat.graph_of_function(graph, name) for name in names]
 
 
 # ---- their order -------------------------------------------------------------
@@ -264,12 +279,40 @@ def _done(
         reads: whether it reads resources only.
         at_root: whether of several processes only the first does it.
     """
+    least = partition.order.use(node, operands, reads)
+    is_common = partition.builder.meets and not _on_towers(operands)
+    if partition.xla and is_common and _draws_in_xla(node.operation):
+        return _done_by_xla(partition, node, operands, least)
     return partition.builder.copy(
         node.operation,
         operands,
-        least=partition.order.use(node, operands, reads),
+        least=least,
         has_effect=not reads,
         at_root=at_root,
+    )
+
+
+def _done_by_xla(
+    partition: Partitioner, node: Node, operands: Sequence[Tensor], least: int
+) -> list[Tensor]:
+    """Add an operation as a function of its own, which XLA compiles."""
+    body = Builder(meets=False)
+    inputs = [
+        Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
+    ]
+    outputs = body.copy(node.operation, inputs)
+    return partition.builder.add(
+        "StatefulPartitionedCall",
+        operands,
+        {
+            "Tin": dtypes_of(inputs),
+            "Tout": dtypes_of(outputs),
+            "_XlaMustCompile": attribute(True),
+        },
+        [(tensor.dtype, tensor.shape) for tensor in outputs],
+        least=least,
+        functions={"f": Function(inputs, outputs, body.operations)},
+        source=node.operation,
     )
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import attribute
+from keras_towers.partition.builder import attribute, dtypes_of
 from keras_towers.partition.called_functions import (
     Draft,
     called,
     closed,
-    dtypes_of,
     graph_of,
     joined,
     looped,
