@@ -117,28 +117,18 @@ if not TYPE_CHECKING:  # Checkers know the names from the imports above.
     def __getattr__(name: str) -> Any:
         for home, names in _NAMES_IN.items():
             if name in names.split():
-                globals()[name] = value = getattr(_import(home, name), name)
+                globals()[name] = value = getattr(_import(home), name)
                 return value
         if name in _MODULES:  # The import puts it here.
-            return _import(name, name)
+            return _import(name)
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}"
             f"{did_you_mean(name, __all__)}"
         )
 
 
-def _import(module: str, name: str) -> ModuleType:
-    """Import the module of a public name, which may have been removed."""
-    try:
-        return importlib.import_module(f"{__name__}.{module}")
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").removeprefix(f"{__name__}.")
-        if not missing.startswith("engines.") and missing != module:
-            raise
-        raise TowerError(
-            f"keras_towers.{name} belongs to an engine that is not part of "
-            f"this keras_towers: there is no {error.name}."
-        ) from error
+def _import(module: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{module}")
 
 
 def __dir__() -> list[str]:

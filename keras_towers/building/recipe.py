@@ -61,6 +61,7 @@ class Recipe(ABC):
         purpose: when it is wanted, for the doctor.
         without_nccl: what it does without NCCL, likewise.
         for_one_cpu: whether its wheel may not run on another CPU.
+        build_tools: the requirements that pip installs for the build.
         runtime: the packages that it imports, besides TensorFlow.
         probe: Python code that imports it, and prints
             ``InstalledEngine.parts`` as JSON.
@@ -77,6 +78,7 @@ class Recipe(ABC):
     for_one_cpu: ClassVar[bool] = False
     version: ClassVar[str]
     sha256: ClassVar[str]
+    build_tools: ClassVar[tuple[str, ...]]
     runtime: ClassVar[tuple[str, ...]]
     probe: ClassVar[str]
     revision: ClassVar[int]
@@ -88,10 +90,6 @@ class Recipe(ABC):
     @abstractmethod
     def libraries(self) -> list[Tool]:
         """The compilers and libraries of the options that were chosen."""
-
-    @abstractmethod
-    def build_tools(self) -> list[str]:
-        """The requirements that pip installs for the build."""
 
     @abstractmethod
     def processor(self) -> str:

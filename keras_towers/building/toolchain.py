@@ -1,7 +1,7 @@
 """The tools for compiling an engine, and what to install if missing.
 
-An engine shares a process with TensorFlow, whose CUDA and NCCL are pip's if pip
-has installed any: these come first.
+An engine shares a process with TensorFlow, whose NCCL is pip's if pip has
+installed any: that comes first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,10 @@ import psutil
 from keras_towers import settings
 from keras_towers.system import usable_cores
 
-CMAKE_AT_LEAST = (3, 13)
 # The memory that compiling with TensorFlow's headers needs per process.
 _BYTES_PER_JOB = 2 * 1024**3
 _CUDA = "/usr/local/cuda"
 _GPU = "pip install 'keras-towers[gpu]' installs it with TensorFlow"
-_RUNTIME = "cuda_runtime"
-# Packages with headers that those of pip's CUDA runtime include.
-_PARTS = {"cuda_nvcc": "crt/host_config.h", "cuda_cccl": "nv/target"}
-_PIP_PARTS = " ".join(
-    f"nvidia-{name.replace('_', '-')}-cu12" for name in (_RUNTIME, *_PARTS)
-)
 
 
 @dataclass(frozen=True)
@@ -94,23 +87,13 @@ def find_compiler() -> Tool:
 
 def find_make() -> Tool:
     """Find the program ``make``."""
-    problem = (
-        "make not found: install it (Debian and Ubuntu: apt-get install make)"
-    )
     path = which("make")
-    version = first_line([path, "--version"]) if path else ""
-    return Tool("make", path, version, problem)
-
-
-def find_cmake(variables: str) -> Tool:
-    """Find CMake, which pip can install; the prefix is as in HOROVOD_CMAKE."""
-    at_least = ".".join(map(str, CMAKE_AT_LEAST))
-    path = os.environ.get(f"{variables}_CMAKE") or which("cmake")
-    version = first_line([path, "--version"]) if path else ""
-    found = re.search(r"(\d+)\.(\d+)", version)
-    usable = found and tuple(map(int, found.groups())) >= CMAKE_AT_LEAST
-    problem = f"CMake {at_least} or newer not found: pip install cmake"
-    return Tool("CMake", path if usable else None, version, problem)
+    return Tool(
+        "make",
+        path,
+        first_line([path, "--version"]) if path else "",
+        "make not found: install it (Debian and Ubuntu: apt-get install make)",
+    )
 
 
 def find_mpi() -> Tool:
@@ -153,114 +136,63 @@ def find_nvcc(variables: str) -> Tool:
     return Tool("nvcc", None, problem=problem)
 
 
-def find_cuda(variables: str) -> Tool:
-    """Find the folder with the ``include`` and libraries of CUDA's runtime."""
-    nvcc = which("nvcc")
-    home = _home(
-        "cuda_runtime.h",
-        os.environ.get(f"{variables}_CUDA_HOME"),
-        _package(_RUNTIME) if all(_parts()) else None,
-        str(Path(nvcc).resolve().parents[1]) if nvcc else None,
-        *_toolkits(),
-        "/usr",
-    )
-    text = _text(home, "cuda_runtime_api.h")
-    found = re.search(r"#define CUDART_VERSION +(\d+)", text)
-    number = int(found.group(1)) if found else 0
-    return Tool(
-        "CUDA runtime",
-        home,
-        f"{number // 1000}.{number % 1000 // 10}" if number else "",
-        "CUDA's header cuda_runtime.h, or one that it includes, not found: pip "
-        f"install {_PIP_PARTS}; or install NVIDIA's CUDA toolkit of the "
-        f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "
-        "to its folder",
-    )
+def cuda_home(variables: str) -> str:
+    """Return the folder of the toolkit that ``find_nvcc`` has found."""
+    nvcc = find_nvcc(variables).path or ""
+    return str(Path(nvcc).resolve().parents[1])
 
 
 def find_nccl(variables: str) -> Tool:
     """Find the folder with NCCL's ``include`` and ``lib``."""
-    home = _home(
-        "nccl.h",
+    homes = [
         os.environ.get(f"{variables}_NCCL_HOME"),
-        _package("nccl"),
+        _nccl_of_pip(),
         *_toolkits(),
         "/usr",
-    )
-    text = _text(home, "nccl.h")
-    parts = [
-        re.search(rf"#define NCCL_{part} (\d+)", text)
-        for part in ("MAJOR", "MINOR", "PATCH")
     ]
-    return Tool(
-        "NCCL",
-        home,
-        ".".join(part.group(1) for part in parts if part),
+    for home in filter(None, homes):
+        header = Path(home, "include", "nccl.h")
+        if header.is_file():
+            text = header.read_text(errors="replace")
+            parts = re.findall(
+                r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", text
+            )
+            return Tool("NCCL", str(Path(home)), ".".join(parts))
+    problem = (
         f"NCCL's header nccl.h not found: {_GPU} (Debian and Ubuntu: apt-get "
         "install libnccl-dev from NVIDIA's repository), or set "
-        f"{variables}_NCCL_HOME to its folder",
+        f"{variables}_NCCL_HOME to its folder"
     )
+    return Tool("NCCL", None, problem=problem)
 
 
-def linkable(home: str, folder: Path) -> tuple[str, str]:
-    """Make a library that pip installed linkable; return its folder and rpath.
+def linkable_nccl(home: str, folder: Path) -> tuple[str, str]:
+    """Make NCCL linkable in a folder; return its folder and the linker's flags.
 
-    Such a library lacks the file name that linkers look for, and no loader
-    looks into its folder: ../../nvidia, seen from that of an engine's library.
+    That of pip lacks the file name that linkers look for, and no loader looks
+    into its folder: ../../nvidia/nccl, seen from that of an engine's library.
     """
-    found = re.fullmatch(r".*/(nvidia/\w+)", home)
-    if not found or home != _package(Path(home).name):
+    if home != _nccl_of_pip():
         return home, ""
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to(f"{home}/include")
-    for library in Path(home, "lib").glob("lib*.so.*"):
-        link = library.name.partition(".so")[0] + ".so"
-        (folder / "lib" / link).symlink_to(library)
-    return str(folder), f"$ORIGIN/../../{found.group(1)}/lib"
-
-
-def rpath(places: Sequence[str]) -> str:
-    """Return the linker's option for a loader's search path, maybe empty."""
-    named = [f"-rpath,{place}" for place in places if place]
-    return ",".join(("-Wl", *named)) if named else ""
-
-
-def headers_of_parts(home: str) -> list[str]:
-    """Folders of headers that the headers of pip's CUDA runtime include."""
-    parts = _parts() if home == _package(_RUNTIME) else []
-    return [f"{part}/include" for part in filter(None, parts)]
-
-
-def _parts() -> list[str | None]:
-    """The folder of each of ``_PARTS``, None where one is missing."""
-    return [_home(header, _package(name)) for name, header in _PARTS.items()]
+    (library,) = Path(home, "lib").glob("libnccl.so.*")
+    (folder / "lib" / "libnccl.so").symlink_to(library)
+    return str(folder), "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
 
 
 def _toolkits() -> Iterator[str]:
     yield from filter(None, (os.environ.get("CUDA_HOME"), _CUDA))
 
 
-def _home(header: str, *homes: str | None) -> str | None:
-    """Return the first folder with this header."""
-    for home in filter(None, homes):
-        if Path(home, "include", header).is_file():
-            return str(Path(home))
-    return None
-
-
-def _package(name: str) -> str | None:
-    """The folder of a package of NVIDIA's, if pip has installed it."""
+def _nccl_of_pip() -> str | None:
+    """The folder of NVIDIA's package, if pip has installed it."""
     try:
-        spec = importlib.util.find_spec(f"nvidia.{name}")
+        spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
         return None
     folders = list(spec.submodule_search_locations or []) if spec else []
     return folders[0] if folders else None
-
-
-def _text(home: str | None, header: str) -> str:
-    path = Path(home or "/nonexistent", "include", header)
-    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def problems(tools: list[Tool]) -> list[str]:

@@ -137,20 +137,14 @@ def _failed(name: str, why: str) -> Finding:
 
 def _show(console: Console, findings: list[Finding]) -> None:
     for group, members in itertools.groupby(findings, lambda f: f.group):
-        table = Table(
-            title=group,
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            show_header=False,
-            padding=(0, 1),
-        )
+        table = Table.grid(padding=(0, 1))
         table.add_column(width=1)
         # A fixed width, so that the columns of all tables line up.
         table.add_column(width=22)
         table.add_column(overflow="fold")
         for finding in members:
             table.add_row(_MARKS[finding.state], finding.name, finding.value)
+        console.print(group, style="bold")
         console.print(table)
         console.print()
 

@@ -102,14 +102,11 @@ def _install(recipe: Recipe, rebuild: bool) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
-    """Yield a function that shows progress: a line for each task."""
-    shown = set()
+    """Yield a function that shows what is done now, a line for each."""
     with console.status("checking this machine") as status:
 
-        def show(what: str, share: float | None) -> None:
-            if what not in shown:
-                shown.add(what)
-                console.print(what, soft_wrap=True)
-            status.update(what if share is None else f"{what}: {share:.0%}")
+        def show(what: str) -> None:
+            status.update(what)
+            console.print(what, soft_wrap=True)
 
         yield show

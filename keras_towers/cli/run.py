@@ -304,7 +304,7 @@ class Plan:
         if self.has_servers:
             return "sync-replicas"
         if self.tasks:
-            return engines.find("runtime").strategy
+            return engines.RUNTIME.strategy
         return engines.engine_of_job(servers).strategy
 
 

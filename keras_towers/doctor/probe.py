@@ -92,7 +92,6 @@ def _facts() -> dict[str, Any]:
         return {**facts, "error": _short(error)}
     facts["tensorflow"] = tf.__version__
     facts["built_with_cuda"] = tf.test.is_built_with_cuda()
-    facts["cuda"] = tf.sysconfig.get_build_info().get("cuda_version", "")
     facts["gpus"] = [
         tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
         for gpu in tf.config.list_physical_devices("GPU")

@@ -1,9 +1,7 @@
 """The engines that connect the processes of a job, a folder for each.
 
 The rest of the package knows an engine by the protocol ``Transport``, which its
-strategy hands on, and by the record ``ENGINE`` of its folder. Nothing else
-imports these folders: to remove an engine, remove its folder, its name here
-and what ``keras_towers/__init__.py`` lists of it.
+strategy hands on, and by its record here. Nothing else imports these folders.
 """
 
 from __future__ import annotations
@@ -12,15 +10,10 @@ import importlib
 import importlib.util
 import pkgutil
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from keras_towers.errors import TowerError
-
-_NAMES = (
-    "byteps",
-    "horovod",
-    "runtime",
-)
 
 
 @dataclass(frozen=True)
@@ -66,37 +59,73 @@ class Engine:
 
     def check_installed(self) -> None:
         """Raise the error of every rank now, if the package is missing."""
-        if importlib.util.find_spec(self.name) is None:
+        found = importlib.util.find_spec(self.name)
+        if found is None:
             raise TowerError(
                 f"{self.title} is not installed in this environment: run "
                 f"`keras-towers install {self.name}`."
             )
+        if found.submodule_search_locations is None:
+            # A script of that name would run a second time.
+            raise TowerError(
+                f"{self.title} is hidden by {found.origin}, which has its "
+                "name: rename that file."
+            )
+
+    def import_module(self) -> ModuleType:
+        """Import ``module``, or raise an error that says what to do."""
+        import tensorflow as tf
+
+        self.check_installed()
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError:
+            raise
+        except (ImportError, OSError, tf.errors.NotFoundError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TowerError(
+                f"{self.title} does not load with TensorFlow "
+                f"{tf.__version__}; it was probably built for another version, "
+                "or on another machine: run `keras-towers install "
+                f"{self.name}` to build it for this one. (The error was: "
+                f"{reason})"
+            ) from error
 
 
-def find(name: str) -> Engine:
-    """Find an engine by name."""
-    if name not in ENGINES:
-        raise TowerError(
-            f"the engine {name!r} is not part of this keras_towers: its folder "
-            f"keras_towers/engines/{name} is missing. There are "
-            f"{', '.join(ENGINES)}."
-        )
-    return ENGINES[name]
+BYTEPS: Engine = Engine(
+    name="byteps",
+    title="BytePS",
+    strategy="byteps",
+    strategy_class="BytePSStrategy",
+    module="byteps.tensorflow",
+    transport="byteps_transport:BytePSTransport",
+    recipe="byteps_recipe:BytePS",
+    servers="byteps_servers:Servers",
+)
+HOROVOD: Engine = Engine(
+    name="horovod",
+    title="Horovod",
+    strategy="horovod",
+    strategy_class="HorovodStrategy",
+    module="horovod.tensorflow",
+    transport="horovod_transport:HorovodTransport",
+    recipe="horovod_recipe:Horovod",
+)
+RUNTIME: Engine = Engine(
+    name="runtime",
+    title="TensorFlow",
+    strategy="multi-worker",
+    strategy_class="MultiWorkerTowerStrategy",
+    roles=("worker",),
+    after_keras="tensorflow_task:prepare",
+)
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (BYTEPS, HOROVOD, RUNTIME)
+}
+"""The engines by name."""
 
 
 def engine_of_job(servers: int | None) -> Engine:
     """The engine of a job with this number of servers, or none."""
-    if not servers:
-        return find("horovod")
-    for engine in ENGINES.values():
-        if engine.servers:
-            return engine
-    raise TowerError("no engine of this keras_towers has servers")
-
-
-ENGINES: dict[str, Engine] = {
-    name: importlib.import_module(f"{__name__}.{name}").ENGINE
-    for name in _NAMES
-    if importlib.util.find_spec(f"{__name__}.{name}")
-}
-"""The engines that are there, by name."""
+    return BYTEPS if servers else HOROVOD

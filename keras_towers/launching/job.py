@@ -25,7 +25,7 @@ from keras_towers.launching.supervision import (
     end_all,
     supervise,
 )
-from keras_towers.rendezvous import launchers, store, tf_config
+from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
@@ -35,7 +35,6 @@ from keras_towers.rendezvous.rank_environment import (
 )
 from keras_towers.rendezvous.store_server import StoreServer
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.settings import SECRET, STORE
 from keras_towers.system import handled
 
 _SERVED = "sync-replicas, or use kt.SyncReplicasStrategy()"
@@ -99,7 +98,7 @@ class Running:
         )
 
     def environment(self, *, elastic: bool = False) -> dict[str, str]:
-        """Variables for every rank over Horovod or BytePS."""
+        """Variables for every process of the job."""
         return job_environment(
             self.server.endpoint,
             self.job.environment(),
@@ -178,11 +177,8 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
     """
     with local_cluster(tasks) as clusters, Running(job, ()) as run:
         everyone = {
-            **job.environment(),
-            STORE: f"{run.address}:{run.server.endpoint.port}",
-            SECRET: run.server.endpoint.secret,
+            **run.environment(),
             # This process may be a rank of another job.
-            store.HOROVODS_ADDRESS: "",
             "HOROVOD_RANK": "",
         }
         for cluster in clusters:
@@ -199,7 +195,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
                 local_size=len(clusters),
                 serves=serves,
             )
-        collective = engines.find("runtime").advice
+        collective = engines.RUNTIME.advice
         return supervise(
             run,
             what="task",
@@ -215,11 +211,17 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
     them, also after a restart, and nobody else is given them.
     """
     with contextlib.ExitStack() as held:
+
+        def reserve() -> str:
+            holder = held.enter_context(socket.socket())
+            # TensorFlow sets the same option: with it on both sides, one may
+            # listen where the other only holds the port.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((LOOPBACK, 0))
+            return f"{LOOPBACK}:{holder.getsockname()[1]}"
+
         jobs = {
-            role: tuple(
-                f"{LOOPBACK}:{held.enter_context(_reserved())}"
-                for _ in range(count)
-            )
+            role: tuple(reserve() for _ in range(count))
             for role, count in tasks.items()
             if count
         }
@@ -228,16 +230,6 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
             for role, addresses in jobs.items()
             for index in range(len(addresses))
         ]
-
-
-@contextlib.contextmanager
-def _reserved() -> Iterator[int]:
-    with socket.socket() as holder:
-        # TensorFlow sets the same option: with it on both sides, one may
-        # listen where the other only holds the port.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((LOOPBACK, 0))
-        yield holder.getsockname()[1]
 
 
 def rank_to_be(processes: int | None) -> ClusterEnvironment | None:

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from keras_towers.errors import TowerError
 
+OTHER_STEP: str = "the ranks do not have the same step"
+"""Begins the message of an error of TensorFlow's if they have not."""
+
 
 class Peers(Protocol):
     """Connected ranks that exchange values."""

@@ -160,7 +160,7 @@ def _places(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "slot": dataclasses.asdict(slot),
             "sharing": sharing[own_cores],
             "rank0_name": _name(0, everyone[0]),
-            "away_from_rank0": elsewhere[:1],
+            "elsewhere": elsewhere[0] if elsewhere else None,
         }
         for one, slot, own_cores in zip(
             everyone, place_ranks(hosts), cores, strict=True

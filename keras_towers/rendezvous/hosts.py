@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,16 +90,6 @@ def _slurm(variables: _Variables) -> dict[str, int]:
     return dict(zip(names, counts, strict=True))
 
 
-def _pbs(variables: _Variables) -> dict[str, int]:
-    return _read_hosts_file(variables.get("PBS_NODEFILE"))
-
-
-def _lsf(variables: _Variables) -> dict[str, int]:
-    found = _read_hosts_file(variables.get("LSB_DJOB_HOSTFILE"))
-    words = variables.get("LSB_MCPU_HOSTS", "").split()
-    return found or dict(zip(words[::2], map(int, words[1::2]), strict=False))
-
-
 def _mpi_operator(variables: _Variables) -> dict[str, int]:
     """Hosts of an MPIJob, in the launcher's pod."""
     names = "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE"
@@ -107,16 +98,9 @@ def _mpi_operator(variables: _Variables) -> dict[str, int]:
     return parse_hostfile(file) if file.is_file() else {}
 
 
-_MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
-    "Slurm": _slurm,
-    "PBS": _pbs,
-    "LSF": _lsf,
-    "the MPI Operator": _mpi_operator,
-}
-
-
-def _read_hosts_file(file: str | None) -> dict[str, int]:
-    """Read the hosts from a file with one line per process."""
+def _one_line_per_process(name: str, variables: _Variables) -> dict[str, int]:
+    """Read the hosts from the file that a variable names."""
+    file = variables.get(name)
     if not file:
         return {}
     try:
@@ -126,6 +110,14 @@ def _read_hosts_file(file: str | None) -> dict[str, int]:
             f"cannot read the list of this job's hosts: {error}"
         ) from None
     return dict(collections.Counter(lines))
+
+
+_MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
+    "Slurm": _slurm,
+    "PBS": functools.partial(_one_line_per_process, "PBS_NODEFILE"),
+    "LSF": functools.partial(_one_line_per_process, "LSB_DJOB_HOSTFILE"),
+    "the MPI Operator": _mpi_operator,
+}
 
 
 def expand_nodes(text: str) -> list[str]:

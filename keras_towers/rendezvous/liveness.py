@@ -74,26 +74,23 @@ class Liveness:
         self._clock = clock
         self.signs: dict[int, Any] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
-        self._heard = dict.fromkeys(self.signs, clock())
-        self._looked = dict(self._heard)
+        self._looked = clock()
+        self._heard = dict.fromkeys(self.signs, self._looked)
 
     def refresh(self) -> None:
         """Look for new signs of all processes."""
         found = self._source(tuple(self.signs))
-        now = self._clock()
-        for rank, before in self.signs.items():
-            sign = found.get(rank)
-            self._looked[rank] = now
-            self._ended.discard(rank)
-            if sign == State.ENDED:
-                self._ended.add(rank)
-            elif sign is ANSWERED or sign not in (None, before):
-                self._heard[rank] = now
+        self._looked = self._clock()
+        self._ended = {r for r, sign in found.items() if sign == State.ENDED}
+        for rank in found.keys() - self._ended:
+            sign = found[rank]
+            if sign is ANSWERED or sign not in (None, self.signs[rank]):
+                self._heard[rank] = self._looked
                 self.signs[rank] = sign
 
     def silent_s(self, rank: int) -> float:
         """Return the seconds between the last sign and the last look."""
-        return self._looked[rank] - self._heard[rank]
+        return self._looked - self._heard[rank]
 
     def state(self, rank: int) -> State:
         """Return the state of a process when last looked at."""

@@ -267,7 +267,8 @@ def _take_part(
     Args:
         environment: this rank, and how many there are.
         find: returns the store; None if it is not there, or not any more.
-        limit_s: then a TimeoutError says how far it came.
+        limit_s: when it has passed, a TimeoutError says how far this rank has
+            come.
     """
     rank, nonce = environment.rank, secrets.token_hex(8)
     found, last = None, "there is no such file"
@@ -294,7 +295,7 @@ def _take_part(
                     raise TowerError(place["failed"])
                 if place:
                     last += " is in a job of others"
-                elif rank:
+                elif rank > 0:
                     # Rank 0, which answers, decides when it has been too long.
                     answered.append(time.monotonic())
         if late_s:
@@ -305,7 +306,7 @@ def _take_part(
 
 
 def _missing(store: StoreClient, environment: ClusterEnvironment) -> str:
-    """Which ranks have not introduced themselves."""
+    """Which ranks have not come."""
     everyone = range(environment.size or 0)
     absent = set(everyone) - store.by_rank(INTRODUCTION, everyone).keys()
     names = ", ".join(map(str, sorted(absent)))
@@ -316,8 +317,8 @@ def _missing(store: StoreClient, environment: ClusterEnvironment) -> str:
     )
 
 
-def _introduction(address: str, nonce: str = "") -> dict[str, Any]:
-    """The introduction of this rank to rank 0."""
+def _introduction(address: str, nonce: str) -> dict[str, Any]:
+    """What this rank tells of itself."""
     # Machines may have the same name, containers of a machine the same boot.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     name = socket.gethostname()
@@ -339,7 +340,7 @@ def _variables(endpoint: Endpoint, place: Mapping[str, Any]) -> dict[str, str]:
         seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
         seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
     )
-    # Rank 0 reaches its own store on another way than the other ranks.
-    others = place["away_from_rank0"] if slot.rank == 0 else ()
-    towards = next(iter(others), endpoint.address)
+    # Rank 0 reaches its own store on another way than ranks elsewhere.
+    elsewhere = place["elsewhere"] if slot.rank == 0 else None
+    towards = elsewhere or endpoint.address
     return rank_environment(endpoint, slot, towards, common, place["sharing"])

@@ -99,12 +99,8 @@ def compare_with_first_rank(engine: str) -> None:
     server = store.from_environment()
     if server is None:
         return  # Once connected, the ranks compare by the engine.
-    me = "rank {RANK} on {HOSTNAME}".format_map(
-        {
-            name: os.environ.get(f"HOROVOD_{name}", "?")
-            for name in ("RANK", "HOSTNAME")
-        }
-    )
+    rank = os.environ.get("HOROVOD_RANK", "?")
+    me = f"rank {rank} on {os.environ.get('HOROVOD_HOSTNAME', '?')}"
     my_facts = process_facts(engine)
     other, their_facts = server.first(store.FACTS, (me, my_facts))
     compare_facts(me, my_facts, other, their_facts)

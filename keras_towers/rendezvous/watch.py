@@ -162,7 +162,6 @@ class StallWatch(threading.Thread):
         self._liveness: Liveness | None = None
         self._rank0 = Liveness([0], self._ask_rank0, settings.LOST_S)
         self._gone: dict[str, State] = {}
-        self._warned_of: set[str] = set()
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         self._record = record
@@ -231,13 +230,7 @@ class StallWatch(threading.Thread):
             return {}  # Their launcher watches them.
         self._rank0.refresh()
         state = self._rank0.state(0)
-        if state.is_gone:
-            return {rank0_name: state}
-        for name in self._gone.keys() - self._warned_of:
-            self._warned_of.add(name)
-            if self._gone[name] == State.LOST:
-                logger.warning("%s %s.", name, State.LOST)
-        return self._gone
+        return {rank0_name: state} if state.is_gone else self._gone
 
     def _ask_rank0(self, _: Sequence[int]) -> dict[int, Any]:
         """Ask rank 0's store who is gone; the answer is its sign of life."""

@@ -63,7 +63,7 @@ def _initialize(
         return
     from keras_towers.devices import share_machine
 
-    horovod = engines.find("horovod")
+    horovod = engines.HOROVOD
     transport = horovod.load(horovod.transport)()
     for name, number, actual in (
         ("num_processes", num_processes, transport.size),

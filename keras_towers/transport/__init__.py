@@ -47,7 +47,7 @@ class Transport(Peers, Protocol):
     def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
         """Concatenate the ranks' tensors, in rank order, on the first axis.
 
-        The first dimensions may differ.
+        The first dimensions may differ. Strings can be gathered, too.
         """
         ...
 

@@ -1,59 +1,28 @@
-"""The common part of all engines: import, and collectives."""
+"""The common part of all engines' transports."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.errors import TowerError
 from keras_towers.rendezvous import versions, watch
 from keras_towers.transport import Transport, messages, plain
-
-
-def load(name: str, title: str) -> ModuleType:
-    """Import ``name.tensorflow``, or raise an error with instructions."""
-    install = f"run `keras-towers install {name}`"
-    # A script of that name would run a second time.
-    found = sys.modules.get(name) is None and importlib.util.find_spec(name)
-    if found and found.submodule_search_locations is None:
-        raise TowerError(
-            f"{title} is hidden by {found.origin}, which has its name: rename "
-            "that file."
-        )
-    try:
-        return importlib.import_module(f"{name}.tensorflow")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name:
-            raise
-        raise TowerError(
-            f"{title} is not installed in this environment: {install}."
-        ) from error
-    except (ImportError, OSError, tf.errors.NotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TowerError(
-            f"{title} does not load with TensorFlow {tf.__version__}; it was "
-            f"probably built for another version, or on another machine: "
-            f"{install} to build it for this one. (The error was: {reason})"
-        ) from error
 
 
 class EngineTransport(Transport):
     """The common part of all engines' transports.
 
+    An engine has to sum and to gather; from these the other collectives follow,
+    unless it has better ones of its own. Its methods get tensors of all dtypes
+    but strings, and run in a ``tf.function``.
+
     Attributes:
         engine: tells this process's place by the functions ``rank``, ``size``,
             ``local_rank`` and ``local_size``.
-        carries: the dtypes that the engine sends as they are; None: all.
     """
-
-    carries: Collection[tf.DType] | None = messages.CARRIED
 
     # Later strategies may be created by some ranks only.
     _compared = False
@@ -83,10 +52,31 @@ class EngineTransport(Transport):
         """Sum tensors of dtypes that engines can sum."""
 
     @abstractmethod
-    def _send(
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        """Concatenate the rows of all ranks."""
+
+    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        """Send part r of the rows to rank r: here, all of them to all ranks."""
+        everything = self._gather(tensor, key)
+        # [from, to, rows, ...]
+        inner = tf.shape(tensor)[1:]
+        split = tf.reshape(
+            everything, tf.concat([[self.size, self.size, -1], inner], 0)
+        )
+        return tf.reshape(split[:, self.rank], tf.shape(tensor))
+
+    def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
-        """Send the root's tensors, of dtypes in ``carries``, to all ranks."""
+        """Send the root's tensors: here, gather what others add nothing to."""
+        words = [messages.words_of(tensor) for tensor in tensors]
+        whole = tf.concat(words, 0)
+        sent = self._gather(whole if self.rank == root else whole[:0], key)
+        parts = tf.split(sent, [tf.size(w) for w in words], num=len(words))
+        return [
+            messages.from_words(part, tensor.dtype, tf.shape(tensor))
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], key: str
@@ -98,30 +88,42 @@ class EngineTransport(Transport):
                 for value, tensor in zip(sums, tensors, strict=True)
             ]
 
-        return self._traced(f"all_reduce.{key}", total, tensors)
+        return self._run(f"all_reduce.{key}", total, tensors)
+
+    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype == tf.string:
+            return _gather_strings(self, tensor, key)
+        return self._run(
+            f"all_gather.{key}",
+            lambda tensors: [self._gather(tensors[0], key)],
+            [tensor],
+            any_rows=True,
+        )[0]
+
+    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return self._run(
+            f"all_to_all.{key}",
+            lambda tensors: [self._exchange(tensors[0], key)],
+            [tensor],
+        )[0]
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int = 0
     ) -> list[tf.Tensor]:
         key = f"{key}.from{root}"
+        return self._run(
+            f"broadcast.{key}",
+            lambda tensors: self._broadcast(tensors, key, root),
+            tensors,
+        )
 
-        def send(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            sent = [messages.carried(t, self.carries) for t in tensors]
-            return [
-                messages.received(value, tensor.dtype)
-                for value, tensor in zip(
-                    self._send(sent, key, root), tensors, strict=True
-                )
-            ]
-
-        return self._traced(f"broadcast.{key}", send, tensors)
+    def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
+        """Whether to exchange tensors of eager code without a function."""
+        return False
 
     def mark(self, what: str) -> None:
         watch.mark(what)
-
-    def passed(self) -> None:
-        """Record that the wait marked last is over."""
-        watch.passed()
 
     def gather_objects(self, value: Any) -> list[Any]:
         return plain.gather(self.all_gather, value)
@@ -145,34 +147,64 @@ class EngineTransport(Transport):
                 warns=rank == 0,
             )
 
-    def _traced(
+    def _run(
         self,
         what: str,
         collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
         tensors: Sequence[tf.Tensor],
-        rows: int | None = -1,
+        any_rows: bool = False,
     ) -> list[tf.Tensor]:
         """Run a collective, eagerly too, as one traced function.
 
         Args:
             what: tells it from all others.
-            rows: None if the first dimensions differ from call to call.
+            any_rows: whether the first dimensions differ between calls and
+                ranks.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if not tensors:
-            return []
-        if not tf.executing_eagerly():
-            return collective(tensors)
+        if not tensors or self.size == 1:
+            return tensors
         specs = [
             tf.TensorSpec(
-                [None, *t.shape[1:]] if rows is None else t.shape, t.dtype
+                [None, *t.shape[1:]] if any_rows else t.shape, t.dtype
             )
             for t in tensors
         ]
+
+        def run(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [
+                tf.ensure_shape(result, spec.shape)
+                for result, spec in zip(collective(tensors), specs, strict=True)
+            ]
+
+        if not tf.executing_eagerly() or self._runs_eagerly(tensors):
+            return run(tensors)
         form = what, *specs
         if form not in self._functions:
             # TensorFlow takes these for one tf.function that is traced again
             # and again, and warns of it, where they are not concrete.
-            function = tf.function(collective, autograph=False)
+            function = tf.function(run, autograph=False)
             self._functions[form] = function.get_concrete_function(specs)
         return self._functions[form](tensors)
+
+
+_BYTES = [bytes([number]) for number in range(256)]
+
+
+def _gather_strings(
+    transport: Transport, tensor: tf.Tensor, key: str
+) -> tf.Tensor:
+    """Concatenate the ranks' strings, sent as their bytes and their lengths."""
+    lengths = transport.all_gather(tf.strings.length(tensor), f"{key}.lengths")
+    whole = tf.strings.reduce_join(tf.reshape(tensor, [-1]))
+    octets = tf.io.decode_raw(whole, tf.uint8)
+    octets = transport.all_gather(octets, f"{key}.bytes")
+    characters = tf.gather(_BYTES, tf.cast(octets, tf.int32))
+    ragged: Any = tf.RaggedTensor
+    every = ragged.from_row_lengths(
+        characters, tf.reshape(lengths, [-1]), validate=False
+    )
+    texts = tf.strings.reduce_join(every, axis=-1)
+    return tf.ensure_shape(
+        tf.reshape(texts, tf.shape(lengths)), [None, *tensor.shape[1:]]
+    )

@@ -1,85 +1,74 @@
-"""Messages between ranks: tensors in dtypes that engines know, few at a time.
+"""What ranks send one another: words of bits, sums, and few messages.
 
-An engine knows few dtypes, and each message costs. So bits travel in a dtype of
-equal size, sums in a wider one, and small tensors of a dtype together.
+An engine knows few dtypes, and each message costs. So what is only sent travels
+as the words of its bits, what is added in a dtype that engines can add, and
+small tensors of a dtype together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 
-# Bits are carried in a dtype of equal size.
-_SENT_AS = {
-    tf.bfloat16: tf.float16,
-    tf.int16: tf.float16,
-    tf.uint16: tf.float16,
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-    tf.complex64: tf.int64,
-}
-# There is none of one byte: these become numbers.
-_WIDENED = (tf.bool, tf.int8, tf.uint8)
-CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+WORD: tf.DType = tf.int32
+"""The integer that every engine sends and sums."""
+
 _SUMMED_AS = {
     tf.bfloat16: tf.float32,
-    **dict.fromkeys((*_WIDENED, tf.int16, tf.uint16), tf.int32),
+    **dict.fromkeys(
+        (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
+    ),
     **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
 }
-
-_BYTES = [bytes([number]) for number in range(256)]
 
 MESSAGE_BYTES: int = 4 * 2**20
 
 
-def carried(
-    tensor: tf.Tensor, native: Collection[tf.DType] | None = CARRIED
-) -> tf.Tensor:
-    """Convert a tensor to a dtype that an engine can send; None: any."""
-    if native is None or tensor.dtype in native:
-        return tensor
-    if tensor.dtype in _WIDENED:
-        return tf.cast(tensor, tf.int32)
-    if tensor.dtype not in _SENT_AS:
+def bytes_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the bytes of each element, several of them as a last dimension."""
+    if tensor.dtype == tf.string:
         raise TowerError(
-            f"tensors of dtype {tensor.dtype.name} cannot be sent to other "
-            "ranks: send numbers or truth values of at most 64 bits."
+            "tensors of dtype string cannot be sent to other ranks like this: "
+            "send numbers or truth values."
         )
-    return tf.bitcast(tensor, _SENT_AS[tensor.dtype])
+    if tensor.dtype == tf.bool:
+        return tf.cast(tensor, tf.uint8)
+    return tf.bitcast(tensor, tf.uint8)
 
 
-def received(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undo ``carried``: convert a tensor back to its dtype."""
-    if dtype in _WIDENED:
-        return tf.cast(tensor, dtype)
-    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+def tensor_of(octets: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the tensor whose bytes ``bytes_of`` has returned."""
+    if dtype == tf.bool:
+        return tf.cast(octets, tf.bool)
+    return tf.bitcast(octets, dtype)
 
 
-def gathered(
-    all_gather: Callable[[tf.Tensor, str], tf.Tensor],
-    tensor: tf.Tensor,
-    key: str,
-) -> tf.Tensor:
-    """Join the ranks' tensors of any dtype along the first axis."""
-    if tensor.dtype != tf.string:
-        return all_gather(tensor, key)
-    # Texts travel as their bytes, with their lengths.
-    lengths = all_gather(tf.strings.length(tensor), f"{key}.lengths")
-    whole = tf.strings.reduce_join(tf.reshape(tensor, [-1]))
-    numbers = all_gather(tf.io.decode_raw(whole, tf.uint8), f"{key}.bytes")
-    characters = tf.gather(_BYTES, tf.cast(numbers, tf.int32))
-    ragged: Any = tf.RaggedTensor
-    every = ragged.from_row_lengths(
-        characters, tf.reshape(lengths, [-1]), validate=False
-    )
-    texts = tf.strings.reduce_join(every, axis=-1)
-    return tf.ensure_shape(
-        tf.reshape(texts, tf.shape(lengths)), [None, *tensor.shape[1:]]
-    )
+def words_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor's bits as words [N]; the last may end with zeros."""
+    octets = tf.reshape(bytes_of(tensor), [-1])
+    missing = -tf.size(octets, tf.int64) % WORD.size
+    octets = tf.pad(octets, [[0, missing]])
+    return tf.bitcast(tf.reshape(octets, [-1, WORD.size]), WORD)
+
+
+def number_of_words(dtype: tf.DType, shape: tf.Tensor) -> tf.Tensor:
+    """Return how many words ``words_of`` returns for a shape [..., rank]."""
+    sizes = tf.reduce_prod(tf.cast(shape, tf.int64), -1) * dtype.size
+    return -(-sizes // WORD.size)
+
+
+def from_words(words: tf.Tensor, dtype: tf.DType, shape: Any) -> tf.Tensor:
+    """Return the tensor whose words these are, or the first of these."""
+    shape = tf.cast(shape, tf.int64)
+    octets = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+    octets = octets[: tf.reduce_prod(shape) * dtype.size]
+    if dtype.size > 1:
+        octets = tf.reshape(octets, [-1, dtype.size])
+    return tf.reshape(tensor_of(octets, dtype), shape)
 
 
 def summable(tensor: tf.Tensor) -> tf.Tensor:

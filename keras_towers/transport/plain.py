@@ -31,7 +31,7 @@ def decode(data: bytes) -> Any:
     """Decode the text that ``encode`` returned."""
     try:
         return _read(json.loads(data))
-    except (KeyError, TypeError, LookupError) as error:
+    except (LookupError, TypeError) as error:
         raise ValueError(f"not a value of `encode`: {data[:80]!r}") from error
 
 
@@ -50,13 +50,12 @@ def _plain(value: Any) -> Any:
         isinstance(value, (np.ndarray, np.generic))
         and not value.dtype.hasobject
     ):
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
         if not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))
         content = base64.b64encode(np.ascontiguousarray(value).tobytes())
         # The name, because bfloat16 has no code of NumPy's.
         name = value.dtype.str if value.dtype.kind in "US" else value.dtype.name
-        return {kind: [name, list(value.shape), content.decode()]}
+        return {"array": [name, list(value.shape), content.decode()]}
     raise TowerError(
         f"a value of type {type(value).__name__} cannot be sent to other "
         "ranks: send numbers, strings, bytes, arrays, or tuples, lists, sets "
@@ -76,12 +75,11 @@ def _read(value: Any) -> Any:
         return {_read(k): _read(v) for k, v in content}
     if kind == "bytes":
         return base64.b64decode(content)
-    name, shape, text = content
-    flat = np.frombuffer(base64.b64decode(text), _dtype(name))
-    if kind == "scalar":
-        return flat[0]
     if kind == "array":
-        return flat.reshape(shape).copy()
+        name, shape, text = content
+        flat = np.frombuffer(base64.b64decode(text), _dtype(name))
+        # Of no dimensions: a scalar.
+        return flat.reshape(shape).copy()[()]
     raise KeyError(kind)
 
 

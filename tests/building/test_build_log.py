@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_towers.building.build import errors_in, hint_for, progress_in
+from keras_towers.building.build import errors_in
 
 COMPILER = """
   [ 71%] Building CXX object horovod/tensorflow/xla_mpi_ops.cc.o
@@ -41,35 +41,19 @@ MANY = [f"a.cc:{line}: error: b" for line in range(12)]
 
 
 @pytest.mark.parametrize(
-    ("log", "ends", "advice"),
+    ("log", "ends"),
     [
         # The compiler's own errors, each once.
-        (COMPILER, [GONE, SCOPE], "TensorFlow 2.20"),
-        (CMAKE, [NO_MPI], "None"),
-        (SPREAD, ["to compile a simple test program."], "check CXX"),
+        (COMPILER, [GONE, SCOPE]),
+        (CMAKE, [NO_MPI]),
+        (SPREAD, ["to compile a simple test program."]),
         # No more than ten.
-        ("\n".join(MANY), MANY[:10], "None"),
+        ("\n".join(MANY), MANY[:10]),
         # Without a known error the end.
-        ("one\n\ntwo", ["one", "two"], "None"),
-        ("#error -- unsupported GNU version! CMAKE_CUDA_C", [""], "set CXX"),
-        ("c++: fatal error: Killed signal", [""], "MAKEFLAGS=-j1"),
-        ("a.cc:1:1: error: expected ';'", [""], "None"),
+        ("one\n\ntwo", ["one", "two"]),
     ],
 )
-def test_errors_and_what_to_do(log, ends, advice):
+def test_the_first_errors(log, ends):
     errors = errors_in(log.splitlines())
     for error, end in zip(errors, ends, strict=True):
         assert error.endswith(end)
-    assert advice in str(hint_for(errors, "Horovod"))
-
-
-@pytest.mark.parametrize(
-    ("line", "share"),
-    [
-        ("  [ 42%] Building CXX object gloo/CMakeFiles/x.dir/y.cc.o", 0.42),
-        ("[100%] Built target tensorflow", 1.0),
-        ("Compiling [ 42%]", None),
-    ],
-)
-def test_how_far_it_is(line, share):
-    assert progress_in(line) == share

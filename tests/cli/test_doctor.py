@@ -18,7 +18,6 @@ from tests.kit import warm
 FACTS = {
     "tensorflow": "2.21.0",
     "built_with_cuda": False,
-    "cuda": "",
     "gpus": [],
     "keras": "3.15.1",
     "backend": "tensorflow",

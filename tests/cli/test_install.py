@@ -27,8 +27,7 @@ def asked(monkeypatch, tmp_path):
     def pretend_to_build(recipe, progress, rebuild):
         options = getattr(recipe, "with_mpi", None), recipe.with_nccl
         calls.append((*options, rebuild))
-        progress("compiling", 0.0)
-        progress("compiling", 0.3)
+        progress("compiling")
         return wheel, not rebuild
 
     def install(recipe, wheel, cached, progress):

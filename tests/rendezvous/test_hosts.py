@@ -1,9 +1,11 @@
-"""How hosts are written, and which of them are this machine."""
+"""Hosts that are named or allocated, and the ranks in their slots."""
 
 import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import hosts, network
+from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
+from tests.launching.jobs import variables
 
 pytestmark = pytest.mark.core
 
@@ -39,3 +41,66 @@ def test_which_hosts_are_this_machine():
     assert network.is_local("localhost")
     assert network.is_local("127.0.0.7")
     assert not network.is_local("192.0.2.1")  # An address for documents.
+
+
+SLURM = (
+    "SLURM_JOB_NODELIST=n[1-3] SLURM_TASKS_PER_NODE=2(x2),1 SLURMD_NODENAME=n2"
+)
+OF_STEP = (
+    f"{SLURM} SLURM_STEP_NODELIST=n2 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_ID"
+)
+NODES = "gpu1 r1n09.x r1n10.x r1n7.x r2n09.x r2n10.x r2n7.x 10.0.0.1"
+ALLOCATED = {"n1": 2, "localhost": 2, "n3": 1}
+MPI_OPERATOR = "the MPI Operator"
+
+
+@pytest.mark.parametrize(
+    ("told", "text", "manager", "hosts"),
+    [
+        (SLURM, "", "Slurm", ALLOCATED),
+        (f"{OF_STEP}=0", "", "Slurm", {"localhost": 1}),
+        (
+            "SLURM_JOB_NODELIST=gpu1,r[1-2]n[09-10,7].x,10.0.0.1",
+            *("", "Slurm", dict.fromkeys(NODES.split(), 1)),
+        ),
+        # A shell that salloc has opened.
+        (f"{OF_STEP}=4294967290", "", "Slurm", ALLOCATED),
+        ("PBS_NODEFILE=hosts", "a\na\nb.x\n", "PBS", {"a": 2, "b.x": 1}),
+        ("LSB_DJOB_HOSTFILE=hosts", "a\nb\nb\n", "LSF", {"a": 1, "b": 2}),
+        (
+            "OMPI_MCA_orte_default_hostfile=hosts",
+            *("w-0.svc slots=2\nw-1 slots=1\n", MPI_OPERATOR),
+            {"w-0.svc": 2, "w-1": 1},
+        ),
+        ("I_MPI_HYDRA_HOST_FILE=hosts", "w-0:3\n", MPI_OPERATOR, {"w-0": 3}),
+    ],
+)
+def test_allocation(tmp_path, monkeypatch, told, text, manager, hosts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text(text)
+    found = allocation(variables(told))
+    assert found == (manager, hosts)
+
+
+def test_allocation_without_a_file():
+    assert allocation({}) is None
+    with pytest.raises(TowerError, match="list of this job's hosts"):
+        allocation({"PBS_NODEFILE": "/none"})
+
+
+def test_ranks_may_go_round_the_hosts():
+    assert [
+        (slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size)
+        for slot in place_ranks(["a", "b", "a", "b", "a"])
+    ] == [
+        *((0, 3, 0, 2), (0, 2, 1, 2), (1, 3, 0, 2)),
+        *((1, 2, 1, 2), (2, 3, 0, 1)),
+    ]
+
+
+def test_one_host_after_another_is_filled():
+    found = fill_slots({"a": 2, "b": 3, "c": 1}, 4)
+    assert "".join(slot.hostname for slot in found) == "aabb"
+    assert [(slot.rank, slot.size) for slot in found] == [
+        (rank, 4) for rank in range(4)
+    ]

@@ -1,13 +1,8 @@
-"""Keys and numbers of collectives: alike on all ranks, never twice."""
-
-import hashlib
-from types import SimpleNamespace
+"""Keys of collectives: alike on all ranks, never twice."""
 
 import pytest
 import tensorflow as tf
 
-from keras_towers import TowerError
-from keras_towers.engines.runtime import collective_transport
 from keras_towers.transport.keys import next_key
 
 pytestmark = pytest.mark.core
@@ -41,23 +36,3 @@ def test_every_function_counts_anew_over_its_inner_ones():
         assert seen[:2] == ["kt.sum.1", "kt.sum.2"]
         assert seen[-1] == "kt.other.1"
         seen.clear()
-
-
-def test_numbers_depend_on_what_is_asked_only():
-    first = collective_transport.InstanceKeys()
-    second = collective_transport.InstanceKeys()
-    names = [("kt.sum.1", "float32"), ("kt.sum.2", "float32"), ("kt.sum.1", 8)]
-    numbers = [first.number(*name) for name in names]
-    assert numbers == [second.number(*name) for name in reversed(names)][::-1]
-    assert numbers == [first.number(*name) for name in names]
-    assert len(set(numbers)) == 3
-    assert all(0 <= number < 2**31 for number in numbers)
-
-
-def test_two_collectives_with_one_number_are_refused(monkeypatch):
-    same = SimpleNamespace(digest=lambda: b"same")
-    monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
-    keys = collective_transport.InstanceKeys()
-    assert keys.number("a") == keys.number("a")
-    with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
-        keys.number("b")

@@ -6,7 +6,7 @@ names that TensorFlow has dropped, and parts of CUDA and NCCL that it calls.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.resources
 import platform
 import sysconfig
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ from pathlib import Path
 
 from keras_towers.building import recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
-from keras_towers.errors import TowerError
+from keras_towers.engines import BYTEPS
 
 _HEADERS = Path(__file__).with_name("headers")
 _PATIENCE = _HEADERS / "always" / "patience.h"
-_BUILD_TOOLS = ("setuptools>=70,<81", "wheel>=0.43,<1")
 _PROBE = """
 import json
 import byteps.tensorflow
@@ -64,6 +63,7 @@ class BytePS(Recipe):
         "BYTEPS_USE_MPI",
         "BYTEPS_NCCL_LINK",
     )
+    build_tools = ("setuptools>=70,<81", "wheel>=0.43,<1")
     # It imports distutils, which Python 3.12 has no longer.
     runtime = ("setuptools",)
     probe = _PROBE
@@ -72,7 +72,7 @@ class BytePS(Recipe):
         if not self.with_nccl:
             return []
         return [
-            toolchain.find_cuda(self.prefix),
+            toolchain.find_nvcc(self.prefix),
             toolchain.find_nccl(self.prefix),
         ]
 
@@ -85,9 +85,6 @@ class BytePS(Recipe):
         )
         processor = toolchain.Tool("x86-64 processor", known, problem=problem)
         return [processor, *super().tools()]
-
-    def build_tools(self) -> list[str]:
-        return list(_BUILD_TOOLS)
 
     def processor(self) -> str:
         # It is compiled for this one, and may not run on others.
@@ -103,13 +100,11 @@ class BytePS(Recipe):
         archives = ["numa"]
         flags = [variables.pop("LDFLAGS", "")]
         if self.with_nccl:
-            cuda = toolchain.find_cuda(self.prefix).path or ""
-            nccl = toolchain.find_nccl(self.prefix).path or ""
-            includes += toolchain.headers_of_parts(cuda)
-            cuda, of_cuda = toolchain.linkable(cuda, folder / "cuda")
-            nccl, of_nccl = toolchain.linkable(nccl, folder / "nccl")
-            places = [of_nccl, of_cuda or f"{cuda}/lib64"]
-            flags.append(toolchain.rpath(places))
+            cuda = toolchain.cuda_home(self.prefix)
+            nccl, of_nccl = toolchain.linkable_nccl(
+                toolchain.find_nccl(self.prefix).path or "", folder / "nccl"
+            )
+            flags += [of_nccl, f"-Wl,-rpath,{cuda}/lib64"]
             variables["BYTEPS_NCCL_LINK"] = "SHARED"
         else:
             cuda = nccl = str(stand_ins)
@@ -142,16 +137,10 @@ class BytePS(Recipe):
 
 def has_cuda() -> bool:
     """Whether the installed BytePS was built for GPUs, without loading it."""
-    spec = importlib.util.find_spec("byteps")
-    if spec is None or not spec.submodule_search_locations:
-        raise TowerError(
-            "BytePS is not installed in this environment: run `keras-towers "
-            "install byteps`."
-        )
+    BYTEPS.check_installed()
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    folder = Path(list(spec.submodule_search_locations)[0])
-    library = (folder / "tensorflow" / f"c_lib{suffix}").read_bytes()
-    return b"libcudart.so" in library
+    library = importlib.resources.files("byteps") / f"tensorflow/c_lib{suffix}"
+    return b"libcudart.so" in library.read_bytes()
 
 
 def _add_to_linker(variables: dict[str, str], flags: str) -> None:

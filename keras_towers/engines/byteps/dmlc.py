@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.network import is_own
@@ -26,10 +26,8 @@ NODE_HOST = "DMLC_NODE_HOST"
 LOCAL_RANK = "BYTEPS_LOCAL_RANK"
 LOCAL_SIZE = "BYTEPS_LOCAL_SIZE"
 
-_SERVING = ("scheduler", "server")
 _SOCKETS = "BYTEPS_SOCKET_PATH"
 _ASYNCHRONOUS = "BYTEPS_ENABLE_ASYNC"
-_SIGN = "DMLC_"
 _HOW = (
     "`keras-towers run -np 2 --strategy byteps script.py` sets all of them; to "
     "start processes by hand see the page on BytePS in the documentation."
@@ -38,14 +36,9 @@ _HOW = (
 
 def worker(environment: Mapping[str, str] = os.environ) -> str | None:
     """Check a worker's place and describe it; None if no variable names one."""
-    if not any(name.startswith(_SIGN) for name in environment):
+    if not any(name.startswith("DMLC_") for name in environment):
         return None
-    role = environment.get(ROLE)
-    if role != "worker":
-        raise _wrong(
-            f"{ROLE} is {role!r}, but a process that trains has to be 'worker'"
-        )
-    workers, servers, root, port = _job(environment, WORKER_ID)
+    workers, servers, root, port = _job(environment, ["worker"], WORKER_ID)
     number = _number(environment, WORKER_ID, 0, workers)
     local_size = _number(environment, LOCAL_SIZE, 1, default="1")
     _number(environment, LOCAL_RANK, 0, local_size, default="0")
@@ -62,14 +55,8 @@ def worker(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def check_server(environment: Mapping[str, str] = os.environ) -> None:
     """Check the environment of the scheduler or a server."""
-    role = environment.get(ROLE)
-    if role not in _SERVING:
-        raise _wrong(
-            f"{ROLE} is {role!r}, but a process that serves has to be "
-            f"{' or '.join(map(repr, _SERVING))}"
-        )
-    _, _, root, port = _job(environment)
-    if role == "scheduler":
+    _, _, root, port = _job(environment, ["scheduler", "server"])
+    if environment[ROLE] == "scheduler":
         try:
             with socket.socket() as probe:
                 # As where it was in use a moment ago.
@@ -104,9 +91,15 @@ def prepare(place: str | None) -> None:
 
 
 def _job(
-    environment: Mapping[str, str], *others: str
+    environment: Mapping[str, str], roles: Sequence[str], *others: str
 ) -> tuple[int, int, str, int]:
     """The workers, the servers, and the scheduler's host and port."""
+    role = environment.get(ROLE)
+    if role not in roles:
+        raise _wrong(
+            f"{ROLE} is {role!r}, but that of this process has to be "
+            f"{' or '.join(map(repr, roles))}"
+        )
     needed = *others, NUM_WORKER, NUM_SERVER, ROOT_URI, ROOT_PORT
     missing = [name for name in needed if not environment.get(name)]
     if missing:

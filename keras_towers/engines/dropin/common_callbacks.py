@@ -47,8 +47,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.root_rank = root_rank
         self.device = device
         self._local: set[Any] = set()
-        self._done: set[Any] = set()
-        self._finished = False
+        self._done = False
         excluded = [] if local_variables is None else local_variables
         for variable in keras.tree.flatten(excluded):
             if not isinstance(variable, tf.Variable | keras.Variable):
@@ -64,7 +63,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
-        if self._finished or self._transport().size == 1:
+        if self._done or self._transport().size == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in model._flatten_layers())
@@ -80,9 +79,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast_at_first_batch(model.train_function)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self._finished and self._transport().size > 1:
+        if not self._done and self._transport().size > 1:
             self._broadcast()
-        self._finished = True
 
     def _broadcast_at_first_batch(self, train_function: Callable) -> None:
         model = self.model
@@ -111,22 +109,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         model.train_function = first
 
     def _broadcast(self) -> None:
-        variables = {variable_key(v): v for v in _trained(self.model)}
-        new = [
-            variable
-            for key, variable in variables.items()
-            if key not in self._done and key not in self._local
+        variables = [
+            plain(variable)
+            for variable in _trained(self.model)
+            if variable_key(variable) not in self._local
         ]
-        self._done.update(variables)
-        if not new:
-            return
         transport = self._transport()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
-            rank_state.broadcast(
-                transport, list(map(plain, new)), self.root_rank
-            )
+            rank_state.broadcast(transport, variables, self.root_rank)
         transport.mark("")
+        self._done = True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

@@ -119,30 +119,25 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return model
-    if not optimizer._trainable_variables and model.trainable_variables:
+    if h5py.is_hdf5(filepath) and model.trainable_variables:
         optimizer = model.optimizer = _with_state_of_h5(model, filepath)
     distributed(optimizer)
     model.jit_compile = False
     return model
 
 
-def _with_state_of_h5(model: keras.Model, filepath: Any) -> Any:
-    """Build the optimizer of an ``.h5`` file, which Keras leaves unbuilt."""
+def _with_state_of_h5(model: keras.Model, path: Any) -> Any:
+    """Make the optimizer of an ``.h5`` file; Keras does not read its state."""
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
-    with contextlib.ExitStack() as stack:
-        file = filepath
-        if not isinstance(file, h5py.File):
-            if not h5py.is_hdf5(file):
-                return optimizer
-            file = stack.enter_context(h5py.File(file, "r"))
+    with h5py.File(path) as file:
         if "optimizer_weights" not in file:
             return optimizer
-        values = [
-            np.asarray(value)
-            for value in compat.load_h5_optimizer_weights(file)
-        ]
-    if len(values) == len(optimizer.variables):
-        for variable, value in zip(optimizer.variables, values, strict=True):
-            variable.assign(value)
+        values = list(compat.load_h5_optimizer_weights(file))
+        # Those of a file of Keras 2 are others.
+        if len(values) == len(optimizer.variables):
+            for variable, value in zip(
+                optimizer.variables, values, strict=True
+            ):
+                variable.assign(np.asarray(value))
     return optimizer

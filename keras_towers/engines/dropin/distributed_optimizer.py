@@ -57,7 +57,7 @@ class Reducer(ABC):
             i for i, g in enumerate(reduced) if g is not None and not local[i]
         ]
         totals = self.reduce_shared(
-            [reduced[i] for i in chosen], [variables[i] for i in chosen], chosen
+            [reduced[i] for i in chosen], [variables[i] for i in chosen]
         )
         for i, total in zip(chosen, totals, strict=True):
             reduced[i] = total
@@ -72,9 +72,9 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce_shared(
-        self, grads: list[Any], variables: list[Any], indices: list[int]
+        self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
-        """Reduce the gradients that all ranks have, given their indices."""
+        """Reduce the gradients that all ranks have."""
 
     def scaled_local(self, grad: Any) -> Any:
         """Return the scaled gradient of a local variable."""
@@ -229,9 +229,9 @@ class Passes:
 
     def __init__(self, number: int, average: bool):
         self._number = number
-        self._average = average
-        self._sums: dict[Any, tf.Variable] = {}
-        self._count: Any = None
+        self._divisor = number if average else 1
+        self._count = compat.hidden_variable("CPU:0", 0)
+        self._sums: dict[int, tf.Variable] = {}
 
     def apply(
         self,
@@ -241,46 +241,38 @@ class Passes:
     ) -> None:
         """Add N gradients or None, and call ``update`` with N sums if due."""
         sums: list[Any] = [
-            None if grad is None else self._sum(grad, variable)
+            None if grad is None else self._added(grad, variable)
             for grad, variable in zip(grads, variables, strict=True)
         ]
-        for total, grad in zip(sums, grads, strict=True):
-            if isinstance(grad, tf.IndexedSlices):
-                total.scatter_add(grad)
-            elif grad is not None:
-                total.assign_add(grad)
         count = self._count.assign_add(1)
 
         def step() -> tf.Tensor:
-            divisor = self._number if self._average else 1
-            update(
-                [
-                    None if total is None else total.read_value() / divisor
-                    for total in sums
-                ]
-            )
-            for total in sums:
-                if total is not None:
-                    total.assign(tf.zeros_like(total))
-            self._count.assign(0)
+            update([None if s is None else s / self._divisor for s in sums])
+            _reset([self._count, *(s for s in sums if s is not None)])
             return tf.constant(True)
 
         tf.cond(count >= self._number, step, lambda: tf.constant(False))
 
     def restart(self) -> None:
         """Discard partial sums."""
-        for variable in (self._count, *self._sums.values()):
-            if variable is not None:
-                variable.assign(tf.zeros_like(variable))
+        _reset([self._count, *self._sums.values()])
 
-    def _sum(self, grad: Any, variable: Any) -> tf.Variable:
+    def _added(self, grad: Any, variable: Any) -> tf.Variable:
+        """Add a gradient to the sum of its variable, and return that."""
         key = variable_key(variable)
-        # These outlive the function being traced.
-        with tf.init_scope():
-            if self._count is None:
-                self._count = tf.Variable(0, trainable=False)  # pyright: ignore[reportArgumentType]
-            if key not in self._sums:
-                self._sums[key] = tf.Variable(
-                    tf.zeros(variable.shape, grad.dtype), trainable=False
-                )
-        return self._sums[key]
+        if key not in self._sums:
+            # It outlives the function being traced.
+            with tf.init_scope():
+                zeros = tf.zeros(variable.shape, grad.dtype)
+                self._sums[key] = tf.Variable(zeros, trainable=False)
+        total = self._sums[key]
+        if isinstance(grad, tf.IndexedSlices):
+            total.scatter_add(grad)
+        else:
+            total.assign_add(grad)
+        return total
+
+
+def _reset(variables: Sequence[tf.Variable]) -> None:
+    for variable in variables:
+        variable.assign(tf.zeros_like(variable))

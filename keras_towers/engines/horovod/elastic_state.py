@@ -34,13 +34,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.backup.resuming import FitPosition, ResumingCallback
-from keras_towers.engines.horovod import horovod_transport
+from keras_towers.engines import HOROVOD
+from keras_towers.engines.dropin import plain
+from keras_towers.engines.horovod.horovod_transport import HorovodTransport
 from keras_towers.errors import TowerError
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous import store
 
-_hvd = horovod_transport.load()
+_hvd = HOROVOD.import_module()
 
 from horovod.common import elastic as _elastic  # noqa: E402
 from horovod.common.exceptions import (  # noqa: E402
@@ -103,7 +105,7 @@ class VariablesState(ObjectState):
     _saved: list[tuple[Any, np.ndarray]]
 
     def __init__(self, **objects: Any):
-        self._transport = horovod_transport.HorovodTransport()
+        self._transport = HorovodTransport()
         self._saved = []
         super().__init__(**objects)
 
@@ -111,9 +113,9 @@ class VariablesState(ObjectState):
         """Return the variables that are committed."""
         raise NotImplementedError
 
-    def _shared(self) -> list[keras.Variable]:
-        """Return the variables that are the same on all ranks."""
-        return self._variables()
+    def _broadcast(self, variables: list[keras.Variable]) -> None:
+        """Give all ranks the values of rank 0."""
+        rank_state.broadcast(self._transport, list(map(plain, variables)))
 
     def save(self) -> None:
         """Keep the current values in this worker's memory."""
@@ -128,21 +130,13 @@ class VariablesState(ObjectState):
 
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
-        self._broadcast()
+        self._broadcast(self._variables())
         super().sync()
         self.save()
-
-    def _broadcast(self) -> None:
-        variables = self._shared()
-        rank_state.check_same(self._transport, variables)
-        rank_state.broadcast(self._transport, [v._value for v in variables])
 
 
 class ModelState(VariablesState):
     """A model, its optimizer and objects that survive the loss of workers."""
-
-    # Seeds of random layers, else each rank's own.
-    _shares_seeds: bool = True
 
     def __init__(
         self, model: keras.Model, optimizer: Any = None, **objects: Any
@@ -172,11 +166,9 @@ class ModelState(VariablesState):
         everything = (*state.seeds, *state.weights, *others)
         return list({id(v): v for v in everything}.values())
 
-    def _shared(self) -> list[keras.Variable]:
-        seeds: list[Any] = []
-        if not self._shares_seeds:
-            seeds = state_lib.collect(self._model).seeds
-        return [v for v in self._variables() if all(v is not o for o in seeds)]
+    def _broadcast(self, variables: list[keras.Variable]) -> None:
+        rank_state.check_same(self._transport, variables)
+        super()._broadcast(variables)
 
 
 class State(ModelState, FitPosition):
@@ -242,7 +234,8 @@ def run(
                     synced = False
                 except HostsUpdatedInterrupt as update:
                     synced = update.skip_sync
-                _reconnect()
+                HorovodTransport().disconnect()
+                HorovodTransport()
                 reconnected = True
 
     return run_to_end
@@ -251,7 +244,7 @@ def run(
 @contextlib.contextmanager
 def _raising_losses() -> Iterator[None]:
     """Raise ``HorovodInternalError`` if a peer is gone."""
-    transport = horovod_transport.HorovodTransport()
+    transport = HorovodTransport()
     try:
         yield
     except _MAYBE_LOST as error:
@@ -279,11 +272,6 @@ def _notified_of_hosts(state: _elastic.State) -> Iterator[None]:
         yield
     finally:
         manager.remove_listener(state)
-
-
-def _reconnect() -> None:
-    horovod_transport.HorovodTransport().disconnect()
-    horovod_transport.HorovodTransport()
 
 
 class Commit(ResumingCallback):

@@ -13,9 +13,6 @@ from pathlib import Path
 from keras_towers.building import recipe, toolchain
 from keras_towers.building.recipe import Recipe, put_first
 
-# Known to work with Horovod's setup.py, which dates from 2023.
-_BUILD_TOOLS = ("setuptools>=70,<85", "wheel>=0.43,<1", "packaging>=23,<27")
-_CMAKE = "cmake>=3.13,<5"
 _PROBE = """
 import json
 import horovod.tensorflow as hvd
@@ -28,18 +25,15 @@ print(json.dumps(parts))
 """
 # Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
-_MOVED_HEADER = (
-    "tensorflow/compiler/xla/client/xla_builder.h",
-    "xla/hlo/builder/xla_builder.h",
-)
+_MOVED_HEADER = "tensorflow/compiler/xla/client/xla_builder.h"
 # Horovod's GPU code uses a name that is no longer in that header.
 _FORWARDING = """\
 #include "absl/status/statusor.h"
-#include "{new}"
+#include "xla/hlo/builder/xla_builder.h"
 #if HAVE_GPU
-namespace xla {{
+namespace xla {
 using absl::StatusOr;
-}}
+}
 #endif
 """
 # Folders in TensorFlow's wheel for headers that its own headers include.
@@ -84,6 +78,13 @@ class Horovod(Recipe):
         "HOROVOD_GPU",
         "HOROVOD_SKIP_COMPILE",
     )
+    # Known to work with its setup.py, which dates from 2023.
+    build_tools = (
+        "setuptools>=70,<85",
+        "wheel>=0.43,<1",
+        "packaging>=23,<27",
+        "cmake>=3.13,<5",
+    )
     # From the install_requires of its setup.py.
     runtime = (
         "cloudpickle",
@@ -100,24 +101,19 @@ class Horovod(Recipe):
             tools.append(toolchain.find_nccl(self.prefix))
         return tools
 
-    def build_tools(self) -> list[str]:
-        own_cmake = toolchain.find_cmake(self.prefix).path
-        return [*_BUILD_TOOLS, *([] if own_cmake else [_CMAKE])]
-
     def processor(self) -> str:
         return " ".join(f"-m{flag}" for flag in recipe.cpu_flags(_CPU_FLAGS))
 
     def environment(
         self, variables: dict[str, str], folder: Path, tools: Path
     ) -> dict[str, str]:
-        cmake = toolchain.find_cmake(self.prefix).path
         mpi = "HOROVOD_WITH_MPI" if self.with_mpi else "HOROVOD_WITHOUT_MPI"
         variables.update(
             {
                 "CMAKE_GENERATOR": "Unix Makefiles",
                 # CMake 4 rejects the minimum version that its Gloo declares.
                 "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-                "HOROVOD_CMAKE": cmake or str(tools / "bin" / "cmake"),
+                "HOROVOD_CMAKE": str(tools / "bin" / "cmake"),
                 "HOROVOD_WITH_TENSORFLOW": "1",
                 "HOROVOD_WITHOUT_PYTORCH": "1",
                 "HOROVOD_WITHOUT_MXNET": "1",
@@ -136,10 +132,10 @@ class Horovod(Recipe):
 
     def _add_nccl(self, variables: dict[str, str], folder: Path) -> None:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-        nvcc = toolchain.find_nvcc(self.prefix).path or ""
-        variables.setdefault("HOROVOD_CUDA_HOME", str(Path(nvcc).parent.parent))
+        cuda = toolchain.cuda_home(self.prefix)
+        variables.setdefault("HOROVOD_CUDA_HOME", cuda)
         found = toolchain.find_nccl(self.prefix).path or ""
-        home, place = toolchain.linkable(found, folder / "nccl")
+        home, flags = toolchain.linkable_nccl(found, folder / "nccl")
         if home == found:
             variables.setdefault("HOROVOD_NCCL_HOME", home)
             return
@@ -147,9 +143,8 @@ class Horovod(Recipe):
             HOROVOD_NCCL_INCLUDE=f"{home}/include",
             HOROVOD_NCCL_LIB=f"{home}/lib",
             HOROVOD_NCCL_LINK="shared",
+            LDFLAGS=f"{variables.get('LDFLAGS', '')} {flags}".strip(),
         )
-        flags = f"{variables.get('LDFLAGS', '')} {toolchain.rpath([place])}"
-        variables["LDFLAGS"] = flags.strip()
 
     def built_for(self, package: metadata.Distribution) -> str | None:
         try:
@@ -161,16 +156,8 @@ class Horovod(Recipe):
 
 def _includes(folder: Path) -> list[str]:
     """Include folders for headers that this TensorFlow has elsewhere."""
+    forwarding = folder / _MOVED_HEADER
+    forwarding.parent.mkdir(parents=True)
+    forwarding.write_text(_FORWARDING)
     headers = recipe.tensorflow_folder() / "include"
-    includes = [
-        str(headers / name)
-        for name in _EXTRA_INCLUDES
-        if (headers / name).is_dir()
-    ]
-    old, new = _MOVED_HEADER
-    if not (headers / old).is_file() and (headers / new).is_file():
-        forwarding = folder / old
-        forwarding.parent.mkdir(parents=True)
-        forwarding.write_text(_FORWARDING.format(new=new))
-        includes.insert(0, str(folder))
-    return includes
+    return [str(folder), *(str(headers / name) for name in _EXTRA_INCLUDES)]

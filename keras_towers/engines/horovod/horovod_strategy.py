@@ -72,4 +72,4 @@ class HorovodStrategy(BaseStrategy):
 
     def mpi_enabled(self) -> bool:
         """Whether Horovod runs over MPI rather than Gloo."""
-        return self._horovod.mpi_enabled()
+        return bool(self._horovod.engine.mpi_enabled())

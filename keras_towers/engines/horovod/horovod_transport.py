@@ -13,13 +13,14 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import settings
+from keras_towers.engines import HOROVOD
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import (
     launchers,
@@ -30,13 +31,8 @@ from keras_towers.rendezvous import (
     watch,
 )
 from keras_towers.rendezvous.rank_environment import is_elastic
-from keras_towers.transport import engine_transport, messages
-
-
-def load() -> ModuleType:
-    """Import ``horovod.tensorflow``, or raise an error with instructions."""
-    return engine_transport.load("horovod", "Horovod")
-
+from keras_towers.transport import messages
+from keras_towers.transport.engine_transport import EngineTransport
 
 _connected = False
 
@@ -99,27 +95,14 @@ def _unconnected(member: launchers.ClusterEnvironment) -> TowerError:
     )
 
 
-class HorovodTransport(engine_transport.EngineTransport):
+class HorovodTransport(EngineTransport):
     """Horovod as a ``keras_towers.transport.Transport``."""
 
     name = "Horovod"
-    carries: Collection[tf.DType] | None = (
-        tf.bool,
-        tf.int8,
-        tf.uint8,
-        tf.int16,
-        tf.uint16,
-        tf.int32,
-        tf.int64,
-        tf.float16,
-        tf.float32,
-        tf.float64,
-    )
-
     _attempts = 0
 
     def __init__(self):
-        super().__init__(load())
+        super().__init__(HOROVOD.import_module())
         connect(self.engine)
         watch.watch_over(self.rank, self.size)
         if store.from_environment() is None and not is_elastic():
@@ -168,21 +151,9 @@ class HorovodTransport(engine_transport.EngineTransport):
         # is the same on all ranks, which have to choose alike; GPUs may not be.
         return bool(self.engine.nccl_built())
 
-    def mpi_enabled(self) -> bool:
-        """Whether Horovod runs over MPI rather than Gloo."""
-        return bool(self.engine.mpi_enabled())
-
-    def _traced(
-        self,
-        what: str,
-        collective: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-        tensors: Sequence[tf.Tensor],
-        rows: int | None = -1,
-    ) -> list[tf.Tensor]:
+    def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:
         # Eager operations run one by one, each taking a cycle of Horovod.
-        if len(tensors) < 2:
-            return collective([tf.convert_to_tensor(t) for t in tensors])
-        return super()._traced(what, collective, tensors, rows)
+        return len(tensors) == 1
 
     def _sum(self, tensors: Sequence[tf.Tensor], key: str) -> list[tf.Tensor]:
         return [
@@ -195,34 +166,42 @@ class HorovodTransport(engine_transport.EngineTransport):
             for index, tensor in enumerate(tensors)
         ]
 
-    def all_gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return self._bits(
-            tensor,
-            lambda t: self.engine.allgather(
-                t, name=key, ignore_name_scope=True
-            ),
+    def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _send_bits(
+            tensor, self.engine.allgather, name=key, ignore_name_scope=True
         )
 
-    def all_to_all(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return self._bits(
-            tensor,
-            lambda t: self.engine.alltoall(t, name=key, ignore_name_scope=True),
+    def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
+        return _send_bits(
+            tensor, self.engine.alltoall, name=key, ignore_name_scope=True
         )
 
-    def _send(
+    def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
     ) -> list[tf.Tensor]:
         return [
-            self.engine.broadcast(
-                tensor, root, name=f"{key}.{index}", ignore_name_scope=True
+            _send_bits(
+                tensor,
+                self.engine.broadcast,
+                root_rank=root,
+                name=f"{key}.{index}",
+                ignore_name_scope=True,
             )
             for index, tensor in enumerate(tensors)
         ]
 
-    def _bits(
-        self, tensor: tf.Tensor, send: Callable[[tf.Tensor], tf.Tensor]
-    ) -> tf.Tensor:
-        """Send a tensor bit by bit, even if Horovod lacks its dtype."""
-        tensor = tf.convert_to_tensor(tensor)
-        sent = messages.carried(tensor, self.carries)
-        return messages.received(send(sent), tensor.dtype)
+
+_DTYPES = (
+    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
+    *(tf.float16, tf.float32, tf.float64),
+)
+
+
+def _send_bits(
+    tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
+) -> tf.Tensor:
+    """Send a tensor, as bytes if Horovod lacks its dtype."""
+    if tensor.dtype in _DTYPES:
+        return send(tensor, **options)
+    sent = send(messages.bytes_of(tensor), **options)
+    return messages.tensor_of(sent, tensor.dtype)

@@ -107,10 +107,10 @@ class MultiWorkerTowerStrategy(BaseStrategy):
         transport = self._config.transport
         unavailable = isinstance(error[1], tf.errors.UnavailableError)
         if unavailable and isinstance(transport, CollectiveTransport):
-            unreachable = transport.unreachable_ranks()
-            if unreachable:
+            ranks = tensorflow_task.unreachable(transport.task)
+            if ranks:
                 error[1].add_note(
-                    f"keras_towers: {unreachable} does not answer. Start all "
+                    f"keras_towers: {ranks} does not answer. Start all "
                     "tasks again: with keras.callbacks.BackupAndRestore or "
                     "kt.Backup they go on where training was."
                 )

@@ -91,15 +91,13 @@ def prepare() -> None:
     with contextlib.suppress(TowerError):
         cluster = tf_config.from_environment()
         if cluster and cluster.trains and cluster.size > 1 and not cluster.ps:
-            listening.check(cluster.address)
-            _configure(Task(cluster))
+            _configure(cluster)
 
 
 def start(cluster: Cluster) -> Task:
     """Start TensorFlow as a task, unless it has already started as such."""
     if _task is None or _task.cluster != cluster:
-        listening.check(cluster.address)
-        _configure(Task(cluster))
+        _configure(cluster)
     if _task is None or _task.cluster != cluster:
         raise TowerError(
             f"this process is {cluster} by TF_CONFIG, but TensorFlow has "
@@ -111,10 +109,11 @@ def start(cluster: Cluster) -> Task:
     return _task
 
 
-def _configure(task: Task) -> None:
-    """Configure TensorFlow as the task, unless it has started."""
+def _configure(cluster: Cluster) -> None:
+    """Configure TensorFlow as a task, unless it has started."""
     global _task
-    context = compat.eager_context()
+    listening.check(cluster.address)
+    context, task = compat.eager_context(), Task(cluster)
     if compat.has_started() or compat.has_collective_leader():
         return
     # The same as TensorFlow's own strategy asks for, which may come later.

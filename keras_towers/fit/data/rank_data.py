@@ -22,7 +22,6 @@ from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
-from keras_towers.transport.messages import gathered
 
 _REMEDY = (
     'With batches="split" every rank has to read the same data, of which it '
@@ -279,7 +278,7 @@ def joined(batch: Any, transport: Transport) -> Any:
         return all_ranks(leaf)
 
     def all_ranks(tensor: Any) -> tf.Tensor:
-        return gathered(transport.all_gather, tensor, next_key("rows"))
+        return transport.all_gather(tensor, next_key("rows"))
 
     whole = tf.nest.map_structure(gather_leaf, batch)
     if int(data_lib.batch_size_of(whole)) == 0:

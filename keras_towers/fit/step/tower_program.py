@@ -28,7 +28,6 @@ from keras_towers.partition.program import (
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
-from keras_towers.transport.messages import gathered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -457,11 +456,11 @@ def _placed(values: Sequence[Any], transport: Transport) -> Any:
 def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
     """Join the tensors of all ranks along an axis."""
     if axis == 0:
-        return gathered(transport.all_gather, tensor, next_key("rows"))
+        return transport.all_gather(tensor, next_key("rows"))
     order = list(range(tensor.shape.rank))
     order[0], order[axis] = order[axis], order[0]
     turned = tf.transpose(tensor, order)
-    joined = gathered(transport.all_gather, turned, next_key("rows"))
+    joined = transport.all_gather(turned, next_key("rows"))
     return tf.transpose(joined, order)
 
 
@@ -480,7 +479,7 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     # Others may not know its shape, and have no rows of it.
     nothing = tf.reshape(one - 1, [1])
     flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
-    rows = gathered(transport.all_gather, flat, next_key("root"))
+    rows = transport.all_gather(flat, next_key("root"))
     if shape.is_fully_defined():
         return tf.reshape(rows, shape)
     sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)

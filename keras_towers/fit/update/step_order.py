@@ -19,7 +19,6 @@ from keras_towers.transport import Transport
 from keras_towers.transport.keys import next_key
 
 _HOST = "CPU:0"
-_UNLIKE = "the ranks do not have the same step"
 
 
 class StepOrder:
@@ -162,7 +161,9 @@ class StepOrder:
         with tf.control_dependencies(self._batch):
             # TensorFlow's constant folding would run the gather of a constant.
             number = tf.where(self._turn >= 0, tf.constant(digest, tf.int64), 0)
-        return [tf.debugging.Assert(self._are_equal(number), [_UNLIKE])]
+        return [
+            tf.debugging.Assert(self._are_equal(number), [check_lib.OTHER_STEP])
+        ]
 
     def _are_equal(self, number: tf.Tensor) -> tf.Tensor:
         """Whether all ranks have the same 32-bit number."""
@@ -176,7 +177,7 @@ class StepOrder:
 
     def failed(self, error: Exception) -> bool:
         """Whether a step failed because the ranks differ."""
-        return _UNLIKE in str(error)
+        return check_lib.OTHER_STEP in str(error)
 
     def difference(self) -> TowerError:
         """Return an error that names the differences. Collective."""

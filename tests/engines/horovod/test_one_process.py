@@ -140,16 +140,6 @@ def test_auto_jit_is_off_only_for_a_distributed_optimizer(monkeypatch):
     assert (plain.jit_compile, ours.jit_compile) == (True, False)
 
 
-def test_a_loss_scale_around_it_is_turned_round():
-    inner = hvd.DistributedOptimizer(SGD(0.5))
-    outer = keras.optimizers.LossScaleOptimizer(inner)
-    assert reducer_of(inner) is None
-    assert reducer_of(outer) is not None
-    variable = keras.Variable([1.0])
-    outer.apply([tf.constant([outer.initial_scale])], [variable])
-    assert variable.numpy() == [0.5]
-
-
 def test_a_loss_scale_that_compile_adds_goes_outside():
     keras.config.set_dtype_policy("mixed_float16")
     made = model()

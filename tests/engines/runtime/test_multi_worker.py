@@ -77,13 +77,6 @@ def test_towers_of_one_process_in_a_cluster_are_warned_of(
     assert told == (index is not None)
 
 
-def test_what_tensorflow_cannot_read_is_refused(monkeypatch):
-    for text in ("abc", "[1]"):
-        monkeypatch.setenv("TF_CONFIG", text)
-        with pytest.raises(TowerError, match="TF_CONFIG is .*for example"):
-            kt.TowerStrategy(1)
-
-
 @pytest.mark.parametrize(
     "role, jobs, words",
     [

@@ -20,10 +20,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_towers.engines.byteps.byteps_transport import load, transport
+from keras_towers.engines import BYTEPS
+from keras_towers.engines.byteps.byteps_transport import transport
 
 # If BytePS is missing, says what to do before the import below fails.
-load()
+BYTEPS.import_module()
 
 # ``as`` makes a name one of this module's own.
 from byteps.tensorflow import (
@@ -183,7 +184,7 @@ class _Mean(Reducer):
         return bool(size() > 1)
 
     def reduce_shared(
-        self, grads: list[Any], variables: list[Any], indices: list[int]
+        self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
         totals = sum_over_ranks(transport(), grads, self._hook)
         return [divide(total, size()) for total in totals]

@@ -5,15 +5,8 @@ from __future__ import annotations
 from keras_towers.engines.byteps.byteps_transport import transport
 from keras_towers.engines.dropin import common_callbacks
 from keras_towers.engines.dropin.common_callbacks import (
-    LearningRateScheduleCallback,
+    LearningRateScheduleCallback as LearningRateScheduleCallback,
 )
-
-__all__ = [
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
 
 
 class BroadcastGlobalVariablesCallback(

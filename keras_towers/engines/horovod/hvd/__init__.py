@@ -18,10 +18,10 @@ from typing import Any
 # What is done on the import of Keras needs the whole of transport.
 import keras as _keras  # noqa: F401
 
-from keras_towers.engines.horovod import horovod_transport as _transport
+from keras_towers.engines import HOROVOD as _ENGINE
 
 # If Horovod is missing, says what to do before the imports below fail.
-_horovod = _transport.load()
+_horovod = _ENGINE.import_module()
 
 # ``as`` makes a name one of this module's own.
 from keras_towers.engines.horovod.hvd import callbacks as callbacks

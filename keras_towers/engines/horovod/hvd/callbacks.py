@@ -8,17 +8,9 @@ import keras
 
 from keras_towers.engines.dropin import common_callbacks
 from keras_towers.engines.dropin.common_callbacks import (
-    LearningRateScheduleCallback,
+    LearningRateScheduleCallback as LearningRateScheduleCallback,
 )
 from keras_towers.engines.horovod.horovod_transport import HorovodTransport
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
 
 
 class BroadcastGlobalVariablesCallback(

@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras_towers.engines.dropin import (
     check_compression,
     distributed_models,
-    plain,
     variable_key,
 )
 from keras_towers.engines.dropin.distributed_optimizer import (
@@ -312,7 +311,7 @@ def _checked_options(num_groups: int, groups: Any, **arguments: Any) -> Options:
         groups = num_groups
     if isinstance(groups, list):
         groups = tuple(
-            tuple(plain(variable).ref() for variable in group)
+            tuple(variable_key(variable) for variable in group)
             for group in groups
         )
     elif groups is not None and not (isinstance(groups, int) and groups >= 0):

@@ -18,46 +18,42 @@ those of an undisturbed run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-from horovod.common.exceptions import HorovodInternalError
+
+# ``as`` makes a name one of this module's own.
+from horovod.common.exceptions import (
+    HorovodInternalError as HorovodInternalError,
+)
+from horovod.tensorflow import rank as rank
 
 from keras_towers.engines.dropin.distributed_optimizer import restart_passes
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
-    ObjectState,
     VariablesState,
-    run,
 )
-from keras_towers.engines.horovod.horovod_transport import load
+from keras_towers.engines.horovod.elastic_state import (
+    ObjectState as ObjectState,
+)
+from keras_towers.engines.horovod.elastic_state import (
+    run as run,
+)
 from keras_towers.engines.horovod.hvd.operations import (
-    broadcast_object,
-    broadcast_variables,
-    init,
-    shutdown,
+    broadcast_object as broadcast_object,
+)
+from keras_towers.engines.horovod.hvd.operations import (
+    broadcast_variables as broadcast_variables,
+)
+from keras_towers.engines.horovod.hvd.operations import (
+    init as init,
+)
+from keras_towers.engines.horovod.hvd.operations import (
+    shutdown as shutdown,
 )
 from keras_towers.errors import TowerError
-
-rank: Callable[[], int] = load().rank
-
-__all__ = [
-    "CommitStateCallback",
-    "HorovodInternalError",
-    "KerasState",
-    "ObjectState",
-    "TensorFlowKerasState",
-    "TensorFlowState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "broadcast_object",
-    "broadcast_variables",
-    "init",
-    "rank",
-    "run",
-    "shutdown",
-]
+from keras_towers.fit.weights import model_state
 
 # Stops an epoch, not training: no other callback can have set just this.
 _CUT = object()
@@ -80,7 +76,6 @@ class TensorFlowKerasState(ModelState):
         TowerError: the model is not built, or has no optimizer.
     """
 
-    _shares_seeds = False
     # The callbacks set these, if the script gives them.
     batch: int
     epoch: int
@@ -96,6 +91,10 @@ class TensorFlowKerasState(ModelState):
         super().__init__(model, optimizer, **kwargs)
         self.model = model
         self.optimizer: Any = self._optimizer
+
+    def _broadcast(self, variables: list[keras.Variable]) -> None:
+        seeds = {id(seed) for seed in model_state.collect(self.model).seeds}
+        super()._broadcast([v for v in variables if id(v) not in seeds])
 
     def sync(self) -> None:
         """Give every worker the commit of rank 0."""
@@ -151,9 +150,6 @@ class TensorFlowState(VariablesState):
 
     def _variables(self) -> list[Any]:
         return self.variables
-
-    def _broadcast(self) -> None:
-        broadcast_variables(self.variables, root_rank=0)
 
 
 class CommitStateCallback(keras.callbacks.Callback):

@@ -1,8 +1,8 @@
 """Horovod's operations on tensors, Keras variables, arrays and numbers.
 
 Their first argument may be any of these. They are differentiable where
-Horovod's are. Those of ``horovod.keras`` take the options of
-``horovod.tensorflow``, too; all others are as there.
+Horovod's are. Those of ``horovod.keras`` take their arguments in its order, and
+the options of ``horovod.tensorflow``, too; all others are as there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import horovod.keras as hvd_keras
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
@@ -24,8 +25,7 @@ from keras_towers.engines.horovod.horovod_transport import (
     HorovodTransport,
     connect,
 )
-
-_OfTensors = Callable[..., list[tf.Tensor]]
+from keras_towers.rendezvous import watch
 
 
 @functools.wraps(hvd.init)
@@ -63,143 +63,62 @@ def _variables(variables: Any) -> list[Any]:
     return [plain(variable) for variable in variables]
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _adapted(
-    function: Callable[..., Any], converted: Callable[[Any], Any]
+    function: Callable[..., Any],
+    converted: Callable[[Any], Any] = lambda value: value,
+    called_as: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Convert a function's first argument, and let the stall watch see it."""
-    signature = inspect.signature(function)
-    (first, *_) = signature.parameters
+    """Convert a function's first argument, and let the stall watch see it.
 
-    @functools.wraps(function)
+    Args:
+        converted: converts that argument.
+        called_as: a function that takes some of the arguments in another order,
+            which is ours.
+    """
+    called_as = called_as or function
+    signature = inspect.signature(called_as)
+    first = next(iter(signature.parameters))
+
+    @functools.wraps(called_as)
     def run(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.arguments[first] = converted(call.arguments[first])
-        ranks = call.arguments.get("process_set", hvd.global_process_set)
+        arguments = {**signature.bind_partial(*args).arguments, **kwargs}
+        if first not in arguments:
+            raise TypeError(f"{function.__name__}() needs {first!r}")
+        value = converted(arguments.pop(first))
+        ranks = arguments.get("process_set", hvd.global_process_set)
         # What is counted has to be done by all ranks.
-        counts = tf.executing_eagerly() and hvd.is_initialized()
-        if not counts or ranks.process_set_id != 0:
-            return function(*call.args, **call.kwargs)
-        transport = HorovodTransport()
-        transport.mark(function.__name__)
+        if not tf.executing_eagerly() or ranks.process_set_id != 0:
+            return function(value, **arguments)
+        watch.mark(function.__name__)
         try:
-            return function(*call.args, **call.kwargs)
+            return function(value, **arguments)
         finally:
-            transport.passed()
+            watch.passed()
 
     return run
 
 
-_allreduce = _adapted(hvd.allreduce, _tensor)
-_allgather = _adapted(hvd.allgather, _tensor)
-_broadcast = _adapted(hvd.broadcast, _tensor)
-_reducescatter = _adapted(hvd.reducescatter, _tensor)
-alltoall: Callable[..., tf.Tensor] = _adapted(hvd.alltoall, _tensor)
-grouped_allgather: _OfTensors = _adapted(hvd.grouped_allgather, _tensors)
-grouped_allreduce: _OfTensors = _adapted(hvd.grouped_allreduce, _tensors)
-grouped_reducescatter: _OfTensors = _adapted(
+_OfOne = Callable[..., tf.Tensor]
+_OfSeveral = Callable[..., list[tf.Tensor]]
+
+allgather: _OfOne = _adapted(hvd.allgather, _tensor, hvd_keras.allgather)
+allreduce: _OfOne = _adapted(hvd.allreduce, _tensor, hvd_keras.allreduce)
+broadcast: _OfOne = _adapted(hvd.broadcast, _tensor, hvd_keras.broadcast)
+reducescatter: _OfOne = _adapted(
+    hvd.reducescatter, _tensor, hvd_keras.reducescatter
+)
+alltoall: _OfOne = _adapted(hvd.alltoall, _tensor)
+grouped_allgather: _OfSeveral = _adapted(hvd.grouped_allgather, _tensors)
+grouped_allreduce: _OfSeveral = _adapted(hvd.grouped_allreduce, _tensors)
+grouped_reducescatter: _OfSeveral = _adapted(
     hvd.grouped_reducescatter, _tensors
 )
-broadcast_: _OfTensors = _adapted(hvd.broadcast_, _variables)
+broadcast_: _OfSeveral = _adapted(hvd.broadcast_, _variables)
 broadcast_variables: Callable[..., None] = _adapted(
     hvd.broadcast_variables, _variables
 )
-allgather_object: Callable[..., list[Any]] = _adapted(
-    hvd.allgather_object, _as_it_is
-)
-broadcast_object: Callable[..., Any] = _adapted(hvd.broadcast_object, _as_it_is)
-
-
-def allreduce(
-    value: Any,
-    name: str | None = None,
-    average: bool | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: Any = None,
-    compression: Any = hvd.Compression.none,
-    **options: Any,
-) -> tf.Tensor:
-    """Combine a value of the same shape on all ranks.
-
-    Args:
-        value: a tensor, variable, array or number, or ``tf.IndexedSlices``.
-        name: the name of the operation, the same on all ranks.
-        average: Horovod's old form of ``op``.
-        prescale_factor: multiplies the value before the operation.
-        postscale_factor: multiplies the result.
-        op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product``
-            or ``Adasum``.
-        compression: how the value is sent.
-        **options: ``device_dense``, ``device_sparse``, ``process_set`` and
-            ``ignore_name_scope`` of ``horovod.tensorflow``.
-
-    Returns:
-        A tensor with the shape and dtype of the value.
-    """
-    return _allreduce(
-        value,
-        name=name,
-        average=average,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        op=op,
-        compression=compression,
-        **options,
-    )
-
-
-def allgather(value: Any, name: str | None = None, **options: Any) -> tf.Tensor:
-    """Concatenate the ranks' values on the first dimension.
-
-    Args:
-        value: as in ``allreduce``; the first dimensions may differ.
-        name: the name of the operation, the same on all ranks.
-        **options: ``process_set`` and ``ignore_name_scope``.
-
-    Returns:
-        The values in rank order.
-    """
-    return _allgather(value, name=name, **options)
-
-
-def broadcast(
-    value: Any, root_rank: int, name: str | None = None, **options: Any
-) -> tf.Tensor:
-    """Send the value of one rank to all ranks.
-
-    Args:
-        value: as in ``allreduce``.
-        root_rank: the rank whose value is sent.
-        name: the name of the operation, the same on all ranks.
-        **options: ``process_set`` and ``ignore_name_scope``.
-
-    Returns:
-        The value of rank ``root_rank``.
-    """
-    return _broadcast(value, root_rank, name=name, **options)
-
-
-def reducescatter(
-    value: Any, name: str | None = None, op: Any = hvd.Average, **options: Any
-) -> tf.Tensor:
-    """Combine a value as ``allreduce`` does, and give each rank its rows.
-
-    Args:
-        value: as in ``allreduce``.
-        name: the name of the operation, the same on all ranks.
-        op: ``Average`` or ``Sum``.
-        **options: ``device_dense``, ``compression``, ``process_set``,
-            ``ignore_name_scope``, ``prescale_factor`` and
-            ``postscale_factor``.
-
-    Returns:
-        This rank's share of the rows.
-    """
-    return _reducescatter(value, name=name, op=op, **options)
+allgather_object: Callable[..., list[Any]] = _adapted(hvd.allgather_object)
+broadcast_object: Callable[..., Any] = _adapted(hvd.broadcast_object)
 
 
 def join() -> int:

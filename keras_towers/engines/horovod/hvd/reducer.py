@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.common.util import split_list
 
 from keras_towers import compat
-from keras_towers.engines.dropin import plain
+from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.distributed_optimizer import Reducer
 from keras_towers.errors import TowerError
 from keras_towers.reduction import divide
@@ -31,7 +31,7 @@ class Options:
     """Options of a reduction; see ``DistributedOptimizer``.
 
     Attributes:
-        groups: a number of groups, or references to the variables of each.
+        groups: a number of groups, or the keys of the variables of each.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Options:
     sparse_as_dense: bool
     gradient_predivide_factor: float
     op: Any
-    groups: int | tuple[tuple[Any, ...], ...] | None
+    groups: int | tuple[tuple[int, ...], ...] | None
     process_set: Any
     scale_local_gradients: bool
 
@@ -82,50 +82,45 @@ class GradientReducer(Reducer):
         return self._divide_by_size(grad)
 
     def reduce_shared(
-        self, grads: list[Any], variables: list[Any], indices: list[int]
+        self, grads: list[Any], variables: list[Any]
     ) -> list[Any]:
-        for grad, variable in zip(grads, variables, strict=True):
-            self._check(grad, variable)
+        sparse = [isinstance(grad, tf.IndexedSlices) for grad in grads]
+        if any(sparse) and self.options.op == hvd.Adasum:
+            raise TowerError(
+                "Adasum cannot reduce sparse gradients, such as that of "
+                f"{_name(variables[sparse.index(True)])}. Give "
+                "sparse_as_dense=True."
+            )
         if self._key is None:
             self._key = str(next(self._numbers))
-        names = [
-            re.sub(
-                "[^a-zA-Z0-9_]",
-                "_",
-                f"{self.options.name}_{self._key}_grad_{index}_"
-                f"{_name(variable).split(':')[0]}",
+        # Not the variables themselves: a function outlives them.
+        described = [
+            _describe(index, grad, variable)
+            for index, (grad, variable) in enumerate(
+                zip(grads, variables, strict=True)
             )
-            for index, variable in zip(indices, variables, strict=True)
         ]
         groups = self._groups(grads, variables)
-        # Not the variables themselves: this outlives them.
-        described = [
-            _kind_and_path(grad, variable, name)
-            for grad, variable, name in zip(
-                grads, variables, names, strict=True
-            )
-        ]
         if tf.executing_eagerly():
             # Eager operations run one by one; in a function they overlap.
-            return self._compiled(grads, names, groups, described)
-        self._refuse_xla()
-        return self._compare_and_reduce(grads, names, groups, described)
+            return self._compiled(grads, described, groups)
+        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
+            raise TowerError(
+                "Horovod's operations do not run inside XLA: use "
+                "model.compile(..., jit_compile=False), or leave jit_compile "
+                "out of your tf.function."
+            )
+        return self._compare_and_reduce(grads, described, groups)
 
     def _compare_and_reduce(
         self,
         grads: list[Any],
-        names: list[str],
-        groups: list[list[int]],
         described: list[tuple[str, str]],
+        groups: list[list[int]],
     ) -> list[Any]:
         """Reduce gradients, or fail on all ranks if the gradients differ."""
-        # What is made in a graph of TensorFlow 1 is of use only there.
-        eager = tf.compat.v1.executing_eagerly_outside_functions()
-        in_xla = compat.in_xla_context(tf.compat.v1.get_default_graph())
-        if in_xla or not eager:
-            return self._reduce_groups(grads, names, groups)
         with tf.control_dependencies([self._compare_gradients(described)]):
-            reduced = self._reduce_groups(grads, names, groups)
+            reduced = self._reduce_groups(grads, groups)
         begun, ended = self._counts
         with tf.device("CPU:0"):
             # From here on this rank only waits.
@@ -148,14 +143,12 @@ class GradientReducer(Reducer):
             )
         return begun, ended
 
-    def _compare_gradients(
-        self, described: Sequence[tuple[str, str]]
-    ) -> tf.Tensor:
-        """Compare the names and kinds of gradients of all ranks.
+    def _compare_gradients(self, described: list[tuple[str, str]]) -> Any:
+        """Return an assertion that all ranks have the same gradients.
 
-        If ranks had gradients of different names, each would wait for what the
-        others never send. A number stands for the names, of which the ranks
-        take the maximum: a rank that has joined takes no part in that.
+        If ranks had different ones, each would wait for what the others never
+        send. A number stands for all of them, of which the ranks take the
+        maximum: a rank that has joined takes no part in that.
         """
         same = "\n".join(kind for kind, _ in described)
         digest = zlib.crc32(same.encode()) + 1
@@ -176,39 +169,41 @@ class GradientReducer(Reducer):
             )
 
             def difference() -> str:
-                processes = self.options.process_set
                 return check.describe_gradients(
                     hvd.allgather_object(
-                        list(described), name=name, process_set=processes
+                        described,
+                        name=name,
+                        process_set=self.options.process_set,
                     )
                 )
 
-            def fail() -> tf.Tensor:
-                text = tf.numpy_function(difference, [], tf.string)
-                failed = tf.debugging.Assert(False, [text])
-                with tf.control_dependencies([failed]):
-                    return tf.constant(False)
-
-            return tf.cond(
-                highest + lowest == _BEYOND, lambda: tf.constant(True), fail
+            same = highest + lowest == _BEYOND
+            text = tf.cond(
+                same,
+                lambda: "",
+                lambda: tf.numpy_function(difference, [], tf.string),
             )
+            return tf.debugging.Assert(same, [text])
 
     def _reduce_groups(
-        self, grads: list[Any], names: list[str], groups: list[list[int]]
+        self, grads: list[Any], groups: list[list[int]]
     ) -> list[Any]:
         results: list[Any] = [None] * len(grads)
+        prefix = f"{self.options.name}_{self._key}_grad"
+        prefix = re.sub("[^a-zA-Z0-9_]", "_", prefix)
         for group in groups:
             first, *others = group
+            name = f"{prefix}_{first}"
             if isinstance(grads[first], tf.IndexedSlices):
-                results[first] = self._gather(grads[first], names[first])
+                results[first] = self._gather(grads[first], name)
             elif not others:
                 results[first] = hvd.allreduce(
-                    grads[first], name=names[first], **self._arguments()
+                    grads[first], name=name, **self._arguments()
                 )
             else:
                 reduced = hvd.grouped_allreduce(
                     [grads[index] for index in group],
-                    name=names[first] + "_group",
+                    name=f"{name}_group",
                     **self._arguments(),
                 )
                 for index, grad in zip(group, reduced, strict=True):
@@ -216,20 +211,20 @@ class GradientReducer(Reducer):
         return results
 
     def _gather(self, grad: tf.IndexedSlices, name: str) -> Any:
-        with tf.device(self.options.device_sparse):
-            values, indices = (
-                hvd.allgather(
-                    tensor,
-                    name=f"{name}_{part}",
-                    ignore_name_scope=True,
-                    process_set=self.options.process_set,
-                )
-                for part, tensor in (
-                    ("values", grad.values),
-                    ("indices", grad.indices),
-                )
+        def all_ranks(tensor: tf.Tensor, part: str) -> tf.Tensor:
+            return hvd.allgather(
+                tensor,
+                name=f"{name}_{part}",
+                ignore_name_scope=True,
+                process_set=self.options.process_set,
             )
-        gathered = tf.IndexedSlices(values, indices, grad.dense_shape)
+
+        with tf.device(self.options.device_sparse):
+            gathered = tf.IndexedSlices(
+                all_ranks(grad.values, "values"),
+                all_ranks(grad.indices, "indices"),
+                grad.dense_shape,
+            )
         if self.options.op == hvd.Sum:
             return gathered
         return self._divide_by_size(gathered)
@@ -260,72 +255,37 @@ class GradientReducer(Reducer):
         self, grads: Sequence[Any], variables: Sequence[Any]
     ) -> list[list[int]]:
         """The indices of the gradients to reduce together."""
-        dense = [
-            index
-            for index, grad in enumerate(grads)
+        dense = {
+            variable_key(variable): index
+            for index, (grad, variable) in enumerate(
+                zip(grads, variables, strict=True)
+            )
             if not isinstance(grad, tf.IndexedSlices)
-        ]
+        }
         groups = self.options.groups or ()
         if isinstance(groups, int):
-            size = -(-len(dense) // groups) or 1
-            together = [
-                dense[start : start + size]
-                for start in range(0, len(dense), size)
-            ]
-        else:
-            places = {plain(variables[i]).ref(): i for i in dense}
-            together = [
-                [
-                    places.pop(reference)
-                    for reference in group
-                    if reference in places
-                ]
-                for group in groups
-            ]
-        together = [group for group in together if group]
+            groups = split_list(list(dense), groups)
+        together = [
+            [dense.pop(key) for key in group if key in dense]
+            for group in groups
+        ]
         placed = {index for group in together for index in group}
-        together += [[i] for i in range(len(grads)) if i not in placed]
-        return together
-
-    def _check(self, grad: Any, variable: Any) -> None:
-        sparse = isinstance(grad, tf.IndexedSlices)
-        if sparse and self.options.op == hvd.Adasum:
-            raise TowerError(
-                "Adasum cannot reduce the sparse gradient of "
-                f"{_name(variable)}. Give sparse_as_dense=True."
-            )
-        if (
-            self.options.compression is not hvd.Compression.none
-            and not grad.dtype.is_floating
-        ):
-            raise TowerError(
-                f"the gradient of {_name(variable)} is {grad.dtype.name}, "
-                "which cannot be compressed. Give "
-                "compression=hvd.Compression.none."
-            )
-
-    def _refuse_xla(self) -> None:
-        if os.environ.get("HOROVOD_ENABLE_XLA_OPS", "0") != "0":
-            return
-        if compat.in_xla_context(tf.compat.v1.get_default_graph()):
-            raise TowerError(
-                "Horovod's operations do not run inside XLA: use "
-                "model.compile(..., jit_compile=False), or leave jit_compile "
-                "out of your tf.function."
-            )
+        alone = [[i] for i in range(len(grads)) if i not in placed]
+        return [group for group in together if group] + alone
 
 
 def _name(variable: Any) -> str:
-    """The name of a variable or tensor; eager tensors have none."""
+    """The name of a variable; of tensors, which eager ones lack, "tensor"."""
     return getattr(variable, "name", None) or "tensor"
 
 
-def _kind_and_path(grad: Any, variable: Any, name: str) -> tuple[str, str]:
-    """What a gradient has in common on all ranks, without and with its path."""
+def _describe(index: int, grad: Any, variable: Any) -> tuple[str, str]:
+    """A gradient as all ranks have it, and with the path of its variable."""
     sparse = "sparse " if isinstance(grad, tf.IndexedSlices) else ""
-    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name} as {name}"
-    path = getattr(variable, "path", None) or _name(variable)
-    return kind, f"{check.without_numbers(path)} {kind}"
+    kind = f"{list(variable.shape)} {sparse}{grad.dtype.name}"
+    name = _name(variable)
+    path = check.without_numbers(getattr(variable, "path", None) or name)
+    return f"{index} {name} {kind}", f"{path} {kind}"
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
