@@ -45,7 +45,7 @@ test-ecosystem: $(ECOSYSTEM)
 # built it (--with-nccl: to sum on the GPUs).
 ifeq ($(TENSORFLOW),gpu)
 test-gpu: $(STAMP)
-	$(BIN)/python -m tests.gpu $(GPU_ARGS)
+	tests/gpu/report.sh $(BIN)
 else
 test-gpu:
 	@nvidia-smi --list-gpus || { echo "make test-gpu needs an NVIDIA GPU, but \

@@ -111,11 +111,8 @@ current_replica_id = resolve(
 # TensorFlow: the internals of MirroredStrategy.
 MirroredExtended = resolve(
     f"{_TF}.distribute.mirrored_strategy:MirroredExtended",
-    "_container_strategy _cross_device_ops _get_cross_device_ops "
-    "_call_for_each_replica",
+    "_cross_device_ops _get_cross_device_ops _call_for_each_replica",
 )
-_RUN = f"{_TF}.distribute.mirrored_run"
-call_for_each_replica = resolve(f"{_RUN}:_call_for_each_replica")
 _LIB = f"{_TF}.distribute.distribute_lib"
 _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
 _pop_mode = resolve(f"{_LIB}:_pop_per_thread_mode")
@@ -162,7 +159,6 @@ _convert = resolve(f"{_TF}.autograph.impl.api:tf_convert")
 _conversion = resolve(f"{_TF}.autograph.core.ag_ctx:control_status_ctx")
 
 # TensorFlow: functions, their graphs, and how these are optimised.
-TracedFunction = resolve("tensorflow:types.experimental.PolymorphicFunction")
 _FUNCTION = f"{_TF}.eager.polymorphic_function"
 Function = resolve(
     f"{_FUNCTION}.polymorphic_function:Function",

@@ -48,32 +48,27 @@ def virtual_towers(towers: int, memory_limit: int | None = None) -> list[str]:
         raise TowerError(
             f"virtual_towers got {towers!r}: give a whole number, 1 or more."
         )
-    towers = number
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus and memory_limit is not None:
-        kind, physical = "GPU", gpus[0]
-    else:
-        kind, physical = "CPU", tf.config.list_physical_devices("CPU")[0]
-    limit = memory_limit if kind == "GPU" else None
-    wanted = [
-        tf.config.LogicalDeviceConfiguration(memory_limit=limit)
-        for _ in range(towers)
-    ]
+    kind = "CPU"
+    if memory_limit is not None and tf.config.list_physical_devices("GPU"):
+        kind = "GPU"
+    wanted = tf.config.LogicalDeviceConfiguration(
+        memory_limit=memory_limit if kind == "GPU" else None
+    )
+    physical = tf.config.list_physical_devices(kind)[0]
     try:
-        tf.config.set_logical_device_configuration(physical, wanted)
+        tf.config.set_logical_device_configuration(physical, [wanted] * number)
     except RuntimeError as error:
         have = len(_here(kind))
-        if have < towers:
+        if have < number:
             raise TowerError(
-                f"virtual_towers({towers}) was called too late: TensorFlow has "
+                f"virtual_towers({number}) was called too late: TensorFlow has "
                 f"started with {have} {kind} device(s). Call it before the "
                 "first tensor, variable or model is created. `keras-towers "
                 "run` with --strategy or --ps starts it before the script: "
-                f"give it --towers {towers} instead."
+                f"give it --towers {number} instead."
             ) from error
-    made = [f"/device:{kind}:{index}" for index in range(towers)]
-    _made[:] = made
-    return made
+    _made[:] = [f"/device:{kind}:{index}" for index in range(number)]
+    return [*_made]
 
 
 # What virtual_towers() returned last.

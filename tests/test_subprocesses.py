@@ -3,14 +3,17 @@
 import contextlib
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from keras_towers import subprocesses
 from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
 
 # Longer than any test may take.
-SLEEP = "import time; time.sleep(600)"
+LIMIT_S = 600
+SLEEP = f"import time; time.sleep({LIMIT_S})"
 # Starts a child of its own, says which, and waits for it.
 PARENT = f"""
 import subprocess, sys
@@ -71,23 +74,35 @@ def test_an_error_ends_all_that_it_started():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_python(PARENT, 600, on_line=fail)
+        run_python(PARENT, LIMIT_S, on_line=fail)
     assert gone(*pids)
 
 
-@pytest.mark.parametrize(
-    ("code", "limit_s", "status"),
-    [(PARENT, 5, None), (PARENT.replace("child.wait()", ""), 600, 0)],
-    ids=["time is up", "left behind and not waited for"],
-)
-def test_all_that_it_started_ends_with_it(code, limit_s, status):
-    ended = run_python(code, limit_s)
-    assert ended.code == status
+@pytest.fixture
+def time_is_up(monkeypatch):
+    """For ``on_line``: all of the time has passed when there is a line."""
+    passed_s = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: passed_s[0] + time.monotonic(), sleep=time.sleep
+    )
+    monkeypatch.setattr(subprocesses, "time", clock)
+    return lambda line: passed_s.append(passed_s.pop() + LIMIT_S)
+
+
+def test_all_that_it_started_ends_when_its_time_is_up(time_is_up):
+    ended = run_python(PARENT, LIMIT_S, on_line=time_is_up)
+    assert ended.code is None
     assert gone(ended.stdout)
 
 
-def test_what_ignores_sigterm_is_killed():
-    ended = run_python(STUBBORN, 5, grace_s=0.5)
+def test_what_is_left_behind_and_not_waited_for_ends_with_it():
+    ended = run_python(PARENT.replace("child.wait()", ""), LIMIT_S)
+    assert ended.code == 0
+    assert gone(ended.stdout)
+
+
+def test_what_ignores_sigterm_is_killed(time_is_up):
+    ended = run_python(STUBBORN, LIMIT_S, grace_s=0.5, on_line=time_is_up)
     assert ended == Ended(None, "ready\n", "")
 
 

@@ -11,7 +11,7 @@ from tests.kit.scripts import python
 HANGS = """
 import atexit, ctypes, sys
 from keras_towers import settings, system
-settings.TEARDOWN_S = 0.5
+settings.TEARDOWN_S = float(sys.argv[3])
 class Waits:
     def __del__(self, sleep=ctypes.PyDLL(None).sleep, s=int(sys.argv[1])):
         sleep(s)
@@ -23,9 +23,12 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(("waits_s", "code"), [(100, 1), (0, 75)])
-def test_the_end_of_a_script_is_that_of_its_process(waits_s, code):
-    done = python("-c", HANGS, str(waits_s), "75", limit_s=60)
+@pytest.mark.parametrize(
+    ("waits_s", "limit_s", "code"), [(100, 0.5, 1), (0, 60, 75)]
+)
+def test_the_end_of_a_script_is_that_of_its_process(waits_s, limit_s, code):
+    given = str(waits_s), "75", str(limit_s)
+    done = python("-c", HANGS, *given, limit_s=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "ended\n", "")
 
 

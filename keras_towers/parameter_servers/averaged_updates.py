@@ -12,20 +12,24 @@ import tensorflow as tf
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import UpdateCall
-from keras_towers.parameter_servers.early_updates import (
-    EarlyCoordinator,
-    EarlyGroup,
-)
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.parameter_servers.session import Session, WorkerUpdates
-from keras_towers.replicas.averages import Averages
+from keras_towers.replicas.averages import Averages, run_update
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class AveragedUpdates(WorkerUpdates):
-    """Workers push gradients to accumulators; the chief applies averages."""
+    """Workers push gradients to accumulators; the chief applies averages.
+
+    Gradients that may be dropped are so as a whole: an update begins when
+    enough have arrived. ``EarlyUpdates`` need not wait for that.
+    """
+
+    reads_parts = False
+    _coordinator_type: type[Coordinator] = Coordinator
+    _run_update: Callable[..., Any] = staticmethod(run_update)
 
     def __init__(
         self,
@@ -40,18 +44,8 @@ class AveragedUpdates(WorkerUpdates):
         aggregate, size = quorum.aggregate, quorum.replicas
         self.spare = max(0, size - aggregate)
         self.epochs_together = session.splits_batches and not quorum.may_drop
-        name, server = f"{session.name}/group", session.server
-        self._early: EarlyGroup | None = None
-        self._group: Group
-        # Gradients that may be dropped are so as a whole: there an update
-        # begins when enough have arrived.
-        if quorum.each_once:
-            self._group = self._early = EarlyGroup(
-                name, server, quorum, self._rank, session.run_in_step
-            )
-        else:
-            self._group = Group(name, server, quorum, session.run_in_step)
-        self.reads_parts = self._group.early
+        name = f"{session.name}/group"
+        self._group = self._make_group(name)
         # The coordinator waits in a thread of its own.
         self._coordinated = self._group.run_by(self._coordinate)
         self._traces = 0
@@ -64,6 +58,10 @@ class AveragedUpdates(WorkerUpdates):
         self._abandoned = False
         # Where the chief publishes what it has counted.
         self._count_key = f"{name}/counts"
+
+    def _make_group(self, name: str) -> Group:
+        session = self._session
+        return Group(name, session.server, self.quorum, session.run_in_step)
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -129,13 +127,7 @@ class AveragedUpdates(WorkerUpdates):
             self._after_update(call.variables)
 
     def _publish_parts(self) -> None:
-        """Publish each part of the weights as soon as it is updated."""
-        if self._early is None:
-            return
-        variables = self._session.variables
-        for index, part in enumerate(variables.parts):
-            with tf.control_dependencies(variables.read(part)):
-                self._early.publish_part(index)
+        """Publish, as part of an update, which weights are ready."""
 
     def after_step(self) -> None:
         # Keras cannot trace in several threads: the first step is traced now.
@@ -145,11 +137,9 @@ class AveragedUpdates(WorkerUpdates):
     def _start_coordinator(self) -> Coordinator:
         # Until now that of an earlier fit may have been about to end.
         self._abandoned = False
-        kind, apply = Coordinator, self._averages.apply()
-        if self._early is not None:
-            kind, apply = EarlyCoordinator, self._averages.apply(Running)
+        apply = self._averages.apply(self._run_update)
         self._averages.join()
-        coordinator = kind(
+        coordinator = self._coordinator_type(
             self._coordinated,
             apply,
             self._failed,
@@ -182,10 +172,6 @@ class AveragedUpdates(WorkerUpdates):
         # If the servers are gone, every worker finds out by itself.
         with contextlib.suppress(tf.errors.OpError, TowerError):
             self._coordinated.end_all()
-
-    def wait_for_part(self, part: int) -> tf.Tensor:
-        assert self._early is not None
-        return self._early.wait_for_part(self._rank, part)
 
     def wait(self) -> tf.Tensor:
         return self._group.wait(self._rank)

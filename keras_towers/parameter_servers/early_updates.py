@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
 from keras_towers.parameter_servers.barrier import LEFT, Notes
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas.coordinator import Coordinator
@@ -156,3 +157,27 @@ class EarlyCoordinator(Coordinator):
         if self._running is not None:
             self._running.cancel()
             self._running = None
+
+
+class EarlyUpdates(AveragedUpdates):
+    """Averages of one gradient of each worker, applied part by part."""
+
+    reads_parts = True
+    _coordinator_type = EarlyCoordinator
+    _run_update = Running
+    _group: EarlyGroup
+
+    def _make_group(self, name: str) -> EarlyGroup:
+        session = self._session
+        return EarlyGroup(
+            name, session.server, self.quorum, self._rank, session.run_in_step
+        )
+
+    def _publish_parts(self) -> None:
+        variables = self._session.variables
+        for index, part in enumerate(variables.parts):
+            with tf.control_dependencies(variables.read(part)):
+                self._group.publish_part(index)
+
+    def wait_for_part(self, part: int) -> tf.Tensor:
+        return self._group.wait_for_part(self._rank, part)

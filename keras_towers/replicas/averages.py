@@ -27,7 +27,8 @@ from keras_towers.replicas.resources import done
 Apply = Callable[[int, Sequence[int]], Any]
 
 
-def _averaged(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
+def run_update(function: Any, inputs: Sequence[tf.Tensor]) -> list[int]:
+    """Make an update; return how many gradients of each replica it averaged."""
     return [int(number) for number in function(*inputs).numpy()]
 
 
@@ -136,7 +137,7 @@ class Averages:
             self._group.arrive(replica)
 
     def apply(
-        self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = _averaged
+        self, run: Callable[[Any, Sequence[tf.Tensor]], Any] = run_update
     ) -> Apply:
         """Return what makes an update; to be called in the main thread."""
         function = self._update_function()

@@ -8,7 +8,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -337,12 +337,6 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # It is its devices, and models on it: what is copied shares it.
         return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TowerError(
-            f"a {type(self).__name__} cannot be pickled: create it in the "
-            "process that uses it."
-        )
 
     def adopt(self, model: keras.Model) -> None:
         """Put a built model on the towers now instead of at its first ``fit``.

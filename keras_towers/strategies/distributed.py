@@ -8,12 +8,9 @@ from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
+from keras_towers.fit.contract import Batches
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
-from keras_towers.parameter_servers.connection import (
-    Connection,
-    ServerPeers,
-    take_role,
-)
+from keras_towers.parameter_servers.connection import ServerPeers, take_role
 from keras_towers.parameter_servers.direct_updates import DirectUpdates
 from keras_towers.parameter_servers.served_calls import (
     CachedOnce,
@@ -25,48 +22,47 @@ from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
+    Where,
     check,
     options_of,
 )
-from keras_towers.strategies.parameter_server import Where, choose_places
+from keras_towers.strategies.parameter_server import choose_places
 
 _numbers = itertools.count()
 
 
-class Servers:
-    """Connects a strategy to its parameter servers, or is one of them."""
+def connect(
+    strategy: str,
+    towers: devices_lib.Towers,
+    options: Options,
+    cluster: tf_config.Cluster | None,
+) -> tuple[list[str], ServerPeers]:
+    """Connect with the parameter servers of a job, or be one of them.
 
-    def __init__(
-        self,
-        strategy: str,
-        towers: devices_lib.Towers,
-        options: Options,
-        cluster: tf_config.Cluster | None,
-    ):
-        check("cluster", cluster, tf_config.Cluster | None)
-        self.options = options
-        cluster = cluster or tf_config.required()
-        if cluster.trains:
-            towers = share_machine(cluster, towers)
-        self.connection: Connection = take_role(strategy, cluster)
-        self.devices: list[str] = devices_lib.resolve(towers)
-        name = f"{self.connection.prefix}strategy_{next(_numbers)}"
-        self.peers: ServerPeers = ServerPeers(
-            self.connection, name, options.stall_shutdown_s
-        )
+    Returns:
+        The devices of this worker, and the workers.
+    """
+    check("cluster", cluster, tf_config.Cluster | None)
+    cluster = cluster or tf_config.required()
+    if cluster.trains:
+        towers = share_machine(cluster, towers)
+    connection = take_role(strategy, cluster)
+    name = f"{connection.prefix}strategy_{next(_numbers)}"
+    peers = ServerPeers(connection, name, options.stall_shutdown_s)
+    return devices_lib.resolve(towers), peers
 
-    def describe_lines(self) -> list[str]:
-        """Describe the servers, line by line."""
-        me = self.connection
-        servers = len(me.devices)
-        return [
-            {
-                "split": "every worker takes its part of each batch",
-                "each": "every worker reads its own data",
-            }[self.options.batches],
-            f"worker {me.rank} of {me.size}, {servers} parameter "
-            f"server{'s' if servers > 1 else ''}",
-        ]
+
+def describe_workers(peers: ServerPeers, batches: Batches) -> list[str]:
+    """Describe the workers and their servers, line by line."""
+    servers = len(peers.connection.devices)
+    return [
+        {
+            "split": "every worker takes its part of each batch",
+            "each": "every worker reads its own data",
+        }[batches],
+        f"worker {peers.rank} of {peers.size}, {servers} parameter "
+        f"server{'s' if servers > 1 else ''}",
+    ]
 
 
 _SMALL_BYTES = 1 << 20
@@ -82,14 +78,14 @@ class _WorkerStrategy(BaseStrategy):
         options: ServerKeywords,
     ):
         given = options_of(self, ServerKeywords, options)
-        self._servers = Servers(type(self).__name__, towers, given, cluster)
-        devices, peers = self._servers.devices, self._servers.peers
-        super().__init__(devices, given, others=peers)
+        name = type(self).__name__
+        devices, self._peers = connect(name, towers, given, cluster)
+        super().__init__(devices, given, others=self._peers)
 
     def _train(self, update: CachedOnce | CopiesOnTowers, sync: bool) -> None:
         self._in_step = sync
         make_updates = functools.partial(DirectUpdates, sync=sync)
-        calls = ServedCalls(update, self._servers.peers, make_updates)
+        calls = ServedCalls(update, self._peers, make_updates)
         self._compose(update, calls)
 
     def _description_lines(self) -> list[str]:
@@ -103,7 +99,7 @@ class _WorkerStrategy(BaseStrategy):
         return [
             f"{self._components.update.description}; {how}",
             f"every worker applies its own gradients, which are {scaled}",
-            *self._servers.describe_lines(),
+            *describe_workers(self._peers, self.batches),
         ]
 
 
@@ -172,7 +168,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         check("caching_device", caching_device, Where | None)
         super().__init__(towers, cluster, options)
         self.sync = sync
-        where, places = choose_places(self._servers.devices, caching_device)
+        where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
         self._train(CachedOnce(self._config, place.of), sync)

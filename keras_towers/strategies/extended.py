@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._strategy import Strategy
-from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.reduction import divide, sum_over_ranks
 from keras_towers.transport import Transport
@@ -51,13 +50,7 @@ class TowerExtended(compat.MirroredExtended):
         self._transport = transport
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        in_call = tf.executing_eagerly() and call_lib.current() is not None
         with _without_tf_info_logs():
-            if in_call and not isinstance(fn, compat.TracedFunction):
-                # Who calls fit() with run_eagerly=True need not be told by
-                # TensorFlow, for every step, to use a tf.function.
-                call = compat.call_for_each_replica
-                return call(self._container_strategy(), fn, args, kwargs)
             return super()._call_for_each_replica(fn, args, kwargs)
 
     def _get_cross_device_ops(self, value):

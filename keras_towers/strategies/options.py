@@ -9,9 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
-
-import numpy as np
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from keras_towers.errors import TowerError, did_you_mean
 from keras_towers.fit.contract import (
@@ -27,6 +25,9 @@ from keras_towers.reduction import (
     GradientPacker,
 )
 from keras_towers.strategies.modes import ModeName
+
+Where: TypeAlias = Literal["cpu", "gpu"]
+"""Whether weights are held on the host, or spread over the towers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,10 +120,7 @@ class Options(StepOptions):
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            value = getattr(self, name)
-            check(name, value, hint)
-            if isinstance(value, np.bool_):
-                object.__setattr__(self, name, bool(value))
+            check(name, getattr(self, name), hint)
         if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
@@ -265,7 +263,7 @@ def check(name: str, value: Any, hint: Any) -> None:
                 return
             allowed += map(repr, values)
         elif part is bool:
-            if isinstance(value, (bool, np.bool_)):
+            if isinstance(value, bool):
                 return
             allowed += ["True", "False"]
         elif part is float and name.endswith("_s"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, TypeAlias, Unpack
+from typing import Self, Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.fit.context import active_step
@@ -12,12 +12,10 @@ from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     StepKeywords,
+    Where,
     check,
     options_of,
 )
-
-Where: TypeAlias = Literal["cpu", "gpu"]
-"""Whether weights are held on the host, or spread over the towers."""
 
 
 def choose_places(

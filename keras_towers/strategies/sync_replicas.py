@@ -14,6 +14,8 @@ from keras_towers import devices as devices_lib
 from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Batches
 from keras_towers.parameter_servers.averaged_updates import AveragedUpdates
+from keras_towers.parameter_servers.connection import ServerPeers
+from keras_towers.parameter_servers.early_updates import EarlyUpdates
 from keras_towers.parameter_servers.served_calls import (
     CopiesOnTowers,
     ServedCalls,
@@ -23,7 +25,7 @@ from keras_towers.replicas.asynchronous.async_calls import ReplicaCalls
 from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
-from keras_towers.strategies.distributed import Servers
+from keras_towers.strategies.distributed import connect, describe_workers
 from keras_towers.strategies.options import Options, check
 
 Tokens = Literal["per_replica", "shared"]
@@ -140,16 +142,15 @@ class SyncReplicasStrategy(BaseStrategy):
             scale_gradient=False,
             stall_shutdown_s=stall_shutdown_s,
         )
-        self._servers: Servers | None = None
+        self._peers: ServerPeers | None = None
         if served:
-            self._servers = Servers(
+            devices, self._peers = connect(
                 type(self).__name__,
                 1 if towers is None else towers,
                 options,
                 cluster,
             )
-            devices = self._servers.devices
-            replicas = self._servers.connection.size
+            replicas = self._peers.size
         else:
             if batches is not None:
                 raise TowerError(
@@ -176,13 +177,9 @@ class SyncReplicasStrategy(BaseStrategy):
         quorum = Quorum(
             replicas, self.replicas_to_aggregate, tokens == "shared"
         )
-        super().__init__(
-            devices,
-            options,
-            others=self._servers.peers if self._servers else None,
-        )
+        super().__init__(devices, options, others=self._peers)
         self._calls: ReplicaCalls | ServedCalls
-        if self._servers is None:
+        if self._peers is None:
             update = HogwildUpdate(
                 self._config, self._mode.reduce, after_update=self._average
             )
@@ -191,15 +188,17 @@ class SyncReplicasStrategy(BaseStrategy):
         else:
             copies = CopiesOnTowers(self._config, self._mode.reduce)
             make_updates = functools.partial(
-                AveragedUpdates, quorum=quorum, after_update=self._average
+                EarlyUpdates if quorum.each_once else AveragedUpdates,
+                quorum=quorum,
+                after_update=self._average,
             )
-            self._calls = ServedCalls(copies, self._servers.peers, make_updates)
+            self._calls = ServedCalls(copies, self._peers, make_updates)
             self._compose(copies, self._calls)
 
     @property
     def total_num_replicas(self) -> int:
         """The number of replicas, T."""
-        return self.num_replicas if self._servers is None else self.size
+        return self.num_replicas if self._peers is None else self.size
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -247,12 +246,6 @@ class SyncReplicasStrategy(BaseStrategy):
                     [getattr(v, "_value", v) for v in variables]
                 )
 
-    def __repr__(self) -> str:
-        # What one device does not do, even if it is the only one.
-        several = self.replicas_to_aggregate > self.total_num_replicas
-        says = f"; every update averages {self.replicas_to_aggregate} gradients"
-        return f"{super().__repr__()}{says if several else ''}"
-
     def _description_lines(self) -> list[str]:
         wanted, total = self.replicas_to_aggregate, self.total_num_replicas
         spare = total - wanted
@@ -262,8 +255,8 @@ class SyncReplicasStrategy(BaseStrategy):
         elif spare < 0:
             extra = f"{total} compute {wanted}"
         data = ["every replica takes the next whole batch"]
-        if self._servers is not None:
-            data = self._servers.describe_lines()
+        if self._peers is not None:
+            data = describe_workers(self._peers, self.batches)
         return [
             f'mode "sync-replicas": every update averages {wanted} gradients '
             f"({extra})",

@@ -1,5 +1,6 @@
 """Every row of the page on migration is so, and its scripts run."""
 
+import ast
 import contextlib
 import inspect
 import re
@@ -13,15 +14,18 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.docs import migration, rows
+from keras_towers.strategies import distributed, options
+from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
+from tests.kit.served import Job
+from tests.kit.tasks import Tasks
 from tests.launching.jobs import Launched
-from tests.processes.by_hand import ByHand
 
 ROWS = migration.rows()
 SCRIPTS = migration.scripts()
 HOROVOD = "From Horovod"
 REPLICAS = "From TensorFlow 1's SyncReplicasOptimizer"
+DEVICES = ["/cpu:0", "/cpu:1"]
 
 # What the scripts start with; n is the number of processes.
 BEGIN = """
@@ -57,10 +61,63 @@ def no_distribution():
     keras.distribution.set_distribution(None)
 
 
+# What takes the options, and has the attributes, that a section's rows name.
+KINDS = {
+    "From tf.distribute": "MultiWorkerTowerStrategy",
+    REPLICAS: "SyncReplicasStrategy",
+}
+
+
+def assert_takes(cls, name, value):
+    """A class has an option, which a row may leave open: ``mode=...``."""
+    accepted = inspect.signature(cls).parameters
+    if name not in accepted:
+        assert "options" in accepted
+        options.Options(**({} if value is ... else {name: value}))
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.there)
 def test_code_in_a_row_can_be_used(row):
-    """Commands are followed in ``test_commands.py``."""
-    rows.try_code(row)
+    """Options, attributes, functions; ``test_commands.py`` has commands."""
+    cls, last = getattr(kt, KINDS.get(row.section, "TowerStrategy")), None
+    for node in row.expressions:
+        path = ast.unparse(getattr(node, "func", node))
+        given = {o.arg: o.value for o in getattr(node, "keywords", ())}
+        if isinstance(node, ast.Constant) and last:
+            # Another value of the option before.
+            assert_takes(cls, last, node.value)
+        elif path == "_":
+            ((last, value),) = given.items()
+            of_keras = last == "gradient_accumulation_steps"
+            taker = keras.optimizers.SGD if of_keras else cls
+            assert_takes(taker, last, ast.literal_eval(value))
+        elif path.endswith("Strategy") and not path.startswith("tf."):
+            cls = getattr(kt, path.removeprefix("kt."))
+            inspect.signature(cls).bind(*getattr(node, "args", ()), **given)
+            for last, value in given.items():
+                assert_takes(cls, last, ast.literal_eval(value))
+        elif path.startswith("strategy."):
+            assert hasattr(cls, path.removeprefix("strategy."))
+        elif path.startswith(("kt.", "keras.")):
+            if path.startswith("kt.elastic"):
+                pytest.importorskip("horovod")
+            named = eval(path, {"kt": kt, "keras": keras})
+            if isinstance(node, ast.Call):
+                inspect.signature(named).bind(*node.args, **given)
+
+
+@contextlib.contextmanager
+def served(name):
+    """A job with a parameter server; this process is the only worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        job = Job(f"migration_{name}", 1, patch)
+        connection = job.connect(0)
+        patch.setattr(distributed, "take_role", lambda *_: connection)
+        patch.setenv("TF_CONFIG", connection.cluster.written())
+        try:
+            yield
+        finally:
+            job.close()
 
 
 def of(section, part):
@@ -73,7 +130,7 @@ def of(section, part):
     "name", ["`MirroredStrategy(devices)", "`MirroredStrategy()", "`OneDevice"]
 )
 def test_devices_are_those_of_tensorflow(name):
-    row, names = of("From tf.distribute", name), {"devices": rows.DEVICES}
+    row, names = of("From tf.distribute", name), {"devices": DEVICES}
     stock = eval(row.there.strip("`"), vars(tf.distribute), names)
     ours = eval(f"kt.{row.code[0]}", {"kt": kt}, names)
     found, wanted = (
@@ -95,20 +152,21 @@ def test_arguments_of_sync_replicas():
         assert is_here == (name in ours)
     strategy = kt.SyncReplicasStrategy(total_num_replicas=3)
     assert strategy.replicas_to_aggregate == strategy.total_num_replicas == 3
-    with rows.served():
+    with served("replicas"):
         assert kt.SyncReplicasStrategy().batches == "split"
         with pytest.raises(kt.TowerError, match="total_num_replicas=2"):
             kt.SyncReplicasStrategy(total_num_replicas=2)
 
 
 def test_workers_of_a_server():
-    for sync, said in ((True, "all workers finish"), (False, "no worker wait")):
-        with rows.served():
-            found = kt.DistributedParameterServerStrategy(sync=sync).describe()
-        assert said in found and "scaled by 1/1" in found
-    with rows.served():
-        found = kt.DistributedReplicatedStrategy().describe()
-    assert "scaled by 1/1" in found
+    with served("workers"):
+        for made, said in (
+            (kt.DistributedParameterServerStrategy(sync=True), "all workers"),
+            (kt.DistributedParameterServerStrategy(sync=False), "no worker"),
+            (kt.DistributedReplicatedStrategy(), "scaled by 1/1"),
+        ):
+            assert said in made.describe()
+            assert "scaled by 1/1" in made.describe()
 
 
 def test_where_weights_are():
@@ -125,7 +183,7 @@ def test_warnings_of_stalls():
 
 def run_here(code, **names):
     """Run a script in this process; the weights of its model."""
-    namespace = {"tf": tf, "kt": kt, "devices": rows.DEVICES, **names}
+    namespace = {"tf": tf, "kt": kt, "devices": DEVICES, **names}
     exec(BEGIN + code, namespace)
     return namespace["model"].get_weights()
 
@@ -242,7 +300,7 @@ def test_horovodrun(tmp_path):
     path = shutil.which("horovodrun") or f"{sys.prefix}/bin/horovodrun"
     script = SCRIPTS["HorovodStrategy()"].after
     (tmp_path / "train.py").write_text(BEGIN + script + END)
-    with ByHand() as job:
+    with Tasks(tmp_path) as job:
         command = path, "-np", 2, sys.executable, "train.py"
         job.run(*command, folder=tmp_path, warm=False)
         job.end()

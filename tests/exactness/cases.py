@@ -77,6 +77,11 @@ def case(*fits, build=m.mlp, optimizer=m.momentum, tolerance=2e-6, **options):
     return Case(compiled(build, optimizer, **options), run, tolerance)
 
 
+def _momentum(**options):
+    """A function that makes SGD with momentum."""
+    return functools.partial(m.momentum, **options)
+
+
 def _scaled():
     return keras.optimizers.LossScaleOptimizer(
         m.momentum(), initial_scale=1024.0, dynamic_growth_steps=3
@@ -125,7 +130,6 @@ def _several_couplings(model, x, y):
 # Infinity among the examples of one tower only, whatever their number.
 OVERFLOW = m.FEATURES.copy()
 OVERFLOW[BATCH + 1] = np.inf
-_momentum = functools.partial(functools.partial, m.momentum)
 _overwriting = _momentum(
     use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
 )

@@ -40,11 +40,10 @@ def trained(name, context):
     keras.backend.clear_session()
     keras.utils.set_random_seed(11)
     tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    keras.config.set_dtype_policy(options.get("policy", "float32"))
     model, x, y = build()
     with context:
         seen = x(model) if callable(x) else used(model, x, y, **options)
-    if hasattr(model, "outcome"):
-        seen.update(model.outcome())
     for number, variable in enumerate(model.variables):
         seen[f"{number} {variable.path}"] = variable.value.numpy()
     for name, value in sorted(vars(model).items()):

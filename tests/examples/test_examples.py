@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from tests.kit.scripts import ROOT, python
+from tests.kit.tasks import Tasks
 from tests.launching.jobs import Launched
-from tests.processes.by_hand import ByHand
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(
@@ -185,7 +185,7 @@ def test_slurm(tmp_path):
     }
     for _ in range(2):
         assert weights_of(tmp_path) == []
-        with ByHand() as job:
+        with Tasks(tmp_path) as job:
             job.run("bash", script, folder=tmp_path, **variables)
             job.end()
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 7\n"
@@ -235,7 +235,7 @@ def test_kubernetes(tmp_path):
     script.write_text(BEGIN + PLAIN + END)
     program, *arguments = container["command"]
     assert program == "keras-towers" and arguments.pop() == "/app/train.py"
-    with ByHand() as pods:
+    with Tasks(tmp_path) as pods:
         for index in range(2):
             variables["JOB_COMPLETION_INDEX"] = str(index)
             command = sys.executable, "-m", "keras_towers", *arguments, script

@@ -1,42 +1,36 @@
-"""Tasks of a cluster, each a process that a test can stop or kill."""
+"""Processes of a job that no launcher of this package starts."""
 
 import contextlib
-import os
 import subprocess
 import sys
 
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import tf_config
+from tests.kit.scripts import inherited
 from tests.kit.warm import environment
 from tests.launching.jobs import wait_until
 
 
 class Task:
-    """A script that runs as a task.
+    """A process that a test can stop or kill.
 
     Args:
-        folder: for its script and output.
-        cluster: the cluster, as the task sees it.
-        script: the source of what it runs.
-        name: of its files; given where a task is started again.
+        command: its words.
+        output: a file for what it writes.
+        folder: where it runs; None: where this process does.
         warm: whether it begins with TensorFlow imported.
+        **variables: of its environment.
     """
 
-    def __init__(self, folder, cluster, script, name=None, warm=True):
-        name = name or f"{cluster.role}-{cluster.index}"
-        path = folder / f"{name}.py"
-        path.write_text(script)
-        self._output = folder / f"{name}.txt"
-        with self._output.open("wb") as output:
+    def __init__(self, command, output, folder=None, warm=True, **variables):
+        self._output = output
+        with output.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", path],
-                env={
-                    **os.environ,
-                    tf_config.VARIABLE: cluster.written(),
-                    **environment(warm),
-                },
+                [str(word) for word in command],
+                cwd=folder,
+                env={**inherited(), **environment(warm), **variables},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -70,7 +64,7 @@ class Task:
 
 
 class Tasks(contextlib.ExitStack):
-    """Clusters and their tasks, all of which end with the block.
+    """Tasks, all of which end with the block.
 
     Args:
         folder: for scripts and output.
@@ -79,13 +73,35 @@ class Tasks(contextlib.ExitStack):
     def __init__(self, folder):
         super().__init__()
         self._folder = folder
+        self._started = []
 
     def cluster(self, **sizes):
         """A cluster as each of its tasks sees it; its ports are held."""
         return self.enter_context(local_cluster(sizes))
 
     def start(self, cluster, script, name=None):
-        """Start a task."""
-        task = Task(self._folder, cluster, script, name)
+        """Start a script as a task of a cluster.
+
+        Args:
+            cluster: the cluster, as the task sees it.
+            script: the source of what it runs.
+            name: of its files; given where a task is started again.
+        """
+        name = name or f"{cluster.role}-{cluster.index}"
+        path = self._folder / f"{name}.py"
+        path.write_text(script)
+        told = {tf_config.VARIABLE: cluster.written()}
+        return self.run(sys.executable, "-u", path, name=name, **told)
+
+    def run(self, *command, name=None, **options):
+        """Start a command; the options are those of ``Task``."""
+        name = name or f"task-{len(self._started)}"
+        task = Task(command, self._folder / f"{name}.txt", **options)
         self.callback(task.kill)
+        self._started.append(task)
         return task
+
+    def end(self, limit_s=100):
+        """Wait until all have ended well."""
+        for task in self._started:
+            assert task.end(limit_s) == 0, task.output

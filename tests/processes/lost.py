@@ -1,10 +1,10 @@
 """A task of a job that loses some: trains slowly, and tells how far it is.
 
 ``main`` is given the strategy, its options, the epochs of each ``fit``, and may
-be given the number of models, the seconds that a batch takes, those before the
-epoch in which a test kills, after how many steps the task kills itself, or
-before it knows that they have ended, a backup's kind and folder, and how much
-later others than the chief write it.
+be given the number of models, the seconds that a batch takes, which rank waits
+in an epoch to be killed, after how many steps the task kills itself, or before
+it knows that they have ended, a backup's kind and folder, and how much later
+others than the chief write it.
 """
 
 import os
@@ -30,14 +30,15 @@ KILLED_IN = 3
 class Tell(keras.callbacks.Callback):
     """Tells of epochs and steps, and takes its time for them."""
 
-    def __init__(self, pause_s=0.0, wait_s=0.0, dies_after=0):
+    def __init__(self, pause_s=0.0, waits=False, dies_after=0):
         super().__init__()
-        self._pause_s, self._wait_s = pause_s, wait_s
+        self._pause_s, self._waits = pause_s, waits
         self._steps_to_live = dies_after
 
     def on_epoch_begin(self, epoch, logs=None):
         print("epoch", epoch)
-        time.sleep(self._wait_s if epoch == KILLED_IN else 0)
+        if self._waits and epoch == KILLED_IN:
+            time.sleep(600)
 
     def on_train_batch_end(self, batch, logs=None):
         print("step", int(self.model.optimizer.iterations))
@@ -93,10 +94,11 @@ def main(
     folder="",
     late_s=0,
     dies_within=0,
+    waits=None,
     **told,
 ):
     """Run as a task of the job."""
-    settings.LOST_S, settings.CHIEF_LOST_S = 4.0, 8.0
+    settings.LOST_S, settings.CHIEF_LOST_S = 6.0, 12.0
     settings.ANSWER_S = 5.0
     die_within(dies_within)
     print("process", os.getpid())
@@ -116,7 +118,8 @@ def main(
                 late = keras.callbacks.LambdaCallback(
                     on_epoch_end=lambda *_: time.sleep(late_s)
                 )
-                callbacks = [*backups(), Tell(**told)]
+                tell = Tell(waits=waits == strategy.rank, **told)
+                callbacks = [*backups(), tell]
                 if not strategy.is_chief:
                     callbacks.insert(0, late)
                 train(model, fits, callbacks, shuffle=not backup)

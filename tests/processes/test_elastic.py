@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from keras_towers.rendezvous import store
+from tests.kit.scripts import executable
 from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow
@@ -42,31 +43,28 @@ train(elastic.State(model))
 def test_training_goes_on_and_ends_as_if_nothing_had_happened(
     tmp_path, updates
 ):
-    hosts = tmp_path / "hosts.sh"
-    hosts.write_text(
-        "#!/bin/sh\n" + "".join(f"echo 127.0.0.{n}:1\n" for n in (1, 2, 3))
+    hosts = executable(
+        tmp_path / "hosts.sh",
+        "\n".join(f"echo 127.0.0.{number}:1" for number in (1, 2, 3)),
     )
-    hosts.chmod(0o755)
-    folder = tmp_path / "job"
-    folder.mkdir()
-    (folder / "victim").touch()
-    limits = "--min-np", "2", "--max-np", "3"
-    # The others are to have gone on before there is a new one.
-    cooldown = "--blacklist-cooldown-range", "8", "10"
-    discovery = "--host-discovery-script", str(hosts)
-    script = "-m", "tests.processes.enduring", str(folder)
-    done = Launched(
-        folder,
-        limits + cooldown + discovery + script,
-        warm=True,
-        TESTED_UPDATES=updates,
-    ).finish(200)
+    (tmp_path / "victim").touch()
+    options = (
+        *("--min-np", "2", "--max-np", "3"),
+        *("--host-discovery-script", str(hosts)),
+        # The others are to have gone on before there is a new one.
+        *("--blacklist-cooldown-range", "8", "10"),
+    )
+    worker = "-m", "tests.processes.enduring", str(tmp_path)
+    job = Launched(
+        tmp_path, (*options, *worker), warm=True, TESTED_UPDATES=updates
+    )
+    done = job.finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
-    assert done.out.count("as undisturbed after 4 epochs") == 3
+    assert done.out.count("as undisturbed") == 3
     steps = [
         tuple(map(int, line.split()))
-        for line in (folder / "steps").read_text().splitlines()
+        for line in (tmp_path / "steps").read_text().splitlines()
     ]
     sizes = [size for size, _ in itertools.groupby(s for _, _, s in steps)]
     assert sizes == [3, 2, 3]

@@ -7,7 +7,7 @@ from tests.launching.jobs import Launched, all_gone
 
 pytestmark = pytest.mark.slow
 # The second is more than a busy machine needs to trace a step.
-STALL = ("--stall-warning", "4", "--stall-shutdown", "10")
+STALL = ("--stall-warning", "5", "--stall-shutdown", "20")
 LIMIT_S = 120
 
 

@@ -2,11 +2,12 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 
+from tests.kit.tasks import Tasks
 from tests.processes import started
-from tests.processes.by_hand import ByHand
 
 pytestmark = pytest.mark.slow
 RANKS = 2
@@ -36,32 +37,33 @@ def of_torchrun(rank):
 
 
 @pytest.fixture
-def by_hand():
-    with ByHand() as processes:
-        yield processes
+def ranks(tmp_path):
+    with Tasks(tmp_path) as started:
+        yield started
 
 
 def trains(folder):
-    return "tests.processes.started", folder, "HorovodStrategy"
+    module = "-m", "tests.processes.started"
+    return sys.executable, *module, folder, "HorovodStrategy"
 
 
-def test_two_jobs_at_once_get_the_weights_of_one_process(by_hand, tmp_path):
+def test_two_jobs_at_once_get_the_weights_of_one_process(ranks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
     for folder, variables in jobs.items():
         folder.mkdir()
         for rank in reversed(range(RANKS)):
-            by_hand.start(*trains(folder), **MEETS, **variables(rank))
-    by_hand.end()
+            ranks.run(*trains(folder), **MEETS, **variables(rank))
+    ranks.end()
     for folder in jobs:
         started.assert_as_one_process(folder, RANKS)
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun")
-def test_mpirun(by_hand, tmp_path):
+def test_mpirun(ranks, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     if os.getuid() == 0:
         mpirun.append("--allow-run-as-root")
-    before = *mpirun, "-np", str(RANKS)
-    by_hand.start(*trains(tmp_path), before=before, warm=False, **MEETS)
-    by_hand.end()
+    command = *mpirun, "-np", RANKS, *trains(tmp_path)
+    ranks.run(*command, warm=False, **MEETS)
+    ranks.end()
     started.assert_as_one_process(tmp_path, RANKS)

@@ -91,31 +91,6 @@ def assert_values_of_one_device(task, *fits, **options):
         close(one, other, 2e-5)
 
 
-# Who is waited for where there is one to spare, tests/replicas show.
-@pytest.mark.long
-def test_one_backup_replica_makes_up_for_one_that_stops_and_one_that_dies(
-    cluster,
-):
-    server, chief, stops, dies = cluster(ps=1, worker=3)(
-        SYNC,
-        [9],
-        options={"replicas_to_aggregate": 2, "stall_shutdown_s": 60},
-        pause_s=0.05,
-    )
-    go_on(chief, stops, dies)
-    signal_to(stops, signal.SIGSTOP)
-    go_on(chief, dies)
-    signal_to(stops, signal.SIGCONT)
-    go_on(stops)
-    dies.kill()
-    go_on(chief, stops)
-    ended(chief, stops, server)
-    assert len(told(chief, "epoch")) == 9
-    (counts,) = told(chief, "counts")
-    assert int(counts.split()[0]) >= 88, counts
-    assert told(chief, "values") == told(stops, "values")
-
-
 @pytest.mark.parametrize(
     "strategy, dies",
     [
@@ -150,10 +125,10 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
 
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
-OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
+OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 20}}
 LONG = pytest.mark.long
 STALLS = (
-    "worker 0 has waited 10 s for the other workers: worker 1 can no "
+    "worker 0 has waited 20 s for the other workers: worker 1 can no "
     "longer be reached"
 )
 NO_CHIEF = "the chief can no longer be reached"
@@ -241,8 +216,8 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
         "backup": "keras",
         "folder": str(tmp_path / "backup"),
     }
-    tasks = start("MultiWorkerTowerStrategy", [5], wait_s=3, **arguments)
-    # All are in the pause, or about to be.
+    tasks = start("MultiWorkerTowerStrategy", [5], waits=victim, **arguments)
+    # The victim waits to be killed, and the others wait for it.
     until(lambda: all("3" in told(task, "epoch") for task in tasks))
     signal_to(tasks[victim], number)
     for task in tasks:

@@ -51,12 +51,10 @@ RARER = (
     "optimizers_whose_state_is_not_one_slot_for_each_weight",
     "timeline_of_a_fit_that_fails",
     "after_a_round_that_only_some_ranks_went_on_with",
-    "classes_are_learned_in_rounds",
     "rounds_end_where_weights_are_used",
     "a_backup_within_an_epoch_keeps_what_all_ranks_have_counted",
-    "rounds_on_two_towers",
+    "rounds_with_an_outer_step_on_two_towers",
     "rounds_that_cannot_be",
-    "rounds_with_an_outer_step",
 )
 HOROVOD = [
     *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
@@ -98,7 +96,7 @@ TENSORFLOW_REST = [
     "last-batch-of-one on two towers",
     "micro-batches on two towers",
     "other_gradients_are_refused",
-    "rounds_on_two_towers",
+    "rounds_with_an_outer_step_on_two_towers",
     "state_is_shared_in_steps_and_whole_between_epochs",
     "accumulation in shares",
 ]

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.rendezvous import versions
-from tests.exactness import transformers
 from tests.kit.ranks import check
 from tests.processes import small as s
 
@@ -222,10 +221,32 @@ def layers_with_other_settings_are_warned_of():
 
 @check
 def random_layers_draw_as_one_process():
+    """Also behind ``Dense`` on sequences.
+
+    Keras may compute that by ``tf.tensordot``: which dimension of its output
+    has the examples is then computed in the graph.
+    """
+
+    def make():
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        made = keras.Sequential(
+            [
+                keras.Input((12, 8)),
+                layers.Dense(8),
+                layers.Dropout(0.3),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+        made.compile("sgd", "mse", jit_compile=False)
+        return made
+
+    series = np.random.default_rng(4).normal(size=(s.SHORT, 12, 8))
     s.assert_as_one_process(
-        transformers.make("smallest"),
-        lambda mine: transformers.train("smallest", mine),
-        transformers.make("smallest"),
+        make(),
+        lambda mine: s.fit(mine, series, s.Y[: s.SHORT], batch_size=8),
+        make(),
     )
 
 

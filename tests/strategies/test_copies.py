@@ -1,7 +1,6 @@
-"""Copying and pickling a strategy, and what holds one."""
+"""Copying a strategy, and what holds one."""
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -20,12 +19,6 @@ def test_what_is_copied_shares_its_strategy():
     with towers:
         assert copy.deepcopy(towers) is towers
         assert copy.copy(towers) is towers
-
-
-def test_a_strategy_is_not_pickled():
-    message = "TowerStrategy .*create it in the process that uses it"
-    with pytest.raises(kt.TowerError, match=message):
-        pickle.dumps({"strategy": kt.TowerStrategy(2)})
 
 
 # Each keeps weights in its own way.

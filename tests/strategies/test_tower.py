@@ -1,7 +1,6 @@
 """What a TowerStrategy says of itself, and what it does with one tower."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -20,7 +19,7 @@ def test_describe_says_what_runs_and_what_changes_results():
     assert "changes results" not in described
     tower = kt.TowerStrategy(2, batch_norm="tower").describe()
     assert 'batch_norm="tower" changes results' in tower
-    other = kt.TowerStrategy(2, average=np.bool_(False), batches="each")
+    other = kt.TowerStrategy(2, average=False, batches="each")
     for part in ("one device times 2", "every tower draws a whole batch"):
         assert part in other.describe()
 

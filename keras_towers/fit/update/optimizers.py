@@ -143,7 +143,7 @@ class _AtTheVariable:
             return fn(variable, *args, **(kwargs or {}))
 
 
-def device_of(variables: Sequence[Any], tower: int = 0) -> str | None:
+def _device_of(variables: Sequence[Any], tower: int = 0) -> str | None:
     """Return the device of the first variable; None without variables."""
     for variable in variables:
         return component(getattr(variable, "_value", variable), tower).device
@@ -176,7 +176,7 @@ def as_one_device(
         for variable in (*weights, *optimizer.variables)
         if isinstance(variable, keras.Variable)
     ]
-    device = device_of(trainable_variables, tower or 0)
+    device = _device_of(trainable_variables, tower or 0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.single_device_mode())
         stack.enter_context(_updating.filled(True))

@@ -93,6 +93,7 @@ class ReplicaSchedule(UpdateSchedule):
         self._freed: weakref.finalize | None = None
 
     def _make(self) -> None:
+        self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False

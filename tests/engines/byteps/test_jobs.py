@@ -2,12 +2,13 @@
 
 import importlib.util
 import socket
+import sys
 
 import psutil
 import pytest
 
+from tests.kit.tasks import Tasks
 from tests.launching.jobs import Launched, all_gone
-from tests.processes.by_hand import ByHand
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +23,7 @@ LIMIT_S = 100
 def role(process: psutil.Process) -> str:
     """What BytePS takes a process for, empty where it does not."""
     try:
-        if "keras_towers/agent.py" in " ".join(process.cmdline()):
+        if "keras_towers/launching/agent.py" in " ".join(process.cmdline()):
             return ""
         return process.environ().get("DMLC_ROLE", "")
     except psutil.Error:
@@ -51,12 +52,11 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
 
 def test_others_that_do_not_come_are_an_error(tmp_path):
     # Nobody else gets it meanwhile; who reuses addresses can listen at it.
-    with ByHand() as processes, socket.socket() as held:
+    with Tasks(tmp_path) as ranks, socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        processes.start(
-            "tests.processes.started",
-            tmp_path,
+        rank = ranks.run(
+            *(sys.executable, "-m", "tests.processes.started", tmp_path),
             "BytePSStrategy",
             DMLC_ROLE="worker",
             DMLC_WORKER_ID="0",
@@ -67,5 +67,6 @@ def test_others_that_do_not_come_are_an_error(tmp_path):
             DMLC_NODE_HOST="127.0.0.1",
             KERAS_TOWERS_START_TIMEOUT="3",
         )
-        (said,) = processes.end(75)
-    assert "worker 0 of 2" in said and "has waited 3 s for" in said
+        assert rank.end(LIMIT_S) == 75, rank.output
+    for said in "worker 0 of 2", "has waited 3 s for":
+        assert said in rank.output

@@ -1,5 +1,7 @@
 """What the steps share: small data, and a model with a step of its own."""
 
+import re
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -8,11 +10,51 @@ CASES = {}
 
 
 def case(function=None, **options):
-    """Register a function that gives a compiled model, x and y (or None)."""
+    """Register a function that gives a compiled model, x and y (or None).
+
+    Args:
+        function: is named as its case.
+        **options: of ``test_strangers.used``, and the tolerance.
+    """
     if function is None:
         return lambda function: case(function, **options)
     CASES[function.__name__] = (function, options)
     return function
+
+
+def step(x, y=None, net=None, optimizer="adam", batches=None, **options):
+    """Register a class of ``Own``, whose name is the case's, with its data.
+
+    Args:
+        x: arrays with one row for each example.
+        y: likewise; None where there are no targets.
+        net: the units of its dense layers, or a function that makes its net;
+            None where ``create`` makes all of its layers.
+        optimizer: its name, or a function that makes it.
+        batches: makes batches of a ``tf.data.Dataset`` of the examples; None to
+            train on the arrays.
+        **options: as of ``case``.
+    """
+
+    def register(cls):
+        def make():
+            made = dense(*net) if isinstance(net, tuple) else net and net()
+            model = cls(made)
+            if batches:
+                data = batches(tf.data.Dataset.from_tensor_slices((x, y))), None
+                first, *_ = next(iter(data[0]))
+            else:
+                data = x, y
+                first = tf.nest.map_structure(lambda rows: rows[:2], x)
+            model(first)
+            model.compile(optimizer() if callable(optimizer) else optimizer)
+            return model, *data
+
+        words = re.findall("[A-Z][a-z0-9]*", cls.__name__)
+        CASES["_".join(words).lower()] = (make, options)
+        return cls
+
+    return register
 
 
 def floats(*shape, seed=0):
@@ -37,6 +79,14 @@ def dense(*units, act="tanh", bias=True):
     )
 
 
+def with_layer(layer, shape=(6,), head=1, loss="mse", optimizer="adam", **more):
+    """A model that ends with a layer and a dense one, and its x and y."""
+    x = keras.Input(shape)
+    model = keras.Model(x, keras.layers.Dense(head)(layer(x)))
+    model.compile(optimizer, loss, **more)
+    return model, floats(20, *shape), floats(20, head, seed=1)
+
+
 def cross(y, logits):
     """Cross-entropy of each example."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -45,16 +95,15 @@ def cross(y, logits):
 
 
 class Own(keras.Model):
-    """A model whose step minimises `loss_of(x, y)`: a loss, or logs."""
+    """A model whose step minimises ``loss_of(x, y)``: a loss, or logs."""
 
-    def __init__(self, **parts):
+    def __init__(self, net=None):
         super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
+        self.net = net
         self.create()
 
     def create(self):
-        pass
+        """Make the layers and variables beside the net."""
 
     def state(self, shape, value=0.0, dtype="float32"):
         return self.add_weight(
@@ -67,47 +116,25 @@ class Own(keras.Model):
     def call(self, x, training=False):
         return self.net(x, training=training)
 
-    def weights_of_step(self):
-        return self.trainable_variables
-
-    def descend(self, loss_function, optimizer=None, weights=None):
-        with tf.GradientTape() as tape:
-            loss = loss_function()
-        if weights is None:
-            weights = self.weights_of_step()
-        gradients = self.change(tape.gradient(loss, weights), weights)
-        (optimizer or self.optimizer).apply(gradients, weights)
-        return loss
+    def loss_of(self, x, y):
+        return tf.reduce_mean((self(x) - y) ** 2)
 
     def change(self, gradients, weights):
         return gradients
 
-    def after(self, x, y):
-        pass
-
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        logs = {}
-
-        def loss_function():
-            loss = self.loss_of(x, y)
-            if isinstance(loss, dict):
-                logs.update(loss)
-                loss = logs["loss"]
-            return loss
-
-        loss = self.descend(loss_function)
-        self.after(x, y)
-        return {**logs, "loss": loss}
+        with tf.GradientTape() as tape:
+            logs = self.logs_of(x, y)
+        weights = self.trainable_variables
+        gradients = tape.gradient(logs["loss"], weights)
+        self.optimizer.apply(self.change(gradients, weights), weights)
+        return logs
 
     def test_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.logs_of(x, y)
+
+    def logs_of(self, x, y):
         loss = self.loss_of(x, y)
         return loss if isinstance(loss, dict) else {"loss": loss}
-
-
-def built(model, *inputs, optimizer="adam", **options):
-    """The model with its weights, compiled."""
-    model(*inputs)
-    model.compile(optimizer, **options)
-    return model

@@ -6,83 +6,61 @@ import tensorflow as tf
 
 from tests.exactness.strangers.base import (
     Own,
-    built,
     case,
     cross,
-    dense,
     floats,
     ints,
+    step,
+    with_layer,
 )
 
 
-def with_layer(layer, shape, head=1, loss="mse", **options):
-    x = keras.Input(shape)
-    model = keras.Model(x, keras.layers.Dense(head)(layer(x)))
-    model.compile(options.pop("optimizer", "adam"), loss, **options)
-    return model, floats(20, *shape), floats(20, head, seed=1)
-
-
-@case
-def steps_until_the_loss_is_small():
+@step(floats(20, 4), floats(20, 1), net=(8, 1))
+class StepsUntilTheLossIsSmall(Own):
     """A while loop that trains until the batch is fitted, with a limit."""
 
-    class Fit(Own):
-        def create(self):
-            self.net.build((None, 4))
-            self.inner = keras.optimizers.Adam(0.05)
-            self.inner.build(self.net.trainable_variables)
+    def create(self):
+        self.net.build((None, 4))
+        self.inner = keras.optimizers.Adam(0.05)
+        self.inner.build(self.net.trainable_variables)
 
-        def train_step(self, data):
-            x, y = data
-            weights = self.net.trainable_variables
+    def train_step(self, data):
+        x, y = data
+        weights = self.net.trainable_variables
 
-            def body(i, _):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((self.net(x) - y) ** 2)
-                self.inner.apply(tape.gradient(loss, weights), weights)
-                return i + 1, loss
+        def body(i, _):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.net(x) - y) ** 2)
+            self.inner.apply(tape.gradient(loss, weights), weights)
+            return i + 1, loss
 
-            i, loss = tf.while_loop(
-                lambda i, loss: (i < 5) & (loss > 0.5),
-                body,
-                (0, tf.constant(9.0)),
-            )
-            return {"loss": loss, "steps": i}
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean((self.net(x) - y) ** 2)
-
-    return (
-        built(Fit(net=dense(8, 1)), floats(2, 4)),
-        floats(20, 4),
-        floats(20, 1),
-    )
+        i, loss = tf.while_loop(
+            lambda i, loss: (i < 5) & (loss > 0.5),
+            body,
+            (0, tf.constant(9.0)),
+        )
+        return {"loss": loss, "steps": i}
 
 
-@case(predict=False)
-def dynamic_filters_folded_into_channels():
+@step(
+    (floats(20, 6, 6, 1), floats(20, 3, 3, 1)),
+    floats(20, 4, 4),
+    net=lambda: keras.layers.Conv2D(3, 2, activation="relu"),
+    batches=lambda data: data.batch(13),
+    predict=False,
+)
+class DynamicFiltersFoldedIntoChannels(Own):
     """A Siamese tracker: each example has its own depthwise filter."""
 
-    class Track(Own):
-        def call(self, inputs):
-            search, template = inputs
-            s, t = self.net(search), self.net(template)
-            n = tf.shape(s)[0]
-            folded = tf.reshape(tf.transpose(s, [1, 2, 0, 3]), [1, 5, 5, n * 3])
-            filters = tf.reshape(
-                tf.transpose(t, [1, 2, 0, 3]), [2, 2, n * 3, 1]
-            )
-            r = tf.nn.depthwise_conv2d(folded, filters, [1, 1, 1, 1], "VALID")
-            r = tf.transpose(tf.reshape(r, [4, 4, n, 3]), [2, 0, 1, 3])
-            return tf.reduce_sum(r, -1)
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean((self(x) - y) ** 2)
-
-    model = Track(net=keras.layers.Conv2D(3, 2, activation="relu"))
-    built(model, (floats(2, 6, 6, 1), floats(2, 3, 3, 1)))
-    data = ((floats(20, 6, 6, 1), floats(20, 3, 3, 1)), floats(20, 4, 4))
-    return model, tf.data.Dataset.from_tensor_slices(data).batch(13), None
+    def call(self, inputs):
+        search, template = inputs
+        s, t = self.net(search), self.net(template)
+        n = tf.shape(s)[0]
+        folded = tf.reshape(tf.transpose(s, [1, 2, 0, 3]), [1, 5, 5, n * 3])
+        filters = tf.reshape(tf.transpose(t, [1, 2, 0, 3]), [2, 2, n * 3, 1])
+        r = tf.nn.depthwise_conv2d(folded, filters, [1, 1, 1, 1], "VALID")
+        r = tf.transpose(tf.reshape(r, [4, 4, n, 3]), [2, 0, 1, 3])
+        return tf.reduce_sum(r, -1)
 
 
 @case
@@ -120,41 +98,36 @@ def styles_that_modulate_and_minibatch_deviation():
     return model, floats(20, 3, 3, 3), np.sign(floats(20, 1))
 
 
-@case
-def pngs_decoded_in_the_model():
-    class Decoded(Own):
-        def call(self, x):
-            def one(png):
-                image = tf.io.decode_png(png, 1)
-                image = tf.image.resize(tf.cast(image, "float32"), [4, 4])
-                return tf.image.per_image_standardization(image)
+PNGS = [
+    tf.io.encode_png(ints(256, 3 + i % 4, 5, 1, seed=i).astype("uint8"))
+    for i in range(20)
+]
 
-            images = tf.map_fn(
-                one, x, fn_output_signature=tf.TensorSpec([4, 4, 1])
-            )
-            return self.net(images)
 
-        def loss_of(self, x, y):
-            return tf.reduce_mean(cross(y, self(x)))
-
-    x = tf.stack(
-        [
-            tf.io.encode_png(ints(256, 3 + i % 4, 5, 1, seed=i).astype("uint8"))
-            for i in range(20)
-        ]
-    )
-    net = keras.Sequential(
+@step(
+    tf.stack(PNGS),
+    ints(3, 20),
+    net=lambda: keras.Sequential(
         [
             keras.layers.Conv2D(3, 2),
             keras.layers.Flatten(),
             keras.layers.Dense(3),
         ]
-    )
-    return (
-        built(Decoded(net=net), x[:2]),
-        tf.data.Dataset.from_tensor_slices((x, ints(3, 20))).batch(7),
-        None,
-    )
+    ),
+    batches=lambda data: data.batch(7),
+)
+class PngsDecodedInTheModel(Own):
+    def call(self, x):
+        def one(png):
+            image = tf.io.decode_png(png, 1)
+            image = tf.image.resize(tf.cast(image, "float32"), [4, 4])
+            return tf.image.per_image_standardization(image)
+
+        shape = tf.TensorSpec([4, 4, 1])
+        return self.net(tf.map_fn(one, x, fn_output_signature=shape))
+
+    def loss_of(self, x, y):
+        return tf.reduce_mean(cross(y, self(x)))
 
 
 @case
@@ -181,225 +154,140 @@ def experts_by_dynamic_partition():
             joined.set_shape([None, 4])
             return joined * tf.reduce_max(p, 1, keepdims=True)
 
-    return with_layer(Partition(), (5,))
+    return with_layer(Partition())
 
 
-@case
-def bank_whose_rows_grow():
+@step(floats(20, 4), net=(6, 3))
+class BankWhoseRowsGrow(Own):
     """A variable of unknown length, to which each batch is appended."""
 
-    class Bank(Own):
-        def create(self):
-            self.bank = tf.Variable(
-                tf.zeros([1, 3]),
-                shape=tf.TensorShape([None, 3]),
-                trainable=False,
+    def create(self):
+        self.bank = tf.Variable(
+            tf.zeros([1, 3]), trainable=False, shape=[None, 3]
+        )
+
+    def loss_of(self, x, y):
+        z = self.net(x)
+        old = self.bank.read_value()
+        loss = tf.reduce_mean(
+            tf.nn.softplus(tf.matmul(z, old, transpose_b=True))
+        )
+        self.bank.assign(tf.concat([old, tf.stop_gradient(z)], 0)[-30:])
+        return {"loss": loss, "rows": tf.shape(self.bank.read_value())[0]}
+
+
+@step(floats(20, 4), net=(6, 3))
+class MemoryWrittenBySlicesAndScatters(Own):
+    def create(self):
+        self.memory = tf.Variable(
+            tf.random.stateless_normal([9, 3], (1, 2)), trainable=False
+        )
+        self.hits = tf.Variable(tf.zeros([9]), trainable=False)
+
+    def loss_of(self, x, y):
+        z = self.net(x)
+        near = tf.argmax(tf.matmul(z, self.memory, transpose_b=True), 1)
+        self.hits.scatter_add(
+            tf.IndexedSlices(tf.ones_like(near, "float32"), near)
+        )
+        found = self.memory.sparse_read(near)
+        loss = tf.reduce_mean((z - found) ** 2)
+        start = tf.cast(self.optimizer.iterations % 3, "int32") * 3
+        part = self.memory[start : start + 3]
+        fresh = tf.reduce_mean(z, 0, keepdims=True) + 0.5 * part
+        self.memory.scatter_update(
+            tf.IndexedSlices(tf.stop_gradient(fresh), start + tf.range(3))
+        )
+        self.memory[0].assign(tf.stop_gradient(z[-1]))
+        self.hits.scatter_max(tf.IndexedSlices([1.5], [2]))
+        return {"loss": loss, "hits": tf.reduce_max(self.hits)}
+
+
+@step(floats(20, 4), floats(20, 2), net=(6, 2))
+class GradientsByForwardModeAndJacobians(Own):
+    def loss_of(self, x, y):
+        v = tf.ones_like(x)
+        with tf.autodiff.ForwardAccumulator(x, v) as acc:
+            out = self.net(x)
+        along = acc.jvp(out)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            z = tf.reduce_sum(self.net(x), 0)
+        j = tape.jacobian(z, x, experimental_use_pfor=False)
+        return (
+            tf.reduce_mean((out - y) ** 2)
+            + 0.1 * tf.reduce_mean(along**2)
+            + 0.1 * tf.reduce_mean(tf.abs(j))
+        )
+
+
+@step(floats(20, 4), floats(20), net=(6, 4))
+class RecomputedAndInnerFunctions(Own):
+    def create(self):
+        self.drop = keras.layers.Dropout(0.3, seed=4)
+
+    def loss_of(self, x, y):
+        f = tf.recompute_grad(lambda v: tf.nn.gelu(self.net(v)))
+
+        rows = tf.TensorSpec([None, 4])
+
+        @tf.function(input_signature=[rows, rows], autograph=False)
+        def g(a, b):
+            return tf.reduce_sum(a * b, 1) - tf.reduce_mean(a)
+
+        @tf.function(jit_compile=True)
+        def h(a):
+            a = a - tf.reduce_mean(a, 0)
+            return tf.reduce_sum(tf.linalg.matmul(a, a, transpose_a=True) ** 2)
+
+        z = self.drop(f(x), training=True)
+        return tf.reduce_mean((g(z, x) - y) ** 2) + 0.1 * h(z)
+
+
+@step(floats(20, 4), ints(3, 20), net=(6, 3))
+class LogsThatAreNoScalars(Own):
+    def create(self):
+        self.confusion = self.add_weight(
+            shape=(3, 3), trainable=False, initializer="zeros"
+        )
+
+    def loss_of(self, x, y):
+        logits = self.net(x)
+        losses = cross(y, logits)
+        self.confusion.assign_add(
+            tf.math.confusion_matrix(
+                y, tf.argmax(logits, 1), 3, dtype="float32"
             )
-
-        def loss_of(self, x, y):
-            z = self.net(x)
-            old = self.bank.read_value()
-            loss = tf.reduce_mean(
-                tf.nn.softplus(tf.matmul(z, old, transpose_b=True))
-            )
-            self.bank.assign(tf.concat([old, tf.stop_gradient(z)], 0)[-30:])
-            return {"loss": loss, "rows": tf.shape(self.bank.read_value())[0]}
-
-    return built(Bank(net=dense(6, 3)), floats(2, 4)), floats(20, 4), None
-
-
-@case
-def memory_written_by_slices_and_scatters():
-    class Memory(Own):
-        def create(self):
-            self.memory = tf.Variable(
-                tf.random.stateless_normal([9, 3], (1, 2)), trainable=False
-            )
-            self.hits = tf.Variable(tf.zeros([9]), trainable=False)
-
-        def loss_of(self, x, y):
-            z = self.net(x)
-            near = tf.argmax(tf.matmul(z, self.memory, transpose_b=True), 1)
-            self.hits.scatter_add(
-                tf.IndexedSlices(tf.ones_like(near, "float32"), near)
-            )
-            found = self.memory.sparse_read(near)
-            loss = tf.reduce_mean((z - found) ** 2)
-            start = tf.cast(self.optimizer.iterations % 3, "int32") * 3
-            part = self.memory[start : start + 3]
-            fresh = tf.reduce_mean(z, 0, keepdims=True) + 0.5 * part
-            self.memory.scatter_update(
-                tf.IndexedSlices(tf.stop_gradient(fresh), start + tf.range(3))
-            )
-            self.memory.batch_scatter_update  # noqa: B018
-            self.memory[0].assign(tf.stop_gradient(z[-1]))
-            self.hits.scatter_max(tf.IndexedSlices([1.5], [2]))
-            return {"loss": loss, "hits": tf.reduce_max(self.hits)}
-
-    return built(Memory(net=dense(6, 3)), floats(2, 4)), floats(20, 4), None
+        )
+        return {
+            "loss": tf.reduce_mean(losses),
+            "per_class": tf.math.unsorted_segment_mean(losses, y, 3),
+            "confusion": tf.convert_to_tensor(self.confusion),
+            "in_top": tf.reduce_mean(
+                tf.cast(tf.math.in_top_k(y, logits, 2), "float32")
+            ),
+            "count": tf.shape(x)[0],
+            "constant": 3.0,
+        }
 
 
-@case
-def gradients_by_forward_mode_and_jacobians():
-    class Forward(Own):
-        def loss_of(self, x, y):
-            v = tf.ones_like(x)
-            with tf.autodiff.ForwardAccumulator(x, v) as acc:
-                out = self.net(x)
-            along = acc.jvp(out)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                z = tf.reduce_sum(self.net(x), 0)
-            j = tape.jacobian(z, x, experimental_use_pfor=False)
-            return (
-                tf.reduce_mean((out - y) ** 2)
-                + 0.1 * tf.reduce_mean(along**2)
-                + 0.1 * tf.reduce_mean(tf.abs(j))
-            )
+@step(floats(20, 4), evaluate=False, net=(6, 2))
+class PredictionsOfOtherLengths(Own):
+    def loss_of(self, x, y):
+        return tf.reduce_mean(self.net(x) ** 2)
 
-    return (
-        built(Forward(net=dense(6, 2)), floats(2, 4)),
-        floats(20, 4),
-        floats(20, 2),
-    )
-
-
-@case
-def recomputed_and_inner_functions():
-    class Inner(Own):
-        def create(self):
-            self.drop = keras.layers.Dropout(0.3, seed=4)
-
-        def loss_of(self, x, y):
-            f = tf.recompute_grad(lambda v: tf.nn.gelu(self.net(v)))
-
-            @tf.function(
-                input_signature=[
-                    tf.TensorSpec([None, 4]),
-                    tf.TensorSpec([None, 4]),
-                ],
-                autograph=False,
-            )
-            def g(a, b):
-                return tf.reduce_sum(a * b, 1) - tf.reduce_mean(a)
-
-            @tf.function(jit_compile=True)
-            def h(a):
-                a = a - tf.reduce_mean(a, 0)
-                return tf.reduce_sum(
-                    tf.linalg.matmul(a, a, transpose_a=True) ** 2
-                )
-
-            z = self.drop(f(x), training=True)
-            return tf.reduce_mean((g(z, x) - y) ** 2) + 0.1 * h(z)
-
-    return (
-        built(Inner(net=dense(6, 4)), floats(2, 4)),
-        floats(20, 4),
-        floats(20),
-    )
-
-
-@case
-def remat_scope_and_lora():
-    x = keras.Input((4, 3))
-    inner = keras.layers.Dense(4, "relu")
-    h = inner(x)
-    h = keras.layers.MultiHeadAttention(2, 2, use_bias=False)(h, h)
-    tall = keras.layers.EinsumDense("btd,de->bte", (4, 5), bias_axes="e")
-    h = tall(h)
-    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(h)))
-    inner.enable_lora(2)
-    tall.enable_lora(2)
-    model.compile(keras.optimizers.Muon(1e-2), "mse")
-    return model, floats(20, 4, 3), floats(20, 1)
-
-
-@case
-def quantisation_aware_with_moving_ranges():
-    class Quantised(keras.layers.Layer):
-        def build(self, shape):
-            self.low = self.add_weight(
-                shape=(), initializer="zeros", trainable=False
-            )
-            self.high = self.add_weight(
-                shape=(), initializer="ones", trainable=False
-            )
-            self.w = self.add_weight(shape=(shape[-1], 4))
-
-        def call(self, x, training=False):
-            if training:
-                self.low.assign(0.8 * self.low + 0.2 * tf.reduce_min(x))
-                self.high.assign(0.8 * self.high + 0.2 * tf.reduce_max(x))
-            x = tf.quantization.fake_quant_with_min_max_vars(
-                x,
-                tf.convert_to_tensor(self.low),
-                tf.convert_to_tensor(self.high),
-                8,
-            )
-            w = tf.convert_to_tensor(self.w)
-            w = tf.quantization.fake_quant_with_min_max_vars_per_channel(
-                w, tf.reduce_min(w, 0) - 0.1, tf.reduce_max(w, 0) + 0.1
-            )
-            return tf.matmul(x, w)
-
-    return with_layer(Quantised(), (5,), optimizer="sgd")
-
-
-@case
-def logs_that_are_no_scalars():
-    class Vectors(Own):
-        def create(self):
-            self.confusion = self.add_weight(
-                shape=(3, 3), trainable=False, initializer="zeros"
-            )
-
-        def loss_of(self, x, y):
-            logits = self.net(x)
-            losses = cross(y, logits)
-            self.confusion.assign_add(
-                tf.math.confusion_matrix(
-                    y, tf.argmax(logits, 1), 3, dtype="float32"
-                )
-            )
-            return {
-                "loss": tf.reduce_mean(losses),
-                "per_class": tf.math.unsorted_segment_mean(losses, y, 3),
-                "confusion": tf.convert_to_tensor(self.confusion),
-                "in_top": tf.reduce_mean(
-                    tf.cast(tf.math.in_top_k(y, logits, 2), "float32")
-                ),
-                "count": tf.shape(x)[0],
-                "constant": 3.0,
-            }
-
-    return (
-        built(Vectors(net=dense(6, 3)), floats(2, 4)),
-        floats(20, 4),
-        ints(3, 20),
-    )
-
-
-@case(evaluate=False)
-def predictions_of_other_lengths():
-    class Odd(Own):
-        def loss_of(self, x, y):
-            return tf.reduce_mean(self.net(x) ** 2)
-
-        def predict_step(self, data):
-            x = data
-            z = self.net(x)
-            return {
-                "twice": tf.concat([z, -z], 0),
-                "mean": tf.reduce_mean(z, 0, keepdims=True),
-                "kept": tf.boolean_mask(x, x[:, 0] > 0),
-                "sorted": tf.sort(z[:, 0]),
-                "time": tf.reshape(z, [-1]),
-                "words": tf.strings.as_string(tf.cast(z[:, 0] * 10, "int32")),
-                "rank": tf.argsort(tf.argsort(z[:, 0])),
-            }
-
-    return built(Odd(net=dense(6, 2)), floats(2, 4)), floats(20, 4), None
+    def predict_step(self, data):
+        x = data
+        z = self.net(x)
+        return {
+            "twice": tf.concat([z, -z], 0),
+            "mean": tf.reduce_mean(z, 0, keepdims=True),
+            "kept": tf.boolean_mask(x, x[:, 0] > 0),
+            "sorted": tf.sort(z[:, 0]),
+            "time": tf.reshape(z, [-1]),
+            "words": tf.strings.as_string(tf.cast(z[:, 0] * 10, "int32")),
+            "rank": tf.argsort(tf.argsort(z[:, 0])),
+        }
 
 
 class Unfreeze(keras.callbacks.Callback):
@@ -453,82 +341,47 @@ def bucketed_lengths_trace_again():
     return model, data.apply(tf.data.experimental.assert_cardinality(5)), None
 
 
-@case(predict=False)
-def constants_of_another_length_in_each_batch():
+TABLE = tf.constant(floats(5, 3, seed=2))
+
+
+@step(
+    floats(20, 3),
+    floats(20, 3, seed=1),
+    net=(6, 4),
+    batches=lambda data: data.batch(13).map(lambda x, y: ((x, TABLE), y)),
+    predict=False,
+)
+class ConstantsOfAnotherLengthInEachBatch(Own):
     """Each batch brings a table that belongs to no example."""
 
-    class Table(Own):
-        def call(self, inputs):
-            x, table = inputs
-            scores = tf.matmul(self.net(x), self.net(table), transpose_b=True)
-            return tf.matmul(tf.nn.softmax(scores), table)
-
-        def loss_of(self, x, y):
-            return tf.reduce_mean((self(x) - y) ** 2)
-
-    model = Table(net=dense(6, 4))
-    built(model, (floats(2, 3), floats(5, 3)))
-    data = tf.data.Dataset.from_tensor_slices(
-        (floats(20, 3), floats(20, 3, seed=1))
-    ).batch(13)
-    table = tf.constant(floats(5, 3, seed=2))
-    return model, data.map(lambda x, y: ((x, table), y)), None
+    def call(self, inputs):
+        x, table = inputs
+        scores = tf.matmul(self.net(x), self.net(table), transpose_b=True)
+        return tf.matmul(tf.nn.softmax(scores), table)
 
 
-@case
-def pixel_mixture_of_logistics():
-    class Causal(keras.layers.Layer):
-        def build(self, shape):
-            mask = np.ones((3, 3, shape[-1], 6), "float32")
-            mask[1, 1:], mask[2:] = 0, 0
-            self.mask = tf.constant(mask)
-            self.kernel = self.add_weight(shape=mask.shape)
-
-        def call(self, x):
-            return tf.nn.conv2d(x, self.kernel * self.mask, 1, "SAME")
-
-    def loss(y_true, y_pred):
-        weight, mean, log = tf.split(y_pred, 3, -1)
-        inv = tf.exp(-tf.maximum(log, -4.0))
-        up, down = (
-            tf.sigmoid(inv * (y_true - mean + 0.1)),
-            tf.sigmoid(inv * (y_true - mean - 0.1)),
-        )
-        p = tf.math.log(tf.maximum(up - down, 1e-6))
-        return -tf.reduce_logsumexp(p + tf.nn.log_softmax(weight), -1)
-
-    x = keras.Input((4, 4, 1))
-    model = keras.Model(x, Causal()(x))
-    model.compile("adam", loss)
-    image = np.tanh(floats(20, 4, 4, 1))
-    return model, image, image
-
-
-@case
-def linear_algebra_of_each_example():
-    class Algebra(Own):
-        def loss_of(self, x, y):
-            m = tf.reshape(self.net(x), [-1, 3, 3])
-            s = tf.matmul(m, m, transpose_b=True) + tf.eye(3)
-            e = tf.linalg.expm(0.1 * m)
-            chol = tf.linalg.cholesky(s)
-            solved = tf.linalg.triangular_solve(chol, e)
-            inv = tf.linalg.inv(s)
-            det = tf.linalg.slogdet(s).log_abs_determinant
-            q, r = tf.linalg.qr(s)
-            total = tf.linalg.logdet(tf.reduce_mean(s, 0))
-            return (
-                tf.reduce_mean(solved**2)
-                + tf.reduce_mean(tf.linalg.trace(inv))
-                + tf.reduce_mean(det)
-                + 0.1 * tf.reduce_mean(tf.abs(tf.linalg.diag_part(r)))
-                + total
-                + tf.reduce_mean(
-                    tf.linalg.norm(tf.linalg.band_part(m, 0, -1), axis=[1, 2])
-                )
+@step(floats(20, 4), net=(8, 9))
+class LinearAlgebraOfEachExample(Own):
+    def loss_of(self, x, y):
+        m = tf.reshape(self.net(x), [-1, 3, 3])
+        s = tf.matmul(m, m, transpose_b=True) + tf.eye(3)
+        e = tf.linalg.expm(0.1 * m)
+        chol = tf.linalg.cholesky(s)
+        solved = tf.linalg.triangular_solve(chol, e)
+        inv = tf.linalg.inv(s)
+        det = tf.linalg.slogdet(s).log_abs_determinant
+        q, r = tf.linalg.qr(s)
+        total = tf.linalg.logdet(tf.reduce_mean(s, 0))
+        return (
+            tf.reduce_mean(solved**2)
+            + tf.reduce_mean(tf.linalg.trace(inv))
+            + tf.reduce_mean(det)
+            + 0.1 * tf.reduce_mean(tf.abs(tf.linalg.diag_part(r)))
+            + total
+            + tf.reduce_mean(
+                tf.linalg.norm(tf.linalg.band_part(m, 0, -1), axis=[1, 2])
             )
-
-    return built(Algebra(net=dense(8, 9)), floats(2, 4)), floats(20, 4), None
+        )
 
 
 @case
@@ -560,21 +413,12 @@ def volumes_padded_patched_and_pooled():
     return model, floats(20, 4, 4, 2), floats(20, 1)
 
 
-@case
-def gradient_of_a_py_function():
-    class Python(Own):
-        def loss_of(self, x, y):
-            def smooth(z):
-                return tf.reduce_sum(
-                    tf.sort(z, 1) ** 2, 1
-                ) + tf.math.reduce_std(z)
+@step(floats(20, 4), floats(20), net=(6, 3))
+class GradientOfAPyFunction(Own):
+    def loss_of(self, x, y):
+        def smooth(z):
+            return tf.reduce_sum(tf.sort(z, 1) ** 2, 1) + tf.math.reduce_std(z)
 
-            s = tf.py_function(smooth, [self.net(x)], "float32")
-            s.set_shape([None])
-            return tf.reduce_mean((s - y) ** 2)
-
-    return (
-        built(Python(net=dense(6, 3)), floats(2, 4)),
-        floats(20, 4),
-        floats(20),
-    )
+        s = tf.py_function(smooth, [self.net(x)], "float32")
+        s.set_shape([None])
+        return tf.reduce_mean((s - y) ** 2)

@@ -72,25 +72,6 @@ def test_ctrl_c_at_any_moment():
         np.testing.assert_allclose(mine, other, atol=1e-4 + 1e-5 * steps)
 
 
-@pytest.mark.parametrize("delay", [0.02, 0.15])
-def test_ctrl_c_in_the_middle_of_an_eager_step(delay):
-    """The signal comes while Python is inside a step, wherever that is."""
-    model = linear(keras.layers.BatchNormalization(), run_eagerly=True)
-    # Python drops what is raised in the callback of a weak reference, of which
-    # TensorFlow has many: the second one is for that.
-    timers = [threading.Timer(d, interrupt) for d in (delay, delay + 1.5)]
-    try:
-        with left_by(KeyboardInterrupt, model):
-            fit(model, x=X[:4], y=Y[:4])
-            for timer in timers:
-                timer.start()
-            fit(model, epochs=3000)
-    finally:
-        for timer in timers:
-            timer.cancel()
-    assert np.isfinite(fit(model)["loss"][-1])
-
-
 def test_ctrl_c_while_the_block_is_left(monkeypatch):
     """The interrupt waits until the model is ordinary again."""
     original = TowerVariables.restore_all

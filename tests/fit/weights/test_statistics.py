@@ -65,17 +65,3 @@ def test_a_tower_normalises_with_its_own_part():
         outputs.append(centred @ kernel + bias)
     wanted = m.cross_entropy()(Y, np.concatenate(outputs).astype("float32"))
     close(loss, wanted, 1e-5)
-
-
-def test_merged_statistics_are_used_to_validate_evaluate_and_predict():
-    """Inside as after the block."""
-    model = normalised()
-    with kt.TowerStrategy(2, batch_norm="tower"):
-        history = model.fit(
-            X, Y, batch_size=7, verbose=0, validation_data=(X, Y)
-        ).history
-        inside = model.evaluate(X, Y, verbose=0)
-        predicted = model.predict(X, verbose=0)
-    evaluated = model.evaluate(X, Y, verbose=0)
-    close([inside, history["val_loss"][-1]], 2 * [evaluated])
-    close(model.predict(X, verbose=0), predicted, 1e-5)

@@ -1,0 +1,132 @@
+"""A game of replicas, which a test plays, and their coordinator."""
+
+import contextlib
+import itertools
+import threading
+
+import tensorflow as tf
+
+from keras_towers.replicas.coordinator import Coordinator
+from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.quorum import Quorum
+from keras_towers.replicas.resources import flat, free
+
+DEVICE = "/device:CPU:0"
+SECONDS = 60
+_numbers = itertools.count()
+
+
+class Game:
+    """Replicas that have begun, and a coordinator that runs.
+
+    Attributes:
+        group: as the chief sees it.
+        updates: the number of gradients in each update.
+    """
+
+    coordinator_of = Coordinator
+
+    def __init__(self, replicas, aggregate, shared=False, limit_s=None):
+        self.name = f"tests/replicas_{next(_numbers)}"
+        self.quorum = Quorum(replicas, aggregate, shared)
+        self.updates = []
+        self.errors = []
+        self._groups = [self.connect(replica) for replica in range(replicas)]
+        self.group = self._groups[0]
+        self.group.initialise()
+        self.group.calls("begin", self.group.begin)
+        self.first = self.group.global_step()
+        for replica, group in enumerate(self._groups):
+            group.send(Event.STARTED, replica)
+            group.calls("first", lambda r=replica, g=group: g.start_first(r))
+        # It waits in a thread of its own.
+        self.coordinator = self.coordinator_of(
+            self.group.run_by(flat),
+            self.apply,
+            self.errors.append,
+            limit_s=limit_s,
+        )
+        self.coordinator.start()
+
+    def connect(self, replica):
+        """The group as a replica sees it."""
+        return Group(self.name, DEVICE, self.quorum)
+
+    def apply(self, count, tokens):
+        @tf.function(autograph=False)
+        def take():
+            return self.group.take(tf.constant(count))
+
+        @tf.function(autograph=False)
+        def advance():
+            self.group.advance(tf.constant(tokens, tf.int32))
+
+        averaged = take().numpy().tolist()
+        self.updates.append(sum(averaged))
+        advance()
+        return averaged
+
+    def start(self, replica):
+        """Begin to compute a gradient, with the weights there are now."""
+        group = self._groups[replica]
+        group.calls("start", lambda: group.start(replica))
+
+    def push(self, *replicas):
+        """Push the gradients of replicas that may do so."""
+        for replica in replicas:
+            group = self._groups[replica]
+            group.calls("arrive", lambda r=replica, g=group: g.arrive(r))
+
+    def push_untold(self, replica):
+        """Push as one that dies before it tells of it."""
+        step = tf.constant(self.group.global_step(), tf.int64)
+        grad = tf.one_hot(replica, self.quorum.replicas, dtype="float64")
+        self.group._arrivals.push(grad, step)
+
+    def wait(self, *replicas):
+        """Wait until each may go on; return the steps since the beginning."""
+        return [self._wait(replica) for replica in replicas]
+
+    def _wait(self, replica):
+        found, group = [], self._groups[replica]
+
+        def wait():
+            found.extend(group.calls("wait", lambda: group.wait(replica)))
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        thread.join(SECONDS)
+        assert found, f"replica {replica} waits"
+        return int(found[0]) - self.first
+
+    def returns(self, replica):
+        """Come back; return how many gradients the replica had pushed."""
+        self._groups[replica] = group = self.connect(replica)
+        pushed = group.pushed(replica)
+        group.enter(replica)
+        return pushed
+
+    def settle(self):
+        """Wait until what has been told is handled."""
+        self.coordinator.settle(Event.ASKED)
+
+    def counts(self):
+        """Return the counts once what has been told is handled."""
+        self.coordinator.settle(Event.FLUSH)
+        return self.coordinator.counts
+
+    def has_token(self, replica):
+        queue = self.group._tokens[replica]
+        return int(tf.raw_ops.QueueSizeV2(handle=queue._handle)) > 0
+
+
+@contextlib.contextmanager
+def played(*args, kind=Game, **kwargs):
+    game = kind(*args, **kwargs)
+    try:
+        yield game
+    finally:
+        game.coordinator.end()
+        free(game.name)
+    assert not game.coordinator.is_alive()
+    assert not game.errors
