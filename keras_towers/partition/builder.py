@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -90,7 +91,8 @@ class Builder:
             **attributes: those that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
-        known = {k: attribute(v) for k, v in attributes.items()}
+        known = dict(_defaults(type_))
+        known.update((key, attribute(a)) for key, a in attributes.items())
         # No operation that rules add has two lists among its inputs.
         longest = len(inputs) - len(definition.input_arg) + 1
         args: list[Any] = []
@@ -101,9 +103,6 @@ class Builder:
         for arg, given in zip(args, inputs, strict=True):
             if arg.type_attr and isinstance(given, Tensor):
                 known[arg.type_attr] = attribute(given.dtype)
-        for option in definition.attr:
-            if option.HasField("default_value"):
-                known.setdefault(option.name, option.default_value)
         tensors = [
             given
             if isinstance(given, Tensor)
@@ -261,9 +260,19 @@ def dtypes_of(tensors: Iterable[Any]) -> Any:
     return AttrValue(list=AttrValue.ListValue(type=dtypes))
 
 
+@functools.cache
+def _defaults(type_: str) -> dict[str, Any]:
+    """The attributes that operations of a type have unless told otherwise."""
+    options = compat.op_definition(type_).attr
+    return {
+        o.name: o.default_value for o in options if o.HasField("default_value")
+    }
+
+
 def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an input or output; of a size, where any will do."""
     if arg.type:
         return tf.as_dtype(arg.type)
-    known = attributes.setdefault(arg.type_attr, attribute(SIZE))
-    return tf.as_dtype(known.type)
+    if arg.type_attr not in attributes:
+        attributes[arg.type_attr] = attribute(SIZE)
+    return tf.as_dtype(attributes[arg.type_attr].type)

@@ -8,7 +8,6 @@ one device. A rule that is missing costs time; it does not change a result.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -152,8 +151,10 @@ class Partitioner(Converter):
         except NotDivided:
             outputs = computed_once(self, node, inputs)
         for note in NOTES.get(node.type, ()):
-            with contextlib.suppress(NotDivided):
+            try:
                 note(self, node, inputs, outputs)
+            except NotDivided:
+                continue
         self._complete(node, inputs, outputs)
         return outputs
 
@@ -200,8 +201,10 @@ class Partitioner(Converter):
         # A function is called by an operation that is named after it.
         is_call = compat.op_definition(node.type) is None
         for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
-            with contextlib.suppress(NotDivided):
+            try:
                 return rule(self, node, *inputs)
+            except NotDivided:
+                continue
         if node.type not in AXES or all(v.is_replicated for v in inputs):
             raise NotDivided
         require(all(value.shape is not None for value in inputs))
@@ -235,11 +238,13 @@ def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     unknown = [None] * node.num_outputs
     if all(shape.is_fully_defined() for shape in node.shapes):
         return unknown
-    with contextlib.suppress(NotDivided):
+    try:
         if node.type in SHAPES:
             return [SHAPES[node.type](node, *inputs)] * node.num_outputs
         if node.type in AXES and all(v.shape is not None for v in inputs):
             return AXES[node.type](node, *inputs).shapes(inputs)
+    except NotDivided:
+        return unknown
     return unknown
 
 
