@@ -227,14 +227,15 @@ class _TowerCalls:
 def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
     """The variable that a creation call requests."""
     shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
-    initial: Any = kwargs.get("initial_value")
+    value = kwargs.get("initial_value")
     with contextlib.suppress(Exception):
-        if callable(initial):
+        initial: Any = value
+        if callable(value):
             # Only traced: the values are drawn once, for tower 0.
-            traced = tf.function(initial, autograph=False)
+            traced: Any = tf.function(value, autograph=False)
             initial = traced.get_concrete_function().structured_outputs
-        elif initial is not None:
-            initial = tf.convert_to_tensor(initial, dtype)
+        elif value is not None:
+            initial = tf.convert_to_tensor(value, dtype)
         shape = initial.shape if shape is None else shape
         dtype = initial.dtype if dtype is None else dtype
     known = tf.TensorShape(shape)

@@ -163,7 +163,7 @@ def _sum_factors(
 ) -> list[tf.Tensor]:
     lost, factors, matrices = [], [], []
     for index, tensor in enumerate(tensors):
-        columns = tensor.shape[-1]
+        columns: Any = tensor.shape[-1]
         matrix = tf.reshape(tensor, [-1, columns])
         if tensor.dtype.size < tf.float32.size:
             matrix = tf.cast(matrix, tf.float32)

@@ -158,8 +158,6 @@ class BytePSTransport(EngineTransport):
     """BytePS as a ``keras_towers.transport.Transport``."""
 
     name = "BytePS"
-    # Its servers use the processor's instructions for it.
-    sums_float16 = True
 
     def __init__(self):
         super().__init__(BYTEPS.import_module())
@@ -183,6 +181,11 @@ class BytePSTransport(EngineTransport):
     def was_launched(self) -> bool:
         """Whether the environment describes a job, even of one process."""
         return _worker is not None or launchers.detect() is not None
+
+    @property
+    def sums_float16(self) -> bool:
+        # Its servers use the processor's instructions for it.
+        return True
 
     @property
     def local_rank(self) -> int:

@@ -245,8 +245,9 @@ class UpdateEach(WeightUpdate):
     mirrors = True
 
     def place_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Give each tower its own slot variables."""
-        for variable in optimizer.variables:
+        """Give each tower its own slot variables, and weights of its own."""
+        # Weights that a step makes are not placed yet.
+        for variable in (*trained_by(optimizer), *optimizer.variables):
             self.variables.place(variable)
 
     def _update(self, call: UpdateCall, rows: Gradients) -> None:

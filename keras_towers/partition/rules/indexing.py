@@ -121,11 +121,12 @@ def _own(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    require(value.known is not None and value.known.flat[0] == target.size)
+    known: Any = value.known
+    require(known is not None and known.flat[0] == target.size)
     if role == "count":
         count = partition.times(target.rows, target.unit.count)
         return partition.cast(count, partition.replicated(value).dtype)
-    return partition.local_target(value, list(value.known), target)
+    return partition.local_target(value, list(known), target)
 
 
 @rule("SparseTensorDenseMatMul")

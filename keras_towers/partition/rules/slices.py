@@ -179,8 +179,9 @@ def _strided_gradient(
     partition: Partitioner, node: Node, target: Value, *inputs: Value
 ) -> Values:
     *ends, value = inputs
-    require(target.known is not None and value.shape is not None)
-    sizes = [None if size is UNKNOWN else size for size in target.known]
+    known: Any = target.known
+    require(known is not None and value.shape is not None)
+    sizes = [None if size is UNKNOWN else size for size in known]
     taken = _spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:

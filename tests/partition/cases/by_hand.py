@@ -84,9 +84,7 @@ def fitted(data=numbers, **options):
 def noted(name, build, data, **options):
     assert name not in CASES
     options = {"batch_size": BATCH, **options}
-    CASES[name] = Case(
-        build, data, functools.partial(dict, options), ("once", "each")
-    )
+    CASES[name] = Case(build, data, functools.partial(dict, options))
     return build
 
 

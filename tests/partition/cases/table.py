@@ -54,13 +54,11 @@ class Case:
         build: makes the model.
         data: makes what it trains on.
         options: makes arguments of ``fit``, for each fit.
-        updates: the ways of updating in which it is trained.
     """
 
     build: Callable[[], keras.Model]
     data: Callable[[], Any] = numbers
     options: Callable[[], dict[str, Any]] = dict
-    updates: tuple[str, ...] = ("once",)
 
 
 CASES: dict[str, Case] = {}
