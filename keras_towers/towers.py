@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import tensorflow as tf
@@ -238,7 +238,7 @@ def _requested(kwargs: dict[str, Any]) -> _RequestedVariable:
             initial = tf.convert_to_tensor(value, dtype)
         shape = initial.shape if shape is None else shape
         dtype = initial.dtype if dtype is None else dtype
-    known = tf.TensorShape(shape)
+    known = tf.TensorShape(cast("Any", shape))
     return _RequestedVariable(
         kwargs.get("name") or "Variable",
         tuple(known) if known.is_fully_defined() else None,

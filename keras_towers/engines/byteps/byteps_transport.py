@@ -293,10 +293,12 @@ class BytePSTransport(EngineTransport):
         return sums.concat()
 
     def _push_pull(self, vector: tf.Tensor, name: str) -> tf.Tensor:
-        """Sum a vector of a known length, in turn under each of two names."""
-        # If TensorFlow knew it to be constant, its constant folding would run
-        # the operation, which has no side effects as far as TensorFlow knows,
-        # once for all steps, and only on a rank that happens to trace.
+        """Sum a vector of a known length, in turn under each of two names.
+
+        If TensorFlow knew it to be constant, its constant folding would run the
+        operation, which has no side effects as far as TensorFlow knows, once
+        for all steps, and only on a rank that happens to trace.
+        """
         hidden = tf.reshape(vector, self._flat.read_value())
         hidden = tf.ensure_shape(hidden, vector.shape)
 

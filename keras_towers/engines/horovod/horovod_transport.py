@@ -191,9 +191,20 @@ class HorovodTransport(EngineTransport):
         ]
 
 
-_DTYPES = (
-    *(tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.int64),
-    *(tf.float16, tf.float32, tf.float64),
+_DTYPES: tuple[tf.DType, ...] = tuple(
+    tf.as_dtype(name)
+    for name in [
+        "bool",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ]
 )
 
 

@@ -180,8 +180,7 @@ class Shares:
 
     def clear(self) -> None:
         """Forget all weights."""
-        # The number of a tower among those of all ranks, by the value of each
-        # weight that it updates, and by its copy there.
+        # The number of a tower among those of all ranks, by each value it owns.
         self._owners: IdentityDict[Any, int] = IdentityDict()
         towers = range(self._towers * self._transport.size)
         self._next = LeastLoadedPlacement(map(str, towers))

@@ -121,8 +121,9 @@ def _own(
         require(layout == target)
         return rows
     # The first size, or the only one.
-    known: Any = value.known
-    require(known is not None and known.flat[0] == target.size)
+    known = value.known
+    if known is None or known.flat[0] != target.size:
+        raise NotDivided
     if role == "count":
         count = partition.times(target.rows, target.unit.count)
         return partition.cast(count, partition.replicated(value).dtype)

@@ -179,8 +179,9 @@ def _strided_gradient(
     partition: Partitioner, node: Node, target: Value, *inputs: Value
 ) -> Values:
     *ends, value = inputs
-    known: Any = target.known
-    require(known is not None and value.shape is not None)
+    known = target.known
+    if known is None or value.shape is None:
+        raise NotDivided
     sizes = [None if size is UNKNOWN else size for size in known]
     taken = _spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
