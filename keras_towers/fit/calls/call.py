@@ -256,6 +256,7 @@ class TowerCall:
             iterator.skip_to(self.start)
         if first:
             self.epoch_iterator = iterator
+            self._step.examples = iterator.batch_size
         return iterator
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:

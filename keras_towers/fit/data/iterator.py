@@ -104,7 +104,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
             if config.peers.rank == 0:
-                self._warn_of_idle_ranks(dataset, config.num_replicas)
+                self._warn_of_idle_ranks(config.num_replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
@@ -112,12 +112,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         else:
             self._agreed = max(-(-n // self._towers) for n in known)
 
-    def _warn_of_idle_ranks(
-        self, dataset: tf.data.Dataset, replicas: int
-    ) -> None:
-        size = data_lib.static_size(dataset.element_spec)
-        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
-            size = self.data_adapter._batch_size
+    def _warn_of_idle_ranks(self, replicas: int) -> None:
+        size = self.batch_size
         if size and size < replicas:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
@@ -230,6 +226,16 @@ class TowerEpochIterator(compat.TFEpochIterator):
         held = [self._epoch_iterator, self._current_iterator, self._unused]
         self._epoch_iterator = self._current_iterator = self._unused = None
         threading.Thread(target=held.clear, name=RELEASES).start()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples of a global batch, as far as the data say."""
+        if self._each:
+            return None
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            return self.data_adapter._batch_size
+        size = data_lib.static_size(self.source.element_spec)
+        return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
         """Whether numbers of rows of a batch's parts may differ, and how."""

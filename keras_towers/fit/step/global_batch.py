@@ -40,6 +40,15 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
 
+# Batches may have so many examples if nobody knows.
+_USUAL = 64
+# Rows of fewer are not worth an exchange of their own.
+_LEAST_ROWS = 32
+# Ranks gather rows if they are so much less to send than a gradient, of batches
+# that are not so large that computing it takes longer than sending it.
+_LESS_TO_SEND = 4
+_MOST_EXAMPLES = 256
+
 
 class GlobalStep:
     """Runs steps of Keras on all towers, with the results of one device.
@@ -48,6 +57,8 @@ class GlobalStep:
         micro_batches: the number of parts that each tower has of a batch, in
             steps that are traced from now on.
         on_trace: called with the graph of a step that has been traced.
+        examples: how many examples most batches have, which decides what is
+            faster; None: nobody knows.
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
@@ -58,6 +69,7 @@ class GlobalStep:
         number = self.config.micro_batches
         self.micro_batches: int = 1 if number == "auto" else number
         self.on_trace: Callable[[Any], None] = lambda graph: None
+        self.examples: int | None = None
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
@@ -196,7 +208,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
-            shares_memory=self._shares_memory,
+            gather_ratio=self._gather_ratio(transport),
         )
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program
@@ -251,11 +263,23 @@ class GlobalStep:
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
 
-    @property
-    def _shares_memory(self) -> bool:
-        """Whether all towers do, and have all of a batch at once."""
-        alone = self.config.peers.size == 1 and self.micro_batches == 1
-        return alone and devices.all_on_host(self.config.devices)
+    def _gather_ratio(self, transport: Transport) -> float | None:
+        """Return by how much a sum must be larger for rows to be gathered."""
+        config, examples = self.config, self.examples
+        on_host = devices.all_on_host(config.devices)
+        if self._is_of_several or self.micro_batches > 1:
+            return None
+        if transport.size == 1:
+            # Whoever computes it, it takes as long.
+            rows = -(-(examples or _USUAL) // config.num_towers)
+            return max(rows, _LEAST_ROWS) if on_host else None
+        # All ranks compute it.
+        few = examples is not None and examples <= _MOST_EXAMPLES
+        is_lossless = config.compression in (None, "none")
+        one_place = on_host or config.num_towers == 1
+        if not (few and is_lossless and one_place):
+            return None
+        return _LESS_TO_SEND * (examples or 0)
 
     def _devices(self, copied: bool) -> Sequence[str]:
         """Return where the towers of this process compute.
