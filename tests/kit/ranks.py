@@ -56,8 +56,9 @@ def main():
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
     # Imports TensorFlow, as a file of tests that only asks for names need not.
-    from tests.kit.untuned import search_no_more
+    from tests.kit import untuned
 
+    untuned.leave_untuned()
     with _results(folder, rank_here()).open("a") as file:
         for name in wanted or CHECKS:
             try:
@@ -66,7 +67,7 @@ def main():
             except Exception:
                 result = traceback.format_exc()
             print(json.dumps([name, result]), file=file, flush=True)
-            search_no_more()
+            untuned.search_no_more()
 
 
 def rank_here():
@@ -96,7 +97,6 @@ class Job:
         number: the launcher's option for the number of ranks.
         wanted: the checks to run; all where there are none.
         options: of the launcher.
-        warm: whether ranks begin with TensorFlow imported.
         **variables: of the environment.
     """
 
@@ -108,13 +108,12 @@ class Job:
         wanted=(),
         options=(),
         number="-np",
-        warm=True,
         **variables,
     ):
         self.ranks, self._limit_s = ranks, limit_s
         self._before = number, str(ranks), *options, "-m", module
         self._after = str(limit_s), *wanted
-        self._environment = {"warm": warm, **variables}
+        self._environment = variables
 
     @functools.cached_property
     def _run(self):

@@ -7,7 +7,6 @@ import sys
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import tf_config
 from tests.kit.scripts import inherited
-from tests.kit.warm import environment
 from tests.launching.jobs import wait_until
 
 
@@ -18,17 +17,16 @@ class Task:
         command: its words.
         output: a file for what it writes.
         folder: where it runs; None: where this process does.
-        warm: whether it begins with TensorFlow imported.
         **variables: of its environment.
     """
 
-    def __init__(self, command, output, folder=None, warm=True, **variables):
+    def __init__(self, command, output, folder=None, **variables):
         self._output = output
         with output.open("wb") as stream:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
                 cwd=folder,
-                env={**inherited(), **environment(warm), **variables},
+                env={**inherited(), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

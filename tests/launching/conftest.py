@@ -17,11 +17,11 @@ def launch(tmp_path):
     """Start the launcher on a script, with options of both."""
     running = []
 
-    def launch(options, source, *words, stdin=None, warm=False, **variables):
+    def launch(options, source, *words, stdin=None, **variables):
         (tmp_path / "script.py").write_text(source)
         script = "script" if options.endswith("-m") else "script.py"
         arguments = *options.split(), script, *words
-        running.append(Launched(tmp_path, arguments, stdin, warm, **variables))
+        running.append(Launched(tmp_path, arguments, stdin, **variables))
         return running[-1]
 
     yield launch

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 
 from tests.kit.scripts import inherited
-from tests.kit.warm import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +38,6 @@ class Launched:
         folder: where it runs.
         arguments: of ``keras-towers run``.
         stdin: of the launcher.
-        warm: whether ranks begin with TensorFlow imported.
         **variables: of the environment.
     """
 
@@ -48,7 +46,6 @@ class Launched:
         folder: Path,
         arguments: tuple[str, ...],
         stdin: int | None = None,
-        warm: bool = False,
         **variables,
     ):
         # Horovod looks for work each millisecond, all the time.
@@ -56,7 +53,7 @@ class Launched:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
             cwd=folder,
-            env={**inherited(), **outer, **environment(warm), **variables},
+            env={**inherited(), **outer, **variables},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

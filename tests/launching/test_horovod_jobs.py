@@ -22,7 +22,7 @@ for step in range(10_000):
 
 @pytest.mark.slow
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
-    job = launch("-np 2", JOB, warm=True)
+    job = launch("-np 2", JOB)
     ready = job.wait_for(tmp_path / "ready", times=2, limit_s=120)
     pids = dict(line.split() for line in ready.splitlines())
     ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
@@ -80,7 +80,7 @@ def test_workers_that_are_killed_again_and_again_on_the_only_host(
         "--min-np 1 --reset-limit 2 --blacklist-cooldown-range 1 1 "
         "--host-discovery-script ./hosts.sh"
     )
-    done = run(options, KILLS, warm=True)
+    done = run(options, KILLS)
     assert done.code == 1, done.out + done.err
     # The first one does not end the job, nor the one beside it.
     sizes = [line.split()[-1] for line in done.out.splitlines() if "of" in line]
@@ -128,7 +128,7 @@ def test_hosts_that_go_and_come(launch, tmp_path):
     hosts.write_text("127.0.0.1:2\n127.0.0.2:1\n")
     executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
-    job = launch(options, GROWS, warm=True)
+    job = launch(options, GROWS)
     job.wait_for(sizes, "3\n", limit_s=120)
     hosts.write_text("127.0.0.1:2\n")
     job.wait_for(sizes, "2\n")

@@ -22,9 +22,7 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
         fault,
         how,
     )
-    # A task of TensorFlow's runtime knows its cluster before it starts.
-    warm = number == "-np"
-    done = Launched(folder, arguments, warm=warm).finish(LIMIT_S)
+    done = Launched(folder, arguments).finish(LIMIT_S)
     left = []
     for process in (folder / "processes").read_text().split():
         try:

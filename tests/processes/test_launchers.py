@@ -64,6 +64,6 @@ def test_mpirun(ranks, tmp_path):
     if os.getuid() == 0:
         mpirun.append("--allow-run-as-root")
     command = *mpirun, "-np", RANKS, *trains(tmp_path)
-    ranks.run(*command, warm=False, **MEETS)
+    ranks.run(*command, **MEETS)
     ranks.end()
     started.assert_as_one_process(tmp_path, RANKS)

@@ -40,7 +40,7 @@ MORE = {
     "one server": (
         (FREED,),
         2,
-        {"servers": 1, "warm": False, "REPETITIONS": "20"},
+        {"servers": 1, "REPETITIONS": "20"},
     ),
     "three workers": (
         (*EXACT, "workers_compute_several_gradients_of_an_update"),

@@ -36,7 +36,6 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
         tmp_path,
         ("-np", "2", "--servers", "1", "--output", str(tmp_path))
         + ("-m", "tests.processes.faults", "sleep", "BytePSStrategy"),
-        warm=True,
     )
     job.wait_for(tmp_path / "rank.1.txt", "here it comes", limit_s=LIMIT_S)
     family = job.family()

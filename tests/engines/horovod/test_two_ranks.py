@@ -39,7 +39,6 @@ def test_training_goes_on_from_the_last_commit(tmp_path):
         tmp_path,
         ("--min-np", "1", "-np", "3", "-m", "tests.engines.horovod.enduring")
         + (str(tmp_path),),
-        warm=True,
     )
     # In the second epoch, behind its first commit.
     job.wait_for(tmp_path / "steps", times=STEPS + EVERY + 2)
