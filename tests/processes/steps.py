@@ -6,18 +6,18 @@ import tensorflow as tf
 
 from tests.exactness import models as m
 from tests.exactness.cases import Case
-from tests.fit.step import written
+from tests.fit.step import test_metrics, written
 from tests.kit.compare import outcome
 from tests.kit.ranks import check
-from tests.kit.training import X, Y, compiled, fit, stacked
+from tests.kit.training import X, Y, compiled, fit
 from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy
 
 
-def assert_exact(make, act):
+def assert_exact(make, act, tolerance=5e-6):
     """What is done on the ranks is what is done by one process."""
     return assert_one_device(
-        Case(make, act, 5e-6),
+        Case(make, act, tolerance),
         lambda: outcome(make, act, in_graph=False),
         Strategy(),
     )
@@ -61,97 +61,38 @@ def xla_compiles_what_each_rank_computes():
     assert_exact(make, lambda model: fit(model, x=X[:21], y=Y[:21]))
 
 
-class Largest(keras.metrics.Metric):
-    """The largest score, which is no mean over examples."""
-
-    def __init__(self):
-        super().__init__(name="largest")
-        self.value = self.add_variable((), "zeros", name="value")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.value.assign(tf.maximum(self.value, tf.reduce_max(y_pred)))
-
-    def result(self):
-        return self.value
-
-
 @check
 def metrics_that_are_no_sums():
-    make = stacked(
-        lambda: [keras.layers.Dense(3)],
-        metrics=lambda: [Largest(), "accuracy"],
-    )
-    assert_exact(make, lambda model: fit(model, x=X[:13], y=Y[:13]))
+    assert_exact(test_metrics.no_sums(), test_metrics.trained, 2e-5)
 
 
-class WholeBatch(keras.Model):
-    """Losses, state and effects that belong to the whole batch."""
+class Effects(written.Queueing):
+    """Keeps a queue, does what is no variable's, and draws without a seed."""
 
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(6)
-        self.norm = keras.layers.BatchNormalization(momentum=0.5)
-        self.queue = self.add_weight(
-            shape=(5, 6), initializer="ones", trainable=False
-        )
-        self.mean = keras.metrics.Mean(name="mean")
-        self.seen = []
+    def prepare(self):
+        super().prepare()
+        self.__dict__["seen"] = []
 
-    def call(self, x, training=False):
-        return tf.nn.l2_normalize(
-            self.norm(self.dense(x), training=training), -1
-        )
-
-    def train_step(self, data):
-        x, _ = data
-        with tf.GradientTape() as tape:
-            one = self(x, training=True)
-            other = self(0.9 * x + 0.1, training=True)
-            scores = tf.matmul(
-                one, tf.concat([other, self.queue], 0), False, True
-            )
-            labels = tf.range(tf.shape(x)[0])
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels, scores
-            )
-            loss = tf.reduce_mean(losses)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        self.queue.assign(tf.concat([other, self.queue], 0)[:5])
-        self.mean.update_state(loss)
-        number = tf.py_function(self.counted, [loss], tf.float32)
-        # Drawn without a seed, and of a known shape.
-        drawn = tf.random.uniform([])
-        return {
-            "loss": loss,
-            "mean": self.mean.result(),
-            "number": number,
-            "drawn": drawn - drawn,
-        }
-
-    def counted(self, loss):
-        self.seen.append(float(loss))
-        return float(len(self.seen))
+    def after(self, x, p):
+        super().after(x, p)
+        tf.py_function(lambda v: self.seen.append(v.numpy()), [x], [])
+        tf.random.uniform([])
 
 
 @check
-def losses_of_the_whole_batch_and_a_queue():
+def what_is_no_variable_is_done_by_rank_0():
     made = []
 
     def make():
-        keras.utils.set_random_seed(6)
-        model = WholeBatch()
-        model(X[:2])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
-        made.append(model)
-        return model
+        made.append(written.made(Effects)())
+        return made[-1]
 
     def act(model):
         # Batches of which a rank has fewer than the other, or none.
         history = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False)
-        return history.history
+        return history.history, model.state()
 
     assert_exact(make, act)
     calls = [len(model.seen) for model in made]
-    # What is no variable is done by rank 0; the reference is its own.
+    # The reference is a rank's own.
     assert calls == ([8, 8] if RANK == 0 else [0]), calls

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.kit.ranks import Job, names
+from tests.kit.ranks import Job, cases, names
 from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow
@@ -16,22 +16,18 @@ JOB = Job(
     "tests.engines.horovod.training",
     ranks=2,
     limit_s=240,
+    wanted=names(
+        "tests.engines.horovod.training",
+        "tests.engines.horovod.callbacks",
+        "tests.engines.horovod.tapes",
+    ),
     HOROVOD_DYNAMIC_PROCESS_SETS="1",
 )
-CHECKS = [
-    name
-    for module in ("training", "callbacks", "tapes")
-    for name in names(f"tests.engines.horovod.{module}")
-]
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_check(name):
-    JOB.assert_passed(name)
-
-
-def test_the_job_ends_well():
-    JOB.assert_ended_well()
+@pytest.mark.parametrize("job, name", cases({"two ranks": JOB}))
+def test_ranks(job, name):
+    job.assert_passed(name)
 
 
 def test_training_goes_on_from_the_last_commit(tmp_path):
