@@ -101,7 +101,6 @@ def main(
     settings.LOST_S, settings.CHIEF_LOST_S = 6.0, 12.0
     settings.ANSWER_S = 5.0
     die_within(dies_within)
-    print("process", os.getpid())
     # The server's devices are no towers of this process.
     kt.virtual_towers(2)
     strategy = getattr(kt, strategy)(**{"towers": 1, **options})

@@ -170,7 +170,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
 
     undisturbed = s.model(optimizer=momentum())
     wanted = trained("undisturbed", undisturbed)
-    with pytest.raises(s.Broken):
+    with pytest.raises(s.Boom):
         trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
     resumed = s.model(optimizer=momentum())
     found = trained("broken", resumed)

@@ -231,7 +231,7 @@ def other_usage_is_refused():
 @check
 def model_is_ordinary_after_an_error_in_every_worker():
     mine = s.model()
-    with pytest.raises(s.Broken), s.Strategy():
+    with pytest.raises(s.Boom), s.Strategy():
         train(mine, callbacks=[s.breaks_behind(1)])
     assert_ordinary(mine)
     s.fit(mine)

@@ -1,7 +1,6 @@
 """Workers and parameter servers that stop, die, come back, or never start."""
 
 import json
-import os
 import signal
 
 import pytest
@@ -72,11 +71,6 @@ def go_on(*tasks, steps=5):
             )
         )
         assert task.process.poll() is None, task.output
-
-
-def signal_to(task, number):
-    """Send it to the process that trains, not to who waits for it."""
-    os.kill(int(told(task, "process")[0]), number)
 
 
 def ended(*tasks, code=0):
@@ -219,7 +213,7 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
     tasks = start("MultiWorkerTowerStrategy", [5], waits=victim, **arguments)
     # The victim waits to be killed, and the others wait for it.
     until(lambda: all("3" in told(task, "epoch") for task in tasks))
-    signal_to(tasks[victim], number)
+    tasks[victim].process.send_signal(number)
     for task in tasks:
         if task is not tasks[victim]:
             ended(task)
