@@ -7,13 +7,10 @@ it knows that they have ended, a backup's kind and folder, and how much later
 others than the chief write it.
 """
 
+import json
 import os
 import signal
 import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import json
 
 import keras
 import numpy as np

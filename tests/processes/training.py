@@ -32,7 +32,7 @@ def weights_optimizer_shuffles_and_draws_are_those_of_rank_0():
 
     def trained_once(rank):
         made = s.eager(
-            keras.layers.Dropout(0.3),
+            keras.layers.Dropout(0.3, seed=rank),
             seed=rank,
             before=1 - rank,
             optimizer=keras.optimizers.Adam(0.01),
