@@ -232,7 +232,7 @@ def run_job(folder, code, command):
     (folder / "train.py").write_text(BEGIN + code + END)
     program, run, *arguments = shlex.split(command)
     assert (program, run) == ("keras-towers", "run")
-    done = Launched(folder, tuple(arguments)).finish(120)
+    done = Launched(folder, tuple(arguments)).finish()
     assert done.code == 0, done.out + done.err
     return models_of(folder)
 

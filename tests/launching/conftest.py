@@ -4,8 +4,6 @@ import pytest
 
 from tests.launching.jobs import Launched
 
-LIMIT_S = 60
-
 
 @pytest.fixture(autouse=True)
 def stoppable(ctrl_c):
@@ -33,6 +31,4 @@ def launch(tmp_path):
 @pytest.fixture
 def run(launch):
     """Start it, and wait for its end."""
-    return lambda *given, **variables: launch(*given, **variables).finish(
-        LIMIT_S
-    )
+    return lambda *given, **variables: launch(*given, **variables).finish()

@@ -12,7 +12,8 @@ import psutil
 
 from tests.kit.scripts import inherited
 
-ROOT = Path(__file__).parents[2]
+# For what imports TensorFlow on a machine that does much else.
+LIMIT_S = 120
 
 
 def variables(text: str) -> dict[str, str]:
@@ -60,17 +61,13 @@ class Launched:
             start_new_session=True,
         )
 
-    def wait_for(
-        self, path: Path, text: str = "\n", times: int = 1, limit_s: float = 60
-    ) -> str:
+    def wait_for(self, path: Path, text: str = "\n", times: int = 1) -> str:
         """Wait until a file has some text in it so often; return all of it."""
 
         def written() -> bool:
             return path.exists() and path.read_text().count(text) >= times
 
-        wait_until(
-            lambda: written() or self.process.poll() is not None, limit_s
-        )
+        wait_until(lambda: written() or self.process.poll() is not None)
         # It may have written it before it ended.
         if not written():
             done = self.finish(1)
@@ -81,7 +78,7 @@ class Launched:
         """All processes below the launcher."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def finish(self, limit_s: float) -> Done:
+    def finish(self, limit_s: float = LIMIT_S) -> Done:
         """Wait for the end; end everything if it does not come."""
         family = self.family() if self.process.poll() is None else []
         try:
@@ -100,7 +97,7 @@ class Launched:
         self.process.send_signal(number)
 
 
-def wait_until(happened: Callable[[], bool], limit_s: float = 60) -> bool:
+def wait_until(happened: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     """Wait until something has happened; whether it has."""
     until = time.monotonic() + limit_s
     while not (found := happened()) and time.monotonic() < until:

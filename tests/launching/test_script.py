@@ -142,7 +142,7 @@ def test_training_alone_is_refused(under, monkeypatch):
 
 
 def test_a_job_that_would_train_several_models_fails(launch):
-    done = launch("-np 2", ALONE).finish(60)
+    done = launch("-np 2", ALONE).finish()
     assert done.code == 1
     assert "trained True" not in done.out
     assert all(part in done.err for part in ADVICE)

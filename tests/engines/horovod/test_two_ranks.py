@@ -39,7 +39,7 @@ def test_training_goes_on_from_the_last_commit(tmp_path):
     # In the second epoch, behind its first commit.
     job.wait_for(tmp_path / "steps", times=STEPS + EVERY + 2)
     os.kill(int(next((tmp_path / "workers").iterdir()).name), signal.SIGKILL)
-    done = job.finish(120)
+    done = job.finish()
     assert done.code == 0, done.out + done.err
     assert done.out.count("2 ranks are equal after 3 epochs") == 2
     lines = [
