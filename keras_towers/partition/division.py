@@ -25,7 +25,7 @@ from keras_towers.partition.sizes import Size
 
 # Of how many units on a tower rows are gathered rather than larger parts of a
 # sum added: with more, it is the product that takes the time.
-_MOST_ROWS = 256
+_MOST_ROWS = 64
 
 
 def divided(
