@@ -6,6 +6,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_towers as kt
@@ -400,6 +401,32 @@ def own_loop():
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
     assert [int(n) for n in numbers] == [s.RANK]
+
+
+@check
+def a_rank_leaves_a_block_by_itself_whatever_it_has_made():
+    """Others may have freed a model, never made it, or be training still."""
+    with s.Strategy():
+        mine = s.model()
+        s.fit(mine)
+        total = mine.metrics[0].variables[0]
+        before = float(total.value)
+        own = [s.model(seed=1) for _ in range(s.RANK)]
+    if own:
+        own[0].evaluate(s.X, s.Y, verbose=0)
+    assert float(total.value) == before
+    with pytest.raises(s.Boom), s.Strategy() as strategy:
+        mine = s.model()
+        s.fit(mine)
+        total = mine.metrics[0].variables[0]
+        # The replicas go on with it.
+        s.own_step(strategy, mine)((s.X[:25], s.Y[:25]))
+        np.testing.assert_allclose(total.value.read_value(), before, rtol=1e-6)
+        if s.RANK == 0:
+            s.gather("rank 1 has left")
+        raise s.Boom
+    if s.RANK == 1:
+        s.gather("rank 1 has left")
 
 
 class Seen(keras.metrics.Metric):
