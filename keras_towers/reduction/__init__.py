@@ -32,6 +32,7 @@ from keras_towers.reduction.compression import (
     CompressionName as CompressionName,
 )
 from keras_towers.reduction.feedback import (
+    owned_by as owned_by,
     power_sgd as power_sgd,
 )
 from keras_towers.reduction.gradients import (

@@ -95,26 +95,32 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
     for tower, gradients in enumerate(grads):
         pairs = itertools.zip_longest(gradients, grads[0])
         for index, (gradient, first) in enumerate(pairs):
-            kind, shape = _form(gradient)
-            wanted, known = _form(first)
-            is_like = kind == wanted and shape.is_compatible_with(known)
-            if gradient is None or not is_like:
+            if not _are_alike(gradient, first):
                 raise TowerError(
-                    f"Gradient {index} is {kind} {shape} on tower {tower}, but "
-                    f"{wanted} {known} on tower 0. Every tower must compute "
-                    "the same gradients, without those of variables that have "
-                    "none: check whether the model treats the data of some "
-                    "towers differently."
+                    f"Gradient {index} is {_describe(gradient)} on tower "
+                    f"{tower}, but {_describe(first)} on tower 0. Every tower "
+                    "must compute the same gradients, without those of "
+                    "variables that have none: check whether the model treats "
+                    "the data of some towers differently."
                 )
 
 
-def _form(gradient: Gradient | None) -> tuple[str, tf.TensorShape]:
+def _are_alike(gradient: Gradient | None, first: Gradient | None) -> bool:
+    """Whether the gradients of two towers can be added."""
+    if gradient is None or first is None:
+        return False
+    (kind, shape), (wanted, known) = _form(gradient), _form(first)
+    return kind == wanted and shape.is_compatible_with(known)
+
+
+def _describe(gradient: Gradient | None) -> str:
+    return "None" if gradient is None else " ".join(map(str, _form(gradient)))
+
+
+def _form(gradient: Gradient) -> tuple[str, tf.TensorShape]:
     """The kind and dtype of a gradient, and its shape as all towers have it."""
-    if gradient is None:
-        return "None", tf.TensorShape(None)
-    shape = gradient.shape
-    if isinstance(gradient, tf.IndexedSlices):
-        # The number of slices may differ between towers.
-        shape = tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
-    kind = "tf.IndexedSlices" if is_sparse(gradient) else "tf.Tensor"
-    return f"a {kind} of {gradient.dtype.name}", shape
+    if not isinstance(gradient, tf.IndexedSlices):
+        return f"a tf.Tensor of {gradient.dtype.name}", gradient.shape
+    # The number of slices may differ between towers.
+    shape = tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
+    return f"a tf.IndexedSlices of {gradient.dtype.name}", shape
