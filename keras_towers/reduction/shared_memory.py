@@ -249,8 +249,18 @@ class SharedBucket:
         descriptor = os.open(_path(name), flags, 0o600)
         try:
             if create:
-                # Fails if there is no room; a later write would kill us.
-                os.posix_fallocate(descriptor, 0, size)
+                os.ftruncate(descriptor, size)
+                # Nobody else sums this rank's share.
+                low, high = self._bounds[rank : rank + 2]
+                for begin, end in ((0, low), (high, count)):
+                    if begin < end:
+                        # Fails if there is no room; a later write would kill
+                        # us.
+                        os.posix_fallocate(
+                            descriptor,
+                            begin * self._dtype.itemsize,
+                            (end - begin) * self._dtype.itemsize,
+                        )
             return np.frombuffer(mmap.mmap(descriptor, size), self._dtype)
         finally:
             os.close(descriptor)

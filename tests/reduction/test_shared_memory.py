@@ -89,6 +89,19 @@ def test_a_rank_that_was_started_anew():
     assert plain(keys) == ["k.0.plain"] * 2
 
 
+def test_a_rank_takes_no_room_for_its_own_share(folder):
+    ones = np.ones(LARGE, np.float32)
+    taken = []
+    for rank in range(4):
+        bucket = shared_memory.SharedBucket(rank, 4, [LARGE], ones.dtype)
+        bucket.post(ones)
+        (file,) = folder.iterdir()
+        taken.append(512 * file.stat().st_blocks / ones.nbytes)
+        del bucket
+    # Rank 0 has the sums too.
+    np.testing.assert_allclose(taken, [1.75, 0.75, 0.75, 0.75], atol=0.1)
+
+
 def test_infinities_arrive_and_results_survive_the_next_step():
     value = np.ones(LARGE, np.float32)
     value[:3] = [np.inf, np.nan, 3e38]
