@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import subprocess
@@ -24,12 +23,13 @@ from keras_towers.rendezvous.hosts import place_ranks
 from keras_towers.rendezvous.liveness import Liveness, State
 from keras_towers.rendezvous.store import Endpoint, StoreClient
 from keras_towers.rendezvous.store_server import StoreServer
-from keras_towers.rendezvous.watch import GONE
 
 INTRODUCTION = "introduction"
 """With a rank behind it, the key of what the rank tells of itself."""
 PLACE = "place"
 """With a rank behind it, the key of what the rank is told."""
+MISSING = "missing"
+"""The key of the ranks that have not introduced themselves."""
 _HEARTBEAT = "heartbeat"
 # As this process finds the package.
 _CALL = (
@@ -132,19 +132,23 @@ class Helper:
             if self._over.wait(settings.NETWORK_POLL_S):
                 return
             # All of them each time: one may have ended and been started again.
-            come = server.by_rank(INTRODUCTION, ranks)
+            said = {r: server.get(f"{INTRODUCTION}-{r}") for r in ranks}
+            come = {rank: one for rank, one in said.items() if one}
+            server.put(MISSING, [rank for rank in ranks if rank not in come])
         everyone = [come[rank] for rank in ranks]
         server.begin(place_ranks([one["host"] for one in everyone]))
         for rank, place in enumerate(_places(everyone)):
             server.put(f"{PLACE}-{rank}", place)
-        heartbeats = functools.partial(server.by_rank, _HEARTBEAT)
-        liveness = Liveness(ranks, heartbeats, lost_s)
+        liveness = Liveness(
+            ranks,
+            lambda all_: {r: server.get(f"{_HEARTBEAT}-{r}") for r in all_},
+            lost_s,
+        )
         while not self._over.wait(beat_s):
             liveness.refresh()
-            # All ranks read it, however many are gone.
+            # All ranks are told, however many are gone.
             gone = itertools.islice(liveness.gone().items(), settings.NAMED)
-            named = {r: (_name(r, come[r]), state) for r, state in gone}
-            server.put(GONE, named)
+            server.gone = {r: (_name(r, come[r]), state) for r, state in gone}
 
 
 def _places(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

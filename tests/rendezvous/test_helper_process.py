@@ -9,8 +9,7 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous.helper_process import HelperProcess
 from keras_towers.rendezvous.liveness import State
-from keras_towers.rendezvous.store import Endpoint
-from keras_towers.rendezvous.watch import GONE
+from keras_towers.rendezvous.store import Endpoint, Progress
 from tests.launching.jobs import wait_until
 
 SIZE = 3
@@ -52,19 +51,24 @@ def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
     for rank, helper in enumerate(helpers):
         helper.beat(endpoint, rank)
     assert wait_until(lambda: store.get("heartbeat-2"))
+
+    def gone(rank=0):
+        return store.report(rank, Progress(SIZE, 60))["gone"]
+
     # Nothing else runs in this process meanwhile.
     ctypes.PyDLL(None).usleep(5_000_000)
-    assert store.get(GONE) == {}
+    assert gone() == {}
     helpers[1].stop()
-    ended = {"1": [NAMES[1], State.ENDED]}
-    assert wait_until(lambda: store.get(GONE) == ended)
+    ended = {NAMES[1]: State.ENDED}
+    assert wait_until(lambda: gone() == ended)
+    assert gone(1) == {}
     hangs = helpers[2]._process.pid
     os.kill(hangs, signal.SIGSTOP)
-    both = {**ended, "2": [NAMES[2], State.LOST]}
-    assert wait_until(lambda: store.get(GONE) == both)
+    both = {**ended, NAMES[2]: State.LOST}
+    assert wait_until(lambda: gone() == both)
     # As a link does that heals.
     os.kill(hangs, signal.SIGCONT)
-    assert wait_until(lambda: store.get(GONE) == ended)
+    assert wait_until(lambda: gone() == ended)
 
 
 def test_a_port_that_is_taken_is_an_error(helpers):
