@@ -109,11 +109,23 @@ class Host:
 
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                os.kill(int(process.name), signal.SIGSTOP)
+
+    def commands(self) -> Iterator[str]:
+        """The programs that run there."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                program, *_ = (process / "cmdline").read_text().split("\0")
+                yield pathlib.Path(program).name
+
+    def _processes(self) -> Iterator[pathlib.Path]:
         own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.readlink(process / "ns/pid") == own:
-                    os.kill(int(process.name), signal.SIGSTOP)
+                    yield process
 
     def _begin(self) -> None:
         assert self._init is None

@@ -14,11 +14,14 @@ from tests.cluster.jobs import (
     tasks,
 )
 from tests.cluster.lab import Lab
+from tests.kit.scripts import executable
 
 pytestmark = NEEDS_HOSTS
 AGAIN = 75
 HOROVOD = "HorovodStrategy"
 SERVED = ("ps", "worker", "worker")
+ELASTIC = ("--min-np 1 -np 2", "elastic")
+OTHER_KERAS = "host3=has-another-keras"
 
 
 def trained(jobs, strategy=HOROVOD):
@@ -145,11 +148,7 @@ def test_parameter_servers_without_another_worker(strategy, event):
     ("kind", "event"), [("fixed", "cut"), ("elastic", "hang")]
 )
 def test_nobody_is_left_without_the_launcher(kind, event):
-    options = {
-        "fixed": ("-np", "2", "-m", "tests.cluster.endless", HOROVOD),
-        "elastic": ("--min-np", "1", "-np", "2")
-        + ("-m", "tests.cluster.endless", "elastic"),
-    }
+    options = {"fixed": ("-np 2", HOROVOD), "elastic": ELASTIC}
     with Lab(3, ssh=True) as lab:
         trained([launched(lab, *options[kind])])
         getattr(lab.hosts[0], event)()
@@ -160,8 +159,7 @@ def test_nobody_is_left_without_the_launcher(kind, event):
 
 def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
     with Lab(4, ssh=True) as lab:
-        module = ("-m", "tests.cluster.endless", "elastic")
-        job = launched(lab, "--min-np", "2", "-np", "3", *module)
+        job = launched(lab, "--min-np 2 -np 3", "elastic")
         job.says("[0] ", 3)
         lab.hosts[1].cut()
         job.says("each of 2 processes", 1, NOTICED_S)
@@ -171,9 +169,8 @@ def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
 
 def test_an_elastic_job_without_enough_hosts_ends():
     with Lab(3, ssh=True) as lab:
-        limits = ("--min-np", "2", "-np", "2", "--elastic-timeout", "30")
-        module = ("-m", "tests.cluster.endless", "elastic")
-        job = launched(lab, *limits, *module)
+        limits = "--min-np 2 -np 2 --elastic-timeout 30"
+        job = launched(lab, limits, "elastic")
         job.says(STEPS, 3)
         lab.hosts[2].cut()
         # It is tried again and again, which is no progress.
@@ -182,38 +179,23 @@ def test_an_elastic_job_without_enough_hosts_ends():
 
 
 def test_another_keras_is_refused():
-    other = "host3=has-another-keras"
     with Lab(3, ssh=True) as lab:
-        module = ("-m", "tests.cluster.endless", HOROVOD, other)
-        job = launched(lab, "-np", "2", *module)
+        job = launched(lab, "-np 2", HOROVOD, OTHER_KERAS)
         assert job.ends() == 1
         assert "Keras 3.1.0" in job.text and "on host3" in job.text
         assert STEPS not in job.text
 
 
 def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
-    other = "host3=has-another-keras"
     with Lab(3, ssh=True) as lab:
-        folder = lab.shared
-        found = folder / "hosts.sh"
-        found.write_text(f"#!/bin/sh\necho host2\ncat {folder}/more\n")
-        found.chmod(0o755)
-        (folder / "more").write_text("")
-        module = ("-m", "tests.cluster.endless", "elastic", other)
-        job = launched(
-            lab,
-            "--min-np",
-            "1",
-            "-np",
-            "1",
-            "--max-np",
-            "2",
-            "--host-discovery-script",
-            str(found),
-            *module,
-        )
+        more = lab.shared / "more"
+        more.touch()
+        found = lab.shared / "hosts.sh"
+        executable(found, f"echo host2; cat {more}")
+        limits = f"--min-np 1 --max-np 2 --host-discovery-script {found}"
+        job = launched(lab, limits, "elastic", OTHER_KERAS)
         job.says(STEPS, 3)
-        (folder / "more").write_text("host3")
+        more.write_text("host3")
         job.says("Keras 3.1.0", 1, NOTICED_S)
         job.says(STEPS, 3)
         assert "each of 2 processes" not in job.text
