@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from keras_towers import engines, settings, subprocesses
 from keras_towers.errors import TowerError
@@ -44,68 +43,68 @@ _ADDED_OR_REMOVED = 3
 
 @dataclass(frozen=True)
 class Elastic:
-    """The limits between which a job may shrink and grow."""
+    """The limits between which a job may shrink and grow.
+
+    Attributes:
+        ranks: the number at the start.
+        least: the smallest number that can go on.
+        most: the largest one; None: as many as there are slots.
+        hosts: their slots; None for this machine.
+        script: a program that prints the hosts instead.
+        cooldown_s: the shortest and longest time to avoid a host.
+        timeout_s: how long to wait for slots.
+        reset_limit: how often ranks may come or go; None: always.
+
+    Raises:
+        TowerError: they contradict each other.
+    """
 
     ranks: int
     least: int
     most: int | None
-    discover: Discover
+    hosts: dict[str, int] | None = None
+    script: Path | None = None
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
 
-
-def elastic_options(
-    *,
-    ranks: int | None,
-    least: int | None,
-    most: int | None,
-    hosts: dict[str, int] | None,
-    script: Path | None,
-    cooldown_s: tuple[int, int],
-    **limits: Any,
-) -> Elastic:
-    """Collect the options of an elastic job."""
-    least = least or ranks
-    ranks = ranks or least
-    if ranks is None or least is None:
-        raise TowerError("an elastic job needs --min-np or -np")
-    if not least <= ranks <= (most or ranks):
-        raise TowerError(
-            f"--min-np {least}, -np {ranks} and --max-np {most or ranks} "
-            "have to be in this order, smallest first"
-        )
-    if not 1 <= cooldown_s[0] <= cooldown_s[1] <= 3600:
-        raise TowerError(
-            "--blacklist-cooldown-range takes two numbers of seconds from 1 to "
-            f"3600, smaller one first, not {cooldown_s[0]} {cooldown_s[1]}"
-        )
-    if script and hosts:
-        raise TowerError("give --host-discovery-script or hosts, not both")
-    if script:
-        discover = discover_by_script(script)
-    else:
-        hosts = dict(hosts or {"localhost": most or ranks})
-        count = sum(hosts.values())
-        if ranks > count:
+    def __post_init__(self) -> None:
+        if not self.least:
+            raise TowerError("an elastic job needs --min-np or -np")
+        most = self.most or self.ranks
+        if not self.least <= self.ranks <= most:
             raise TowerError(
-                f"{ranks} processes are more than the {count} slots of the "
-                "hosts"
+                f"--min-np {self.least}, -np {self.ranks} and --max-np {most} "
+                "have to be in this order, smallest first"
             )
-        if len(hosts) == 1 and not is_local(next(iter(hosts))):
+        shortest, longest = self.cooldown_s
+        if not 1 <= shortest <= longest <= 3600:
+            raise TowerError(
+                "--blacklist-cooldown-range takes two numbers of seconds from "
+                f"1 to 3600, smaller one first, not {shortest} {longest}"
+            )
+        if self.script and self.hosts:
+            raise TowerError("give --host-discovery-script or hosts, not both")
+        hosts = self.hosts or {}
+        count = sum(hosts.values())
+        if hosts and self.ranks > count:
+            raise TowerError(
+                f"{self.ranks} processes are more than the {count} slots of "
+                "the hosts"
+            )
+        if len(hosts) == 1 and not any(map(is_local, hosts)):
             raise TowerError(
                 "an elastic job on other machines needs two of them at "
                 "least: a host is given up when a worker on it fails"
             )
-        discover = hosts.copy
-    return Elastic(
-        ranks,
-        least,
-        most,
-        split_this_machine(discover),
-        cooldown_s=cooldown_s,
-        **limits,
-    )
+
+    @functools.cached_property
+    def discover(self) -> Discover:
+        """Returns the slots of each host."""
+        if self.script:
+            return split_this_machine(discover_by_script(self.script))
+        here = {"localhost": self.most or self.ranks}
+        return split_this_machine((self.hosts or here).copy)
 
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
@@ -234,11 +233,6 @@ class Hosts:
         return {host: found[host] for host in self._known}
 
 
-def key_of(slot: RankPlacement) -> str:
-    """The key by which a worker asks for its place, the same in all rounds."""
-    return f"{slot.hostname}:{slot.local_rank}"
-
-
 class ElasticRounds:
     """Tells each worker its rank once all workers of its round have arrived.
 
@@ -260,7 +254,7 @@ class ElasticRounds:
         """Begin a round."""
         with self._lock:
             self._number += 1
-            self.plan = {key_of(slot): slot for slot in plan}
+            self.plan = {slot.key: slot for slot in plan}
             self.ended, self._left = [], set()
             self._here, self._informed = {}, set()
 
@@ -478,7 +472,7 @@ class Driver:
     def _begin_round(self, hosts: dict[str, int]) -> None:
         """Start a worker in each slot that has none, and let all meet."""
         plan = fill_slots(hosts, self._elastic.most)
-        chief = self.workers.get(key_of(plan[0]))
+        chief = self.workers.get(plan[0].key)
         if self.rounds.plan and (chief is None or chief.code is not None):
             self._say("no host is left that has the state of the training")
             raise _JobEnded(1)
@@ -490,7 +484,7 @@ class Driver:
                 self._say(f"worker {worker.name} leaves, as its host has")
                 worker.stop()
         for slot in plan:
-            old = self.workers.get(key_of(slot))
+            old = self.workers.get(slot.key)
             if old is None or old.code is not None:
                 self._start(slot)
 
@@ -503,7 +497,7 @@ class Driver:
                 f"worker {number} on {slot.hostname}: rank {slot.rank} of "
                 f"{slot.size}"
             )
-        key, sharing = key_of(slot), slot.local_size
+        key, sharing = slot.key, slot.local_size
         variables = {**self._environment, **slot.environment}
         if slot.hostname.startswith(LOCAL_SLOT):
             # It passes for a host with one rank.
