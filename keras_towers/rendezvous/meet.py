@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import http.client
 import logging
@@ -26,12 +25,11 @@ import platformdirs
 
 from keras_towers import agent, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import launchers, store, watch
+from keras_towers.rendezvous import helper_process, launchers, store, watch
 from keras_towers.rendezvous.helper_process import (
     INTRODUCTION,
     MISSING,
     PLACE,
-    HelperProcess,
 )
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.launchers import ClusterEnvironment
@@ -64,12 +62,6 @@ _LEAST_SECRET = 16
 # Rank 0 is not there yet; or it was of an earlier job, and is gone, and by now
 # anybody may listen on its port.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
-
-
-@functools.cache
-def _helper() -> HelperProcess:
-    """The helper process of this rank, which ends with it."""
-    return HelperProcess()
 
 
 def join() -> None:
@@ -212,7 +204,7 @@ class Meeting:
         bound = bound_to(address)
         given = self._given or Endpoint(address, 0, "")
         try:
-            own = _helper().serve(
+            helper, own = helper_process.start_store(
                 dataclasses.replace(given, address=bound), self._size
             )
         except OSError as error:
@@ -236,10 +228,10 @@ class Meeting:
             for rank in range(self._size):
                 store.put(f"{PLACE}-{rank}", {"failed": text})
             time.sleep(settings.LAST_WORDS_S)
-            _helper().stop()
+            helper_process.stop(helper)
             raise TowerError(text) from None
         except BaseException:
-            _helper().stop()
+            helper_process.stop(helper)
             raise
         finally:
             if self._file:
@@ -338,7 +330,8 @@ def _variables(endpoint: Endpoint, place: Mapping[str, Any]) -> dict[str, str]:
     """The environment of a rank, from its place."""
     slot = RankPlacement(**place["slot"])
     watch.rank0_name = place["rank0_name"]
-    _helper().beat(endpoint, slot.rank)
+    if slot.rank > 0:
+        helper_process.start_heartbeat(endpoint, slot.rank)
     common = process_environment(
         seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
         seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
