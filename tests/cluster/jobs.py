@@ -1,15 +1,14 @@
 """Jobs on the hosts of a lab, and what becomes of them."""
 
 import json
-import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
 
 from tests.cluster.lab import why_not
+from tests.kit.tasks import Task
 
 _REASON = why_not(ssh=True)
 NEEDS_HOSTS = [
@@ -23,43 +22,32 @@ START_S = 240
 STEPS = "steps"
 
 
-class Job:
-    """A process on a host, whose output goes to a file."""
+class Job(Task):
+    """A process on a host."""
 
     def __init__(self, host, command, **env):
-        # It is there as long as the job is asked for its text.
-        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115
-        self.process = host.start(
-            [sys.executable, *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-
-    @property
-    def text(self):
-        return pathlib.Path(self._output.name).read_text()
+        self._output = host.new_file()
+        with self._output.open("wb") as stream:
+            self.process = host.start(
+                [sys.executable, *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
     def lines(self):
-        return self.text.splitlines()
+        return self.output.splitlines()
 
     def says(self, word, times=1, limit_s=START_S):
         """Wait until it has said something so often more."""
-        wanted = self.text.count(word) + times
+        wanted = self.output.count(word) + times
         until = time.monotonic() + limit_s
-        while self.text.count(word) < wanted:
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < until, self.text
+        while self.output.count(word) < wanted:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < until, self.output
             time.sleep(0.1)
-
-    def ends(self, limit_s=NOTICED_S):
-        """Wait until it ends; its exit code."""
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.text) from None
 
 
 def met(lab, *arguments, script="cluster.endless"):

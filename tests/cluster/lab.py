@@ -99,6 +99,10 @@ class Host:
         self._started.append(process)
         return process
 
+    def new_file(self) -> pathlib.Path:
+        """A file for output of what is started next, as long as the lab."""
+        return self._lab.folder / f"{self.name}-{len(self._started)}.txt"
+
     def cut(self) -> None:
         """Let all that is sent to and from it vanish, with no sign of it."""
         self._lab.switch("ip", "link", "set", self._port, "nomaster")

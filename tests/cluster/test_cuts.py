@@ -39,7 +39,7 @@ def test_ranks_that_met_by_themselves(event, number):
         getattr(lab.hosts[number], event)()
         left = [n for n in (0, 1) if event == "cut" or n != number]
         for rank in left:
-            assert jobs[rank].ends() == AGAIN
+            assert jobs[rank].end() == AGAIN
             other = f"rank {1 - rank} on host{2 - rank} is lost"
             assert other in jobs[rank].lines[-1]
 
@@ -47,8 +47,8 @@ def test_ranks_that_met_by_themselves(event, number):
 def test_a_rank_that_dies_while_the_others_connect():
     with Lab(2) as lab:
         jobs = met(lab, HOROVOD, "host2=dies-at-the-start")
-        assert jobs[1].ends() == 3
-        assert jobs[0].ends() == AGAIN
+        assert jobs[1].end() == 3
+        assert jobs[0].end() == AGAIN
         said = "in the start of the job: rank 1 on host2 has ended."
         assert said in jobs[0].lines[-1]
 
@@ -86,9 +86,9 @@ def test_workers_on_tensorflows_runtime(number):
         lab.hosts[number].cut()
         begun = time.monotonic()
         for rank, job in enumerate(jobs):
-            assert job.ends() == 1
+            assert job.end() == 1
             lost = f"rank {1 - rank} (host{2 - rank}:4000) does not answer"
-            assert lost in job.text
+            assert lost in job.output
         assert time.monotonic() - begun < NOTICED_S
 
 
@@ -111,9 +111,9 @@ def test_parameter_servers_without_a_server_or_the_chief(
         begun = time.monotonic()
         for n, job in enumerate(jobs):
             if n != number or event == "cut":
-                assert job.ends(), job.text
+                assert job.end(), job.output
         assert time.monotonic() - begun < NOTICED_S
-        assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].text
+        assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].output
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_parameter_servers_without_another_worker(strategy, event):
             chief.says(lost, 1, NOTICED_S)
             trained([chief])
         else:
-            assert chief.ends() == server.ends() == 1
+            assert chief.end() == server.end() == 1
             assert f"worker 0 has to end: {lost}" in chief.lines[-1]
             assert lost in server.lines[-1]
         if event == "cut":
-            assert other.ends() == AGAIN
+            assert other.end() == AGAIN
         assert time.monotonic() - begun < NOTICED_S
 
 
@@ -164,7 +164,7 @@ def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
         lab.hosts[1].cut()
         job.says("each of 2 processes", 1, NOTICED_S)
         job.says(STEPS, 3)
-        assert "lost the ssh connection to host2" in job.text
+        assert "lost the ssh connection to host2" in job.output
 
 
 def test_an_elastic_job_without_enough_hosts_ends():
@@ -174,16 +174,16 @@ def test_an_elastic_job_without_enough_hosts_ends():
         job.says(STEPS, 3)
         lab.hosts[2].cut()
         # It is tried again and again, which is no progress.
-        assert job.ends(NOTICED_S + 60) == 1
+        assert job.end(NOTICED_S + 60) == 1
         assert "there were not 2 slots within 30 s" in job.lines[-1]
 
 
 def test_another_keras_is_refused():
     with Lab(3, ssh=True) as lab:
         job = launched(lab, "-np 2", HOROVOD, OTHER_KERAS)
-        assert job.ends() == 1
-        assert "Keras 3.1.0" in job.text and "on host3" in job.text
-        assert STEPS not in job.text
+        assert job.end() == 1
+        assert "Keras 3.1.0" in job.output and "on host3" in job.output
+        assert STEPS not in job.output
 
 
 def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
@@ -198,4 +198,4 @@ def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
         more.write_text("host3")
         job.says("Keras 3.1.0", 1, NOTICED_S)
         job.says(STEPS, 3)
-        assert "each of 2 processes" not in job.text
+        assert "each of 2 processes" not in job.output
