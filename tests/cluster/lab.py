@@ -99,6 +99,10 @@ class Host:
         self._started.append(process)
         return process
 
+    def new_file(self) -> pathlib.Path:
+        """A file for output of what is started next, as long as the lab."""
+        return self._lab.folder / f"{self.name}-{len(self._started)}.txt"
+
     def cut(self) -> None:
         """Let all that is sent to and from it vanish, with no sign of it."""
         self._lab.switch("ip", "link", "set", self._port, "nomaster")
@@ -109,11 +113,23 @@ class Host:
 
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                os.kill(int(process.name), signal.SIGSTOP)
+
+    def commands(self) -> Iterator[str]:
+        """The programs that run there."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                program, *_ = (process / "cmdline").read_text().split("\0")
+                yield pathlib.Path(program).name
+
+    def _processes(self) -> Iterator[pathlib.Path]:
         own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.readlink(process / "ns/pid") == own:
-                    os.kill(int(process.name), signal.SIGSTOP)
+                    yield process
 
     def _begin(self) -> None:
         assert self._init is None
