@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit import warm
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, fit, linear
 
@@ -71,7 +69,6 @@ def test_memory_stays_flat():
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, **warm.environment()},
     )
     assert ended.returncode == 0, ended.stderr
     for use, sizes in json.loads(ended.stdout).items():
