@@ -66,7 +66,7 @@ REST = [
     "lazy in shares",
     "loss-scale-overflow in shares of two towers",
     "batch-norm of the global batch",
-    "clipped-by-hand on two towers",
+    "contrastive on two towers",
     "micro-batches on two towers",
 ]
 THREE = [
