@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.strategies import distributed, options
+from keras_towers.strategies import options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
-from tests.kit.served import Job
+from tests.kit.compare import all_close
 from tests.kit.tasks import Tasks
 from tests.launching.jobs import Launched
 
@@ -106,20 +106,6 @@ def test_code_in_a_row_can_be_used(row):
                 inspect.signature(named).bind(*node.args, **given)
 
 
-@contextlib.contextmanager
-def served(name):
-    """A job with a parameter server; this process is the only worker."""
-    with pytest.MonkeyPatch.context() as patch:
-        job = Job(f"migration_{name}", 1, patch)
-        connection = job.connect(0)
-        patch.setattr(distributed, "take_role", lambda *_: connection)
-        patch.setenv("TF_CONFIG", connection.cluster.written())
-        try:
-            yield
-        finally:
-            job.close()
-
-
 def of(section, part):
     """The row of a section with this in its first cell."""
     (found,) = [r for r in ROWS if r.section == section and part in r.there]
@@ -152,21 +138,6 @@ def test_arguments_of_sync_replicas():
         assert is_here == (name in ours)
     strategy = kt.SyncReplicasStrategy(total_num_replicas=3)
     assert strategy.replicas_to_aggregate == strategy.total_num_replicas == 3
-    with served("replicas"):
-        assert kt.SyncReplicasStrategy().batches == "split"
-        with pytest.raises(kt.TowerError, match="total_num_replicas=2"):
-            kt.SyncReplicasStrategy(total_num_replicas=2)
-
-
-def test_workers_of_a_server():
-    with served("workers"):
-        for made, said in (
-            (kt.DistributedParameterServerStrategy(sync=True), "all workers"),
-            (kt.DistributedParameterServerStrategy(sync=False), "no worker"),
-            (kt.DistributedReplicatedStrategy(), "scaled by 1/1"),
-        ):
-            assert said in made.describe()
-            assert "scaled by 1/1" in made.describe()
 
 
 def test_where_weights_are():
@@ -197,24 +168,19 @@ def on_one_device(name):
     return run_here(code, contextlib=contextlib)
 
 
-def assert_close(found, wanted):
-    for mine, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
-
-
 def test_scripts_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("TowerStrategy(devices)", 'TowerStrategy(2, batches="each")'):
         wanted = on_one_device(name)
-        assert_close(run_here(SCRIPTS[name].after), wanted)
+        all_close(run_here(SCRIPTS[name].after), wanted, 1e-5)
     # What stood there before.
     stock = SCRIPTS["TowerStrategy(devices)"]
-    assert_close(run_here(stock.before), run_here(stock.after))
+    all_close(run_here(stock.before), run_here(stock.after), 1e-5)
     script = SCRIPTS["DataParallel()"]
     mine = run_here(script.after)
     keras.distribution.set_distribution(None)
     plain = re.sub(r"keras\.distribution\.set_.*", "", script.after)
-    assert_close(mine, run_here(plain))
+    all_close(mine, run_here(plain), 1e-5)
 
 
 def models_of(folder):
@@ -276,7 +242,7 @@ def test_scripts_of_several_processes(
     monkeypatch.chdir(tmp_path)
     wanted = on_one_device(name)
     for found in models:
-        assert_close(found, wanted)
+        all_close(found, wanted, 1e-5)
 
 
 @pytest.mark.slow
@@ -286,7 +252,7 @@ def test_asynchronous_workers_of_a_parameter_server(tmp_path):
     name = "DistributedParameterServerStrategy(sync=False)"
     script = SCRIPTS[name]
     one, other = run_job(tmp_path, script.after, script.command)
-    assert_close(one, other)
+    all_close(one, other, 1e-5)
     begun = run_here("model = make_model()")
     pairs = zip(one, begun, strict=True)
     assert any(np.abs(after - before).max() > 1e-3 for after, before in pairs)
@@ -304,4 +270,4 @@ def test_horovodrun(tmp_path):
         job.run(*command, folder=tmp_path)
         job.end()
     one, other = models_of(tmp_path)
-    assert_close(one, other)
+    all_close(one, other, 1e-5)

@@ -42,14 +42,13 @@ TOWERS = (2, 3)
 # refuse eager steps.
 NOT_OF_REPLICAS = (
     *("odd-batches", "validation", "several-losses", "sync-batch-norm"),
-    *("regularizers", "mask", "contrastive", "clipped-by-hand", "eager"),
+    *("regularizers", "mask", "contrastive", "eager"),
 )
 
 
 # What a harder case has, too: of rows, accumulation, clipping, half precision,
 # uneven batches, optimizers and steps of one's own; or another file.
 REPEATED = (
-    "mixed-bfloat16",
     *("uneven", "accumulation-clipped", "lazy", "own-train-step", "eager"),
     *("steps-per-execution", "loss-scale-overflow"),
 )

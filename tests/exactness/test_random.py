@@ -4,8 +4,6 @@ Each of Keras's is tried in ``classes``; here are layers and steps of one's own,
 and what else a draw depends on.
 """
 
-import functools
-
 import keras
 import pytest
 import tensorflow as tf
@@ -49,16 +47,10 @@ def _normal(x, seed=None):
     return keras.random.normal(ops.shape(x), seed=seed)
 
 
-def _sampling():
-    """Of a variational autoencoder: only a part of its input is noisy."""
-    x = keras.Input((7,))
-    mean, spread = x[:, :3], x[:, 3:6]
-    noise = Noise(_normal)(ops.zeros_like(mean))
-    return keras.Model(x, mean + ops.exp(0.5 * spread) * noise)
-
-
-MIDDLES = {
-    "draws": lambda: [
+def _drawing():
+    keras.utils.set_random_seed(1)
+    keras.random.normal(())  # Where draws without a seed come from.
+    middle = [
         Noise(
             _normal,
             lambda x, s: keras.random.uniform((_rows(x), 1), seed=s),
@@ -66,24 +58,14 @@ MIDDLES = {
             # Weights' noise, of as many rows as the towers have examples.
             lambda x, s: keras.random.normal((8, 7), seed=s)[:1],
         ),
-        # With one seed for all of its draws.
+        # With one seed for all of its draws, and without one.
         Noise(_normal, seed=5),
-        _sampling(),
-        layers.Dropout(0.2, noise_shape=(1, 3)),
-        layers.Dropout(0.2, noise_shape=(None, 1)),
-    ],
-    "no seed": lambda: [
         Noise(lambda x, s: _normal(x)),
         layers.Dropout(0.3),
+        layers.Dropout(0.2, noise_shape=(1, 7)),
+        layers.Dropout(0.2, noise_shape=(None, 1)),
         Always(0.4, seed=1),
-    ],
-}
-
-
-def _made(name):
-    keras.utils.set_random_seed(1)
-    keras.random.normal(())  # Where draws without a seed come from.
-    middle = MIDDLES[name]()
+    ]
     return keras.Sequential(
         [keras.Input((6,)), layers.Dense(7), *middle, layers.Dense(3)]
     )
@@ -96,18 +78,11 @@ def _in_all_calls(model):
     return history, scores, model.predict(X[:9], verbose=0)
 
 
-@pytest.mark.parametrize(
-    "name, strategy",
-    [
-        ("draws", kt.TowerStrategy),
-        ("no seed", kt.ParameterServerTowerStrategy),
-    ],
-)
-def test_draws(name, strategy):
+def test_draws():
     assert_exact(
-        compiled(functools.partial(_made, name), jit_compile=False),
+        compiled(_drawing, jit_compile=False),
         _in_all_calls,
-        strategy(2),
+        kt.ParameterServerTowerStrategy(2),
         tolerance=TOLERANCE,
     )
 

@@ -15,7 +15,6 @@ from tests.fit.data.prefetched import (
     assert_drawn_ahead,
     assert_strings_are_exact,
 )
-from tests.fit.data.test_inputs import fitting
 from tests.gpu.towers import (
     HARD,
     TOLERANCE,
@@ -23,7 +22,7 @@ from tests.gpu.towers import (
     strategy,
     towers,
 )
-from tests.kit.compare import assert_exact, close
+from tests.kit.compare import all_close, assert_exact
 from tests.kit.training import X, Y, classifier, compiled, fit
 from tests.strategies.test_async_steps import linear
 
@@ -135,28 +134,9 @@ def test_two_runs_are_equal_to_the_bit(mode):
 
     tf.config.experimental.enable_op_determinism()
     try:
-        for one, other in zip(trained(), trained(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        all_close(trained(), trained(), 0)
     finally:
         disable_op_determinism()
-
-
-SOURCES = "numpy", "tf.data", "unknown length", "PyDataset", "generator"
-
-
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("batches", ["split", "each"])
-def test_every_source(source, batches):
-    more = 1 if batches == "split" else len(towers())
-    steps = {"steps_per_epoch": 3} if source == "generator" else {}
-    assert_exact(
-        compiled(),
-        fitting(source, 4, epochs=1, **steps),
-        strategy(batches=batches),
-        fitting(source, 4 * more, epochs=1, **steps),
-        tolerance=TOLERANCE,
-        in_graph=True,
-    )
 
 
 def test_strings_stay_on_the_host():
@@ -176,5 +156,4 @@ def test_asynchronous_gradients_add_up():
         assert ours.staleness.max < 4 * len(towers())
     fit(alone, 3, y=labels)
     # The losses do depend on them.
-    for one, other in zip(mine.weights, alone.weights, strict=True):
-        close(one, other, 1e-4)
+    all_close(mine.weights, alone.weights, 1e-4)

@@ -10,7 +10,7 @@ from keras_towers.devices import canonical
 from tests.exactness import models as m
 from tests.gpu.towers import strategy, towers
 from tests.kit import gpus
-from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.ordinary import Originals
 from tests.kit.training import X, Y, classifier, fit
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +65,6 @@ def test_the_model_stays_on_its_gpu():
     for make in (kt.TowerStrategy, kt.ParameterServerTowerStrategy):
         with strategy(make):
             fit(model)
-        assert_ordinary(model)
         originals.assert_back()
         assert places(v._value for v in weights) == before
 

@@ -22,6 +22,12 @@ def close(found, wanted, tolerance=TOLERANCE, message=""):
     )
 
 
+def all_close(found, wanted, tolerance=TOLERANCE):
+    """Variables or arrays are the same, one by one."""
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other, tolerance)
+
+
 def same_history(found, wanted, tolerance=TOLERANCE):
     """Two histories, or any dicts of numbers, are the same."""
     assert found.keys() == wanted.keys()

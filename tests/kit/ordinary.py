@@ -30,10 +30,13 @@ class Originals:
     """The ``tf.Variable`` objects of a model, to be found again."""
 
     def __init__(self, model):
+        self.model = model
         self.held = [(v, v._value) for v in all_variables(model)]
         assert self.held
 
     def assert_back(self):
+        """The model is an ordinary one, with the same variables."""
+        assert_ordinary(self.model)
         for variable, value in self.held:
             assert variable._value is value, variable.path
 

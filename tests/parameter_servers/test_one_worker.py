@@ -27,6 +27,26 @@ def strategy(job, monkeypatch):
     return make
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("SyncReplicasStrategy", {}, "batch"),
+        ("DistributedParameterServerStrategy", {"sync": True}, "all workers"),
+        ("DistributedParameterServerStrategy", {"sync": False}, "no worker"),
+        ("DistributedReplicatedStrategy", {}, "scaled by 1/1"),
+    ],
+)
+def test_a_worker_says_how_it_trains(strategy, name, options, said):
+    mine = strategy(name, **options)
+    assert mine.batches == "split"
+    assert said in mine.describe()
+
+
+def test_the_workers_of_the_job_are_the_replicas(strategy):
+    with pytest.raises(TowerError, match="total_num_replicas=2"):
+        strategy(total_num_replicas=2)
+
+
 def normalised():
     model = m.mlp(keras.layers.BatchNormalization(momentum=0.5))
     model.compile("sgd", m.cross_entropy())

@@ -58,7 +58,7 @@ REST = [
     "lazy in shares",
     "loss-scale-overflow in shares of two towers",
     "sync-batch-norm on two towers",
-    "clipped-by-hand on two towers",
+    "contrastive on two towers",
     "micro-batches on two towers",
 ]
 THREE = [

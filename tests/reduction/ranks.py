@@ -37,6 +37,9 @@ class ThreadTransport:
     def all_gather(self, tensor, key):
         return tf.concat(self.gather_objects(tensor, key), axis=0)
 
+    def broadcast(self, tensors, key, root=0):
+        return self.gather_objects(list(tensors), key)[root]
+
     def all_to_all(self, tensor, key):
         sent = self.gather_objects(tf.split(tensor, self.size), key)
         return tf.concat([parts[self.rank] for parts in sent], axis=0)

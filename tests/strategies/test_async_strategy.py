@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import close
+from tests.kit.compare import all_close, close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 from tests.strategies.async_cases import dataset
@@ -41,8 +41,7 @@ def test_other_methods_are_exact():
     wanted = [reference.train_on_batch(X[:9], Y[:9]) for _ in range(2)]
     with kt.AsyncTowerStrategy(2):
         close([model.train_on_batch(X[:9], Y[:9]) for _ in range(2)], wanted)
-        for mine, other in zip(model.weights, reference.weights, strict=True):
-            close(mine, other)
+        all_close(model.weights, reference.weights)
         fit(model)
         inside = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         outputs = model.predict(X, batch_size=BATCH, verbose=0)
@@ -75,8 +74,7 @@ def test_a_model_built_inside_and_a_custom_loop():
         losses = strategy.experimental_local_results(on_replicas(X, Y))
     close(losses, [step(reference, X, Y) / 2] * 2)
     # Here the towers wait for each other.
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        close(mine, other)
+    all_close(model.weights, reference.weights)
     assert int(model.optimizer.iterations) == STEPS + 1
 
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, linear, strategy_of
+from tests.kit.training import compiled
 from tests.strategies.before import Before
 
 X, Y = m.FEATURES, m.LABELS
@@ -87,33 +86,6 @@ def test_fewer_batches_than_towers(model, before, count):
     with pytest.raises(kt.TowerError, match=message), strategy:
         model.fit(X[:count], Y[:count], batch_size=1, verbose=0)
     before.assert_still()
-
-
-TWO = X[:2], Y[:2]
-DATASET = tf.data.Dataset.from_tensor_slices(TWO)
-
-
-@pytest.mark.parametrize(
-    "data, prefetch",
-    [
-        (TWO, False),
-        ((DATASET.batch(2, drop_remainder=True), None), True),
-        # Nobody can tell before that there are fewer than towers.
-        ((DATASET.batch(8).filter(lambda *_: True), None), False),
-    ],
-    ids=["arrays", "known", "unknown"],
-)
-def test_fewer_examples_than_towers_train_exactly(data, prefetch):
-    def act(model):
-        if data is not TWO:
-            return train(model, *data)
-        trained = train(model, *data)
-        evaluated = model.evaluate(X[:1], Y[:1], verbose=0)
-        return trained, evaluated, model.predict(X[:1], verbose=0)
-
-    # Keras counts one more iteration where it has to look for the end.
-    strategy = strategy_of(3, prefetch)
-    assert_exact(linear, act, strategy, in_graph=data is not TWO)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,10 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
             for mode in ("NCCL", "", True)
         ),
         (Tower, {"batches": "all"}, "batches='all' .*'each'"),
+        *(
+            (Tower, {"micro_batches": parts}, "micro_batches=.* not allowed")
+            for parts in (0, -1, 1.5, True, "many", None)
+        ),
         (Tower, {"updates": ["each"]}, r"updates=\['each'\] .*'each'"),
         (Tower, {"average": 1}, "average=1 .*True.*False"),
         (Tower, {"batch_norm": "none"}, "batch_norm='none' .*'global'"),

@@ -25,21 +25,19 @@ class Group:
         model: the model, whose optimizers are built.
         data: of ``fit``.
         state: its variables by name.
-        in_graph: whether one device must run it in a graph, as towers do.
     """
 
     model: keras.Model
     data: dict
     state: dict
-    in_graph: bool = False
 
-    def trained(self, scope=None, eager=False):
+    def trained(self, scope=None):
         """Fit; return the variables and the history, and begin anew."""
         model = self.model
         everything = [*model.variables, *self.state.values()]
         before = [variable.numpy() for variable in everything]
         # Compiled anew it would have to build its losses and metrics again.
-        model.run_eagerly, model.train_function = eager, None
+        model.train_function = None
         keras.utils.set_random_seed(11)
         with scope or contextlib.nullcontext():
             history = model.fit(
@@ -52,20 +50,19 @@ class Group:
         return {**found, **logs}
 
 
-def compared(parts, make, scope, eager=False):
+def compared(parts, make, scope):
     """Compare towers with one device; return what differs, "" if nothing.
 
     Args:
         parts: of one model.
         make: makes a group of parts.
         scope: a block in which towers train.
-        eager: whether the one device may run without a graph, which is faster.
     """
     # The same names, layers and seeds every time.
     keras.backend.clear_session()
     keras.utils.set_random_seed(5)
     group = make(parts)
-    wanted = group.trained(eager=eager and not group.in_graph)
+    wanted = group.trained()
     return differences(group.trained(scope), wanted)
 
 
@@ -80,7 +77,6 @@ def of_recipes(recipes):
         model,
         {"x": x, "y": y, "sample_weight": weights},
         {v.path: v for v in model.variables if "seed" not in v.path},
-        any(recipe.in_graph for recipe in recipes.values()),
     )
 
 

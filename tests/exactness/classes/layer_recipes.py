@@ -65,10 +65,6 @@ INPUTS = by_name(
     ("MelSpectrogram", floats(64)),
     ("STFTSpectrogram", floats(64, 1)),
 )
-IN_GRAPH = {
-    "AugMix": "draws with Python's random, in a graph only while it is traced",
-    "RandomElasticTransform": "in a graph transforms the first image only",
-}
 
 
 class Inside(layers.Layer):
@@ -120,7 +116,6 @@ def _made(x, **makes):
             x,
             lambda tensor, make=make: make()(tensor),
             "sigmoid" if x is IMAGES else "linear",
-            in_graph=IN_GRAPH.get(name, ""),
         )
         for name, make in makes.items()
     }

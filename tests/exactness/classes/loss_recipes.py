@@ -97,9 +97,6 @@ GIVEN = by_name(
 # Of one value, which compile() takes no metric of.
 VALUES = ("Mean", "Sum")
 
-# Why the one device runs in a graph, too.
-LOGS = "Keras's logs of several losses are others without a graph"
-
 # None leaves a loss for each example.
 REDUCTIONS = (
     *("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"),
@@ -119,7 +116,7 @@ def loss_recipes(name):
             for more in ((), ("weighted",)):
                 words = [name, str(reduction), *more, *option]
                 found[" ".join(words)] = Recipe(
-                    *(X, predict, None, y, {"loss": loss}, bool(more), LOGS)
+                    X, predict, None, y, {"loss": loss}, bool(more)
                 )
     return found
 
@@ -146,7 +143,7 @@ def _metric(name, weighted):
     y, predict = METRICS[name]
     kind = "weighted_metrics" if weighted else "metrics"
     made = {kind: functools.partial(cls, **taken(cls, GIVEN))}
-    return Recipe(X, predict, None, y, made, weighted, LOGS)
+    return Recipe(X, predict, None, y, made, weighted)
 
 
 def metric_recipes(name):

@@ -24,8 +24,6 @@ class Recipe:
         compiled: what ``compile`` is given for it, by name: ``loss``,
             ``metrics``, ``weighted_metrics``.
         weighted: whether it has sample weights.
-        in_graph: why one device must run it in a graph as towers do; empty: it
-            does the same without one.
     """
 
     x: np.ndarray
@@ -34,7 +32,6 @@ class Recipe:
     y: np.ndarray | None = None
     compiled: dict = field(default_factory=dict)
     weighted: bool = False
-    in_graph: str = ""
 
 
 def _random():

@@ -2,8 +2,7 @@
 
 A class that Keras adds has no recipe, and the first test says so. `make test`
 tries a quarter of the classes, each in one of its parts, and a quarter of the
-optimizers in each way, all drawn by a seed; `make test-all` tries all of them,
-and all of each against one device that runs in a graph.
+optimizers in each way, all drawn by a seed; `make test-all` tries all of them.
 """
 
 import itertools
@@ -64,7 +63,9 @@ def _groups():
         drawn = _drawn(namespace, rest)
         for quarter, way in itertools.product(range(4), updates):
             is_long = rest or quarter != updates.index(way)
-            for some in _together(drawn[quarter::4]):
+            parts = drawn[quarter::4]
+            for start in range(0, len(parts), GROUP):
+                some = parts[start : start + GROUP]
                 yield pytest.param(
                     *(dict(some), make, rest, way),
                     id=f"{len(some)} {namespace} {way}",
@@ -72,19 +73,7 @@ def _groups():
                 )
 
 
-def _together(drawn):
-    """Parts for a model each: what needs a graph on one device is apart."""
-    for needed in (False, True):
-        parts = [
-            (name, part)
-            for name, part in drawn
-            if bool(getattr(part, "in_graph", "")) == needed
-        ]
-        for start in range(0, len(parts), GROUP):
-            yield parts[start : start + GROUP]
-
-
 @pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])
 def test_each_class(parts, make, rest, updates):
     strategy = kt.TowerStrategy(3 if rest else 2, updates=updates)
-    assert not groups.compared(parts, make, strategy, eager=not rest)
+    assert not groups.compared(parts, make, strategy)

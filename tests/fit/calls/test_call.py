@@ -104,60 +104,36 @@ def test_marked_callbacks_run_where_there_is_one_process():
         assert seen == [0, 0, 1, 1]
 
 
-class _Train:
-    """A callable to which there are no weak references."""
+class OwnFunction(keras.Sequential):
+    """A model that makes its train function, perhaps a graph."""
 
-    __slots__ = ("model",)
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, iterator):
-        batch = next(iter(iterator))
-        strategy = self.model.distribute_strategy
-        return strategy.run(self.model.train_step, args=(batch,))
-
-
-class OwnLoop(keras.Sequential):
-    """A model that makes its train function, and takes no argument for it."""
-
-    def make_train_function(self):
-        self.train_function = _Train(self)
-
-
-def test_a_train_function_of_ones_own():
-    assert_exact(
-        lambda: compiled(OwnLoop, run_eagerly=True),
-        lambda model: [fit(model), fit(model)],
-        kt.TowerStrategy(2),
-    )
-
-
-class OwnGraph(keras.Sequential):
-    """A model that makes a graph of its own, which AutoGraph rewrites."""
+    in_graph = False
 
     def train_step(self, data):
         x, y = data[:2]
-        if tf.shape(x)[1] > 3:
+        if tf.shape(x)[1] > 3:  # AutoGraph makes a branch of it.
             x = 2.0 * x
         return super().train_step((x, y))
 
     def make_train_function(self):
-        @tf.function
         def train(iterator):
             batch = next(iterator)
             return self.distribute_strategy.run(self.train_step, (batch,))
 
-        self.train_function = train
+        self.train_function = tf.function(train) if self.in_graph else train
 
 
-def test_a_train_function_in_a_graph_of_its_own():
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_train_function_of_ones_own(in_graph):
     def make():
-        model = compiled(OwnGraph)
+        model = compiled(OwnFunction, run_eagerly=not in_graph)
+        model.in_graph = in_graph
         model.optimizer.build(model.trainable_variables)
         return model
 
-    assert_exact(make, fit, kt.TowerStrategy(2))
+    assert_exact(
+        make, lambda model: [fit(model), fit(model)], kt.TowerStrategy(2)
+    )
 
 
 def test_a_function_that_a_callback_runs_on_the_towers():

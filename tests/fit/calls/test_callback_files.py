@@ -7,7 +7,7 @@ import pytest
 
 import keras_towers as kt
 from tests.fit.one_device import trained
-from tests.kit.compare import assert_exact, close
+from tests.kit.compare import all_close, assert_exact, close
 from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import STEPS, X, Y, fit, linear
 
@@ -110,5 +110,4 @@ def test_backup_and_restore(tmp_path):
         backed_up(model)
     # The first epoch is not run again, and the end is the same.
     assert len(ran) == STEPS
-    for a, b in zip(model.weights, trained(EPOCHS).weights, strict=True):
-        close(a.numpy(), b.numpy(), 4e-6)
+    all_close(model.weights, trained(EPOCHS).weights, 4e-6)

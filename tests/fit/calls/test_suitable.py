@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
+from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
 
 X = np.random.default_rng(0).normal(size=(8, 3, 3)).astype("float32")
@@ -29,6 +30,10 @@ LAYERS = {
         2, stateful=True, unroll=True
     ),
     "reshaping": Fixed,
+    # What each tower draws is of its own rows.
+    "drawing": lambda: Acts(
+        lambda x: x + keras.random.normal((x.shape[0], 1, 3), seed=3)
+    ),
 }
 
 
@@ -37,7 +42,8 @@ def test_fixed_batch_size(kind):
     def make():
         keras.utils.set_random_seed(1)
         inputs = keras.Input((3, 3), batch_size=4)
-        outputs = keras.layers.Dense(2)(LAYERS[kind]()(inputs))
+        hidden = keras.layers.Flatten()(LAYERS[kind]()(inputs))
+        outputs = keras.layers.Dense(2)(hidden)
         model = keras.Model(inputs, outputs)
         model.compile("sgd", "mse")
         return model

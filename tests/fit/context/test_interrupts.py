@@ -5,16 +5,15 @@ import signal
 import threading
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.weights.tower_variables import TowerVariables
 from tests.fit.one_device import trained
-from tests.kit.compare import assert_exact, same_model
+from tests.kit.compare import all_close, same_model
 from tests.kit.leaving import Boom, interrupt
-from tests.kit.ordinary import Originals, assert_ordinary
+from tests.kit.ordinary import Originals
 from tests.kit.training import BATCH, STEPS, X, Y, fit, linear
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -37,7 +36,6 @@ def left_by(error, model, towers=2, **words):
     with pytest.raises(error, **words), kt.TowerStrategy(towers) as strategy:
         yield strategy
     originals.assert_back()
-    assert_ordinary(model)
 
 
 def test_ctrl_c_in_the_middle_of_fit():
@@ -68,8 +66,7 @@ def test_ctrl_c_at_any_moment():
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat()
     reference.fit(batches, steps_per_epoch=steps, verbose=0)
     # Momentum lets rounding grow over the steps.
-    for mine, other in zip(model.weights, reference.weights, strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-4 + 1e-5 * steps)
+    all_close(model.weights, reference.weights, 1e-4 + 1e-5 * steps)
 
 
 def test_ctrl_c_while_the_block_is_left(monkeypatch):
@@ -112,21 +109,6 @@ def test_ctrl_c_while_the_step_is_traced():
     assert traced
     fit(model)
     same_model(model, trained(1))
-
-
-def test_error_in_the_data():
-    def broken():
-        yield X[:8], Y[:8]
-        yield X[8:16], Y[8:16]
-        raise Boom("no more data")
-
-    def act(model):
-        # TensorFlow wraps what a generator raises.
-        with pytest.raises(tf.errors.OpError, match="no more data"):
-            model.fit(broken(), verbose=0)
-
-    model = assert_exact(linear, act, kt.TowerStrategy(2)).model
-    assert int(model.optimizer.iterations) > 0
 
 
 def test_errors_caught_inside_and_in_the_block_itself():

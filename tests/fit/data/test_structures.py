@@ -11,19 +11,9 @@ from tests.fit.data.prefetched import (
     assert_strings_are_exact,
 )
 from tests.kit.compare import assert_exact
-from tests.kit.training import compiled, strategy_of
+from tests.kit.training import strategy_of
 
 X, Y = m.FEATURES[:20], m.LABELS[:20]
-
-
-def test_predictions_in_a_dictionary():
-    data = {"features": X, "tokens": m.TOKENS[:20]}
-    found = assert_exact(
-        compiled(m.two_headed, loss=lambda: "mse", metrics=lambda: None),
-        lambda model: model.predict(data, batch_size=8, verbose=0),
-        strategy_of(2),
-    )
-    assert set(found.returned) == {"label", "target"}
 
 
 def test_strings_beside_numbers():

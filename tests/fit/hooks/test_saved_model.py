@@ -1,12 +1,10 @@
 """A model that ``tf.saved_model.load`` loads inside the block."""
 
-import keras
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
-from tests.kit.compare import assert_exact, close
+from tests.kit.compare import close
 from tests.kit.training import X, fit, linear
 
 
@@ -32,22 +30,3 @@ def test_its_functions_inside_and_after(saved):
         (output,) = signature(tf.constant(X)).values()
         close(output, wanted)
     close(loaded.serve(X), wanted)
-
-
-def features(folder):
-    """Trains on what a saved model gives, and trains that, too."""
-    inputs = keras.Input((6,))
-    layer = keras.layers.TFSMLayer(
-        folder, call_endpoint="serve", trainable=True
-    )
-    keras.utils.set_random_seed(1)
-    model = keras.Model(inputs, keras.layers.Dense(3)(layer(inputs)))
-    model.compile(keras.optimizers.SGD(0.1), m.cross_entropy())
-    return model
-
-
-def test_as_a_layer_of_a_model_made_before(saved):
-    """Every tower traces the step by itself."""
-    _, folder = saved
-    strategy = kt.TowerStrategy(2)
-    assert_exact(lambda: features(folder), fit, strategy)

@@ -68,6 +68,7 @@ class Both(Stepping):
     """Updates two parts, whose gradients are known before."""
 
     def update(self, grads, variables):
+        self.optimizer.build(variables)
         super().update(grads[:2], variables[:2])
         super().update(grads[2:], variables[2:])
 

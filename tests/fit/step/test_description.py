@@ -14,13 +14,12 @@ X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 Y = X[:, :3]
 
 
-def costs(function, *shapes, towers=2):
-    """What a function of rows costs, which is no update."""
-    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-    graph = tf.function(function).get_concrete_function(*specs).graph
-    layouts = [Sharded(0) for _ in shapes]
-    program = partition_graph(graph, layouts, graph.outputs)
-    return description.costs_of(program, towers)
+def costs(function, shape):
+    """What a function of rows costs two towers, which is no update."""
+    spec = tf.TensorSpec(shape, tf.float32)
+    graph = tf.function(function).get_concrete_function(spec).graph
+    program = partition_graph(graph, [Sharded(0)], graph.outputs)
+    return description.costs_of(program, 2)
 
 
 def steps_of(strategy):
@@ -29,31 +28,36 @@ def steps_of(strategy):
     return [line for line in lines if " of '" in line]
 
 
-def test_rows_that_are_gathered():
-    found = costs(lambda x: 2 * x, (None, 5))
-    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes x N"
+@pytest.mark.parametrize(
+    ("function", "shape", "fixed", "per_example"),
+    [
+        # Rows are gathered.
+        (lambda x: 2 * x, (None, 5), 0, 20),
+        (lambda x: 2 * x, (6, 500), 6 * 2000, 0),
+        # Every example has several: in two blocks, or one after another.
+        (lambda x: 2 * tf.concat([x, x], 0), (None, 5), 0, 40),
+        (lambda x: tf.reshape(x, (-1, 2)), (None, 6), 0, 24),
+        (lambda x: tf.reduce_sum(x, 0), (None, 5), 20, 0),
+        # Each of two towers gives its own.
+        (lambda x: tf.reduce_max(x, 0), (None, 5), 2 * 20, 0),
+        (lambda x: tf.constant(1.0), (None, 5), 0, 0),
+        # How many rows there are, the batch decides.
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), None, 0),
+    ],
+)
+def test_bytes_that_are_exchanged(function, shape, fixed, per_example):
+    found = costs(function, shape)
+    assert (found.fixed, found.per_example) == (fixed, per_example)
     assert not found.once
-    found = costs(lambda x: 2 * x, (6, 500))
-    assert found.exchange_summary == "1 exchange in 1 round, 12 KB"
 
 
-def test_blocks_of_rows():
-    """Every example has two rows, in two blocks."""
-    found = costs(lambda x: tf.concat([x, x], 0) * 2, (None, 5))
-    assert found.per_example == 40
-    found = costs(lambda x: tf.reshape(x, (-1, 2)), (None, 6))
-    assert (found.fixed, found.per_example) == (0, 24)
-
-
-def test_sums():
-    found = costs(lambda x: tf.reduce_sum(x, 0), (None, 5))
-    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes"
-
-
-@pytest.mark.parametrize("towers", [2, 5])
-def test_what_each_tower_gives(towers):
-    found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
-    assert (found.fixed, found.per_example) == (20 * towers, 0)
+def test_what_is_said_of_exchanges():
+    for function, said in (
+        (lambda x: 2 * x, "1 exchange in 1 round, 20 bytes x N"),
+        (lambda x: tf.constant(1.0), "0 exchanges in 0 rounds, 0 bytes"),
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), ", ? bytes"),
+    ):
+        assert costs(function, (None, 5)).exchange_summary.endswith(said)
 
 
 def test_rounds():
@@ -64,17 +68,6 @@ def test_rounds():
     found = costs(standardized, (None, 5))
     assert (found.exchanges, found.rounds) == (3, 2)
     assert found.fixed == 20 + 20 + 4
-
-
-def test_no_exchange():
-    found = costs(lambda x: tf.constant(1.0), (None, 5))
-    assert found.exchange_summary == "0 exchanges in 0 rounds, 0 bytes"
-
-
-def test_what_a_batch_decides():
-    found = costs(lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5))
-    assert found.fixed is None
-    assert found.exchange_summary.endswith(", ? bytes")
 
 
 def test_what_is_computed_once():

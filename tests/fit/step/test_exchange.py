@@ -1,47 +1,12 @@
 """What towers of several processes exchange, with threads for processes."""
 
-import concurrent.futures
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.tower_program import exchanged
 from keras_towers.partition.program import Exchange, Tensor
-from keras_towers.transport import SingleProcess
-
-
-class Meeting:
-    """Where threads give each other what they have."""
-
-    def __init__(self, size):
-        self._barrier = threading.Barrier(size, timeout=60)
-        self._given = [None] * size
-
-    def all_of(self, rank, value):
-        self._given[rank] = value
-        self._barrier.wait()
-        found = list(self._given)
-        self._barrier.wait()
-        return found
-
-
-class Rank(SingleProcess):
-    """A process, played by a thread."""
-
-    def __init__(self, rank, size, meeting):
-        self.rank, self.size, self._meeting = rank, size, meeting
-
-    def all_reduce(self, tensors, key):
-        every = self._meeting.all_of(self.rank, list(tensors))
-        return [tf.add_n(column) for column in zip(*every, strict=True)]
-
-    def all_gather(self, tensor, key):
-        return tf.concat(self._meeting.all_of(self.rank, tensor), 0)
-
-    def broadcast(self, tensors, key, root=0):
-        return self._meeting.all_of(self.rank, list(tensors))[root]
+from tests.reduction.ranks import on_ranks
 
 
 def exchange(kind, dtype, rank, axis=0):
@@ -79,16 +44,15 @@ def of_tower(k):
 @pytest.mark.parametrize("towers", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_exchanges(towers, ranks):
-    meeting, total = Meeting(ranks), towers * ranks
+    total = towers * ranks
 
-    def run(rank):
-        first = rank * towers
+    def run(transport):
+        first = transport.rank * towers
         own = [of_tower(k) for k in range(first, first + towers)]
         every = [list(column) for column in zip(*own, strict=True)]
-        return exchanged(KINDS, every, Rank(rank, ranks, meeting))
+        return exchanged(KINDS, every, transport)
 
-    with concurrent.futures.ThreadPoolExecutor(ranks) as pool:
-        results = list(pool.map(run, range(ranks)))
+    results, _ = on_ranks(ranks, run)
     numbers = np.arange(total)
     rows = np.repeat(numbers, numbers)
     for rank, found in enumerate(results):

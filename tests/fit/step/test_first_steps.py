@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers.partition.factors import elementwise
 from keras_towers.partition.registry import AXES
 from tests.exactness import models as m
-from tests.kit.compare import assert_exact
+from tests.kit.compare import all_close, assert_exact
 from tests.kit.training import adam, compiled, fit
 
 COUNT, BATCH = 44, 20
@@ -64,7 +64,7 @@ def memory_of_each_tower(monkeypatch):
     monkeypatch.setitem(AXES, "PyFuncStateless", rows)
 
 
-def make_in(memory):
+def make_in(memory, **options):
     def build():
         keras.utils.set_random_seed(4)
         layers = [
@@ -75,7 +75,7 @@ def make_in(memory):
         ]
         return keras.Sequential([keras.Input((6,)), *layers])
 
-    return compiled(build, lambda: adam(global_clipnorm=0.1))
+    return compiled(build, lambda: adam(global_clipnorm=0.1), **options)
 
 
 def on_batches(model):
@@ -103,18 +103,19 @@ def of_a_dataset(model):
 
 
 @pytest.mark.parametrize(
-    ("act", "towers"),
+    ("act", "towers", "steps"),
     [
-        (fitted, 1),
-        (of_a_dataset, 2),
-        (on_batches, 2),
-        (evaluated, 2),
-        (predicted, 2),
+        (fitted, 1, 1),
+        (fitted, 2, 2),
+        (of_a_dataset, 2, 1),
+        (on_batches, 2, 1),
+        (evaluated, 2, 1),
+        (predicted, 2, 1),
     ],
 )
-def test_the_result_is_that_of_one_device(act, towers, logged):
+def test_the_result_is_that_of_one_device(act, towers, steps, logged):
     memory = Memory(COUNT)
-    make = make_in(memory)
+    make = make_in(memory, steps_per_execution=steps)
 
     def limited(model):
         inside = tf.distribute.has_strategy()
@@ -127,24 +128,6 @@ def test_the_result_is_that_of_one_device(act, towers, logged):
     (level, said), *_ = logged("a step of model")
     assert level == "INFO"
     assert "each tower now processes its rows in 2 parts" in said
-
-
-def test_several_steps_at_a_time():
-    memory = Memory(COUNT)
-    build = make_in(memory)
-
-    def make():
-        model = build()
-        model.compile(adam(), m.cross_entropy(), steps_per_execution=2)
-        return model
-
-    def limited(model):
-        memory.rows = 5 if tf.distribute.has_strategy() else COUNT
-        return fitted(model)
-
-    strategy = kt.TowerStrategy(2, micro_batches="auto")
-    assert_exact(make, limited, strategy)
-    assert memory.failures
 
 
 def test_slots_on_each_tower_are_put_back():
@@ -177,17 +160,7 @@ def test_without_memory_for_one_row_the_error_is_tensorflows():
         fit(model, 1, X, Y, 8)
     # 4 rows of each tower: in 1, 2 and 4 parts.
     assert memory.failures >= 3
-    for found, wanted in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
-def test_after_the_first_steps_nothing_is_held():
-    model = make_in(Memory(COUNT))()
-    with kt.TowerStrategy(2, micro_batches="auto"):
-        fit(model, 1, X, Y, 8)
-        function = model.train_function
-        assert not function._variables._values
-        assert function._variables._handles
+    all_close(model.get_weights(), before, 0)
 
 
 def test_several_processes_are_refused():

@@ -1,85 +1,27 @@
-"""Losses, metrics and custom steps, on towers of different size."""
+"""Losses and metrics: in custom steps, and outside of steps."""
 
 import functools
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from keras_towers.fit import contract
 from tests.exactness import models as m
 from tests.fit.step.acts import Stepping
-from tests.kit.compare import assert_exact
+from tests.kit.compare import assert_exact, close
 from tests.kit.training import compiled, fit
 
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
 COUNT = 29
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
-# Of one tower, of two others, and of a whole batch they are zero.
-WEIGHTS = m.WEIGHTS[:COUNT].copy()
-WEIGHTS[0:3] = WEIGHTS[10:14] = WEIGHTS[14:21] = 0
 trained = functools.partial(fit, x=X, y=Y, batch_size=7)
-
-
-class AddsLoss(keras.layers.Layer):
-    def call(self, inputs):
-        self.add_loss(0.1 * tf.reduce_mean(inputs**2))
-        return inputs
 
 
 def a_function(y, p):
     return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
-
-
-REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
-
-
-def for_each_head(values):
-    return dict.fromkeys((*REDUCTIONS, "function"), values)
-
-
-def assert_heads_exact(inputs, body, act, tolerance=2e-6):
-    """With a head for each way to reduce a loss, and for a function."""
-
-    def make():
-        # Initializers take a seed when they are made.
-        keras.utils.set_random_seed(1)
-        x = body(inputs)
-        losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
-        losses["function"] = a_function
-        heads = {name: keras.layers.Dense(3, name=name)(x) for name in losses}
-        model = keras.Model(inputs, heads)
-        weighted = {"sum_over_batch_size": ["accuracy"]}
-        optimizer = keras.optimizers.SGD(0.01)
-        model.compile(optimizer, losses, weighted_metrics=weighted)
-        return model
-
-    # Keras logs a metric of each loss in a graph only.
-    strategy = kt.TowerStrategy(3)
-    assert_exact(make, act, strategy, tolerance=tolerance, in_graph=True)
-
-
-@pytest.mark.core
-def test_reductions():
-    labels, weights = for_each_head(Y), for_each_head(WEIGHTS)
-
-    def act(model):
-        weighted = trained(model, y=labels, sample_weight=weights)
-        return weighted, trained(model, y=labels)
-
-    def body(inputs):
-        return AddsLoss()(keras.layers.Dense(7, "tanh")(inputs))
-
-    assert_heads_exact(keras.Input((6,)), body, act)
-
-
-def test_a_vector_of_losses():
-    make = compiled(
-        loss=lambda: m.cross_entropy(reduction="none"),
-        optimizer=lambda: keras.optimizers.SGD(0.001),
-    )
-    # Sums over the batch make large steps, which amplify what is rounded.
-    assert_exact(make, trained, kt.TowerStrategy(3), tolerance=5e-5)
 
 
 def divided(model, losses):
@@ -162,3 +104,68 @@ def test_metrics():
         return history
 
     assert_exact(make, act, kt.TowerStrategy(3))
+
+
+def by_hand():
+    """What Keras divides by the replicas, where none of them runs."""
+    x = np.arange(6.0, dtype="float32")[:, np.newaxis]
+    dense = keras.layers.Dense(
+        1, activity_regularizer="l1", kernel_initializer="ones"
+    )
+    model = keras.Sequential([keras.Input((1,)), dense])
+    model.compile("sgd", "mae", metrics=["mse"])
+    loss, mapped = keras.losses.MeanSquaredError(), tf.data.Dataset
+    mapped = mapped.from_tensors(x).map(lambda each: loss(each, 3 * each))
+    count = keras.metrics.Sum(dtype="int32")
+    count.update_state([3])
+    count.update_state([4])
+    return {
+        "loss": float(loss(x, 3 * x)),
+        "in a function": float(tf.function(loss)(x, 3 * x)),
+        "in a map": float(next(iter(mapped))),
+        "of a model": float(model.compute_loss(x, 2 * x, model(x))),
+        "a step": {k: float(v) for k, v in model.test_step((x, 2 * x)).items()},
+        "a count": int(count.result()),
+    }
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(kt.TowerStrategy, kt.ParameterServerTowerStrategy),
+        *(kt.AsyncTowerStrategy, kt.SyncReplicasStrategy),
+    ],
+)
+def test_outside_of_steps_losses_are_those_of_one_device(strategy):
+    alone = by_hand()
+    assert alone["a count"] == 7
+    with strategy(towers=3) as towers:
+        assert by_hand() == alone
+        assert towers.num_replicas_in_sync == 3
+        assert contract.in_force() is towers
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        # Keras's own; TensorFlow's strategies are none of ours.
+        assert by_hand()["loss"] == alone["loss"] / 2
+
+
+def test_losses_in_callbacks_and_in_a_loop_of_ones_own():
+    model = compiled()()
+    loss, found = m.cross_entropy(), []
+
+    def note(*args, **logs):
+        found.append(float(loss(Y, model(X))))
+
+    with kt.TowerStrategy(2) as towers:
+        note()
+        noted = keras.callbacks.LambdaCallback(
+            on_train_batch_end=note, on_epoch_end=note
+        )
+        history = fit(model, 1, X, Y, COUNT, callbacks=[noted])
+        # There each replica divides by their number, to add up to a mean.
+        parts = towers.run(lambda: loss(Y, model(X)))
+        added = towers.reduce("SUM", parts, axis=None)
+        each = towers.experimental_local_results(parts)
+    close(found[0], history["loss"][0])
+    assert found[1] == found[2] == float(loss(Y, model(X)))
+    close(float(added), found[2])
+    assert len(each) == 2 and float(each[0]) == found[2] / 2

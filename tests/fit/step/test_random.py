@@ -6,10 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.exactness import models as m
 from tests.fit.step.acts import Acts
-from tests.kit.compare import assert_exact
-from tests.kit.training import BATCH, X, Y, linear
 
 # 5, 4 and 4 on three towers.
 COUNT = 13
@@ -171,27 +168,3 @@ def test_what_towers_draw(draw, x):
     GENERATOR.reset_from_seed(4)
     for name, whole in draw(tf.constant(x)).items():
         np.testing.assert_array_equal(found[name], whole, err_msg=name)
-
-
-class Noise(keras.layers.Layer):
-    """Adds numbers for which TensorFlow makes a seed."""
-
-    def call(self, x):
-        return x + tf.random.normal(tf.shape(x))
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_draws_without_a_seed_in_several_steps_of_a_graph(steps):
-    def make():
-        model = linear(Noise())
-        model.compile(
-            m.momentum(), m.cross_entropy(), steps_per_execution=steps
-        )
-        return model
-
-    def act(model):
-        history = model.fit(X, Y, batch_size=BATCH, verbose=0)
-        predicted = model.predict(X, batch_size=BATCH, verbose=0)
-        return history.history, predicted
-
-    assert_exact(make, act, kt.TowerStrategy(2), in_graph=True)

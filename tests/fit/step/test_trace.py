@@ -54,43 +54,6 @@ def test_updates_are_noted_and_python_runs_once():
     assert found.output_with([7]) == {"loss": 7, "none": None}
 
 
-def test_an_update_in_a_branch_is_part_of_the_trace():
-    model = linear()
-    model.optimizer.build(model.trainable_variables)
-
-    def step(x):
-        loss, grads = gradients(model, x)
-
-        def update():
-            model.optimizer.apply(grads, model.trainable_variables)
-            return loss
-
-        return tf.cond(loss > 0, update, lambda: loss)
-
-    found = traced(step)
-    assert not found.updates
-    assert "If" in types_in(found.graph)
-
-
-def test_a_batch_of_any_structure():
-    batch = {
-        "ragged": tf.RaggedTensorSpec([None, None], tf.float32),
-        "nothing": None,
-        "sparse": tf.SparseTensorSpec([None, 3]),
-    }
-
-    def step(data):
-        assert data["nothing"] is None and data["sparse"].shape[1] == 3
-        return data["ragged"], data["sparse"]
-
-    found = traced(step, batch)
-    assert len(found.graph.inputs) == 5 and not found.captures
-    assert len(found.results) == 5
-    ragged, sparse = found.output_with(found.results)
-    assert isinstance(ragged, tf.RaggedTensor)
-    assert isinstance(sparse, tf.SparseTensor)
-
-
 def test_gradients_come_back_as_they_were():
     layer = keras.layers.Embedding(5, 2)
     unused = keras.Variable(1.0)

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
-from tests.fit.step.acts import Acts
 from tests.kit.compare import assert_exact
 from tests.kit.long import some_of
 from tests.kit.training import compiled, fit, stacked
@@ -106,28 +105,6 @@ def test_compiled_anew_while_it_is_fitted():
         return trained(model, epochs=3, callbacks=[Unfreeze()])
 
     assert_exact(make, act, kt.TowerStrategy(2))
-
-
-class Bank(Acts):
-    """Keeps a row in a variable, by a method of TensorFlow's variables."""
-
-    def build(self, shape):
-        self.rows = self.add_weight(
-            shape=(4, shape[-1]), initializer="zeros", trainable=False
-        )
-
-    def call(self, inputs):
-        row = super().call(inputs)[tf.newaxis]
-        self.rows.value.scatter_update(tf.IndexedSlices(row, [1]))
-        return inputs + tf.reduce_mean(self.rows.value)
-
-
-@pytest.mark.parametrize(
-    "row_of", [lambda x: tf.ones(x.shape[1:]), lambda x: tf.reduce_mean(x, 0)]
-)
-def test_rows_of_a_variable(row_of):
-    make = stacked(lambda: [Bank(row_of), Dense(3)])
-    assert_exact(make, trained, kt.TowerStrategy(2))
 
 
 def test_rows_of_a_variable_outside_of_the_towers():

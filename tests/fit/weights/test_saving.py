@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from tests.fit.one_device import trained
-from tests.kit.compare import close, same_model
+from tests.kit.compare import all_close, close, same_model
 from tests.kit.long import some_of
 from tests.kit.ordinary import all_variables, assert_ordinary
 from tests.kit.training import X, adam, fit, linear
@@ -53,8 +53,7 @@ def _deep_copy(model, folder):
 
 
 def assert_equal_variables(one, other):
-    for mine, wanted in zip(one.variables, other.variables, strict=True):
-        close(mine.numpy(), wanted.numpy())
+    all_close(one.variables, other.variables)
 
 
 # What copies a model with its optimizer, and gives the copy when asked.
@@ -94,8 +93,7 @@ def test_copies_made_inside_and_after(updates, tmp_path):
     for one in (*on_one_device, model):
         one.run_eagerly = True
     losses = [fit(twin)["loss"] for twin in on_one_device]
-    for variable, value in zip(all_variables(model), state, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    all_close(all_variables(model), state, 0)
     close(losses, len(losses) * [fit(model)["loss"]])
 
 
