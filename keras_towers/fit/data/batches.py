@@ -11,9 +11,13 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.batch_rows import (
+    EACH,
     RowCheck,
+    check_rows,
+    first_with_rows,
     has_rows,
     rows_of,
+    static_rows,
 )
 
 _PREFETCHED_BATCHES = 2
@@ -38,24 +42,21 @@ def counts_of(batch: TowerBatch) -> list[Any]:
     return [batch_size_of(piece) for piece in batch.pieces]
 
 
-def spec_of(batch: Any) -> Any:
-    """Return the specs of a batch."""
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf),
-        batch,
-    )
+def spec_of(batch: Any, any_size: bool = False) -> Any:
+    """Return the specs of a batch.
 
+    Args:
+        batch: the batch, or a tower's part of it.
+        any_size: whether to leave its number of rows open.
+    """
 
-def spec_across_towers(batch: TowerBatch) -> Any:
-    """Return the specs of the whole batch, given the towers' parts."""
-    return tf.nest.map_structure(_spec_across_towers, batch.pieces[0])
+    def spec_of_leaf(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        spec = tf.type_spec_from_value(leaf)
+        return _of_any_size(spec) if any_size and has_rows(leaf) else spec
 
-
-def _spec_across_towers(leaf: Any) -> Any:
-    if leaf is None:
-        return None
-    spec = tf.type_spec_from_value(leaf)
-    return of_any_size(spec) if has_rows(leaf) else spec
+    return tf.nest.map_structure(spec_of_leaf, batch)
 
 
 def batch_size_of(structure: Any) -> Any:
@@ -63,23 +64,15 @@ def batch_size_of(structure: Any) -> Any:
 
     A batch without rows is one example.
     """
-    leaf = _leaf_with_rows(structure)
+    leaf = first_with_rows(structure)
     if leaf is None:
         return 1
-    size = _static_rows(leaf)
+    size = static_rows(leaf)
     return rows_of(leaf) if size is None else size
 
 
-def static_size(structure: Any) -> int | None:
-    """Return the static batch size of a batch or spec, or None."""
-    leaf = _leaf_with_rows(structure)
-    return None if leaf is None else _static_rows(leaf)
-
-
-def of_any_size(spec: Any) -> Any:
+def _of_any_size(spec: Any) -> Any:
     """Return the spec of a tensor that may have any number of rows."""
-    if not spec.shape.rank:
-        return spec
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         of_rows: Any = spec
@@ -89,14 +82,6 @@ def of_any_size(spec: Any) -> Any:
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(shape, spec.dtype)
     return tf.TensorSpec(shape, spec.dtype)
-
-
-def _static_rows(leaf: Any) -> int | None:
-    return tf.TensorShape(leaf.shape)[0]
-
-
-def _leaf_with_rows(structure: Any) -> Any:
-    return next(filter(has_rows, tf.nest.flatten(structure)), None)
 
 
 def split(
@@ -283,21 +268,10 @@ def distribute(
 def _with_equal_rows(*batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would cut them all by the first.
-    rows = [rows_of(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-    checks = [
-        tf.debugging.assert_equal(
-            count,
-            rows[0],
-            "all parts of a batch must have the same number of rows to be "
-            "split over accelerators",
-        )
-        for count in rows[1:]
-    ]
-    with tf.control_dependencies(checks):
-        batch = tf.nest.map_structure(
-            tf.identity, batch, expand_composites=True
-        )
-    return batch[0] if len(batch) == 1 else batch
+    advice = "To be split over accelerators, all parts need as many."
+    whole = batch[0] if len(batch) == 1 else batch
+    with tf.control_dependencies(check_rows(whole, advice)):
+        return identity_of(whole)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -340,12 +314,24 @@ def as_tower_batch(
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
-    with tf.control_dependencies(rows.check_each(batch.pieces)):
-        return tf.nest.map_structure(
-            lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
-            batch,
-            expand_composites=True,
-        )
+    checks = [check for p in batch.pieces for check in check_rows(p, EACH)]
+    with tf.control_dependencies(checks):
+        return identity_of(batch)
+
+
+def identity_of(structure: Any) -> Any:
+    """Return a structure of identities of its tensors."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+        structure,
+        expand_composites=True,
+    )
+
+
+def tensors_in(structure: Any) -> list[tf.Tensor]:
+    """Return the tensors of a structure, and those of its ragged ones."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
 def as_one_batch(config: TowerConfig, batch: Any) -> Any:

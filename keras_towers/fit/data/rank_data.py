@@ -17,7 +17,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
+from keras_towers.fit.data.batch_rows import is_divided, static_rows
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
@@ -255,7 +255,7 @@ class EagerDraws:
 
 def joined(batch: Any, transport: Transport) -> Any:
     """Return the batch of all ranks, given this rank's part; eager only."""
-    rows = first_rows_of(batch)
+    rows = static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
         if leaf is None or not is_divided(leaf, rows):

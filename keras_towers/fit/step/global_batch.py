@@ -103,10 +103,10 @@ class GlobalStep:
         batch = self._of_this_process(batch, kind)
         pieces = batch.pieces
         has_rows = self.rows.divided_leaves(given if whole else pieces[0])
-        if whole and self._is_global:
-            spec = data_lib.spec_of(given)
-        else:
-            spec = data_lib.spec_across_towers(batch)
+        is_global = whole and self._is_global
+        spec = data_lib.spec_of(
+            given if is_global else pieces[0], not is_global
+        )
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None

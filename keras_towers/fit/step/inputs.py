@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.data.batches import TowerBatch, counts_of
+from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -52,7 +52,7 @@ class DividedBatch:
             inputs: the program's.
             first: whether tower 0 is in this process.
         """
-        pieces = [_tensors(piece) for piece in self.batch.pieces]
+        pieces = [tensors_in(piece) for piece in self.batch.pieces]
         common: dict[Any, Any] = {}
         towers: list[dict[Any, Any]] = [{} for _ in pieces]
         for index, layout in enumerate(self.layouts):
@@ -144,8 +144,3 @@ def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
         sizes = tuple(leaf.shape[1:].as_list())
         return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
     return [Sharded(0)]
-
-
-def _tensors(structure: Any) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]

@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.batches import (
+    TowerBatch,
+    identity_of,
+    tensors_in,
+)
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check as check_lib
 from keras_towers.transport import Transport
@@ -43,7 +47,7 @@ class StepOrder:
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
-    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+    def begin(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
         self.gate = []
@@ -55,8 +59,8 @@ class StepOrder:
 
     def _gated(self, batch: Any) -> Any:
         with tf.control_dependencies(self.gate):
-            batch = _identity(batch)
-        self._batch = _tensors(batch)
+            batch = identity_of(batch)
+        self._batch = tensors_in(batch)
         return batch
 
     @contextlib.contextmanager
@@ -90,9 +94,9 @@ class StepOrder:
         if not self._agreement:
             return exchange(given)
         with tf.control_dependencies(self._agreement):
-            results = exchange(_identity(given))
+            results = exchange(identity_of(given))
         # Every rank takes part, even if it does not need the result.
-        self._exchanged += _tensors(results)
+        self._exchanged += tensors_in(results)
         return results
 
     def end(self, result: Any) -> Any:
@@ -101,13 +105,13 @@ class StepOrder:
             return result
         operations = compat.get_default_graph().get_operations()[self._begun :]
         effects = [op for op in operations if op.op_def.is_stateful]
-        last = [*_tensors(result), *effects, *done_by_all(self._exchanged)]
+        last = [*tensors_in(result), *effects, *done_by_all(self._exchanged)]
         with tf.control_dependencies(last):
             done = self._turn.assign_add(1, read_value=False)
         with tf.control_dependencies([done]):
-            return _identity(result)
+            return identity_of(result)
 
-    def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
+    def count(self, batch: TowerBatch, here: Any) -> Any:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until then: at
@@ -138,7 +142,7 @@ class StepOrder:
         if agreement is None:
             agreement = self._compared(described)
         with tf.control_dependencies(agreement):
-            return reduction(_identity(rows))
+            return reduction(identity_of(rows))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
@@ -213,21 +217,8 @@ def _true() -> tf.Variable:
     return compat.hidden_variable(_HOST, True)
 
 
-def _tensors(structure: Any) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
-
-
-def _identity(structure: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
-        structure,
-        expand_composites=True,
-    )
-
-
 def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
     def end():
-        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
+        return next(iter(tf.data.Dataset.fromtensors_in(0).take(0)))
 
     return tf.cond(condition, end, lambda: 0)

@@ -45,9 +45,6 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
-# The attribute of a model with the functions that calls on towers have made.
-_MADE = "keras_towers_functions"
-
 # The strategies on whose towers models train outside of any block, too.
 _homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
@@ -163,16 +160,6 @@ class Adoption:
     def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
         self._models.setdefault(model, {})[kind] = _compilation(model)
-
-    def made_function(self, model: keras.Model, name: str) -> bool:
-        """Whether a call on the towers made the model's current function."""
-        made = vars(model).get(_MADE, {}).get(name)
-        return made is not None and made is getattr(model, name)
-
-    def remember_function(self, model: keras.Model, name: str) -> None:
-        """Record that a call on the towers made the model's function."""
-        # Here it holds the model, and is freed with it.
-        vars(model).setdefault(_MADE, {})[name] = getattr(model, name)
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
@@ -321,7 +308,7 @@ def _unbind(trainer: keras.Model) -> None:
     trainer._distribute_strategy = None
     _at_home.discard(trainer)
     _drop_functions(trainer)
-    for name in ("_eval_epoch_iterator", _MADE, *_OF_CALLS):
+    for name in ("_eval_epoch_iterator", *_OF_CALLS):
         vars(trainer).pop(name, None)
 
 
@@ -342,17 +329,6 @@ def _renew_functions(trainer: keras.Model) -> None:
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
-
-
-@contextlib.contextmanager
-def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Make a model's functions without XLA, which cannot span devices."""
-    wanted = trainer._jit_compile
-    trainer._jit_compile = False
-    try:
-        yield
-    finally:
-        trainer._jit_compile = wanted
 
 
 def log_without_xla(
