@@ -301,7 +301,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
-        self._components.adoption.note_what_is_made()
+        self._components.adoption.in_block = True
         return self
 
     def _announce(self) -> None:

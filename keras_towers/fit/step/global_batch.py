@@ -310,8 +310,7 @@ class GlobalStep:
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
             return batch
-        counts = data_lib.counts_of(batch)
-        here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+        here = _examples_in(batch)
         if rounds is not None and kind in TRAINING:
             rounds.begin_step(share_of(here, batch.total))
         return batch._replace(total=here, start=0)
@@ -329,14 +328,18 @@ class GlobalStep:
         """Count the examples of all towers if the total is unknown."""
         if not (isinstance(batch.total, tuple) and batch.total == ()):
             return batch
-        counts = data_lib.counts_of(batch)
-        if all(isinstance(count, int) for count in counts):
-            here = sum(counts)
-        else:
-            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+        here = _examples_in(batch)
         if self._counts_alone(kind):
             return batch._replace(total=here, start=0)
         return self.order.count(batch, here)
+
+
+def _examples_in(batch: data_lib.TowerBatch) -> Any:
+    """Return the number of examples of the towers of this process."""
+    counts = data_lib.counts_of(batch)
+    if all(isinstance(count, int) for count in counts):
+        return sum(counts)
+    return tf.add_n([tf.cast(count, tf.int64) for count in counts])
 
 
 def _say_once(model: str, strategy: str) -> None:

@@ -49,8 +49,6 @@ _OF_CALLS = (
 _homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
 )
-# Those that are there now, until a block takes them.
-_at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Adoption:
@@ -58,6 +56,9 @@ class Adoption:
 
     The update places weights and optimizers; all else is held once. Models made
     in a block train on its towers after it, too, if it ``keeps`` them.
+
+    Attributes:
+        in_block: whether what is made now is released at the end of a block.
     """
 
     def __init__(
@@ -80,17 +81,13 @@ class Adoption:
         self._made_variables: IdentityDict[keras.Variable, None] = (
             IdentityDict()
         )
-        self._tracks = False
-
-    def note_what_is_made(self) -> None:
-        """Track objects created in the scope from now on, to release them."""
-        self._tracks = True
+        self.in_block: bool = False
 
     def created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
-        if self._tracks:
+        if self.in_block:
             self._created.add(model)
-        if self._keeps or not self._tracks:
+        if self._keeps or not self.in_block:
             _homes[model] = self._config.strategy
 
     def compiled(self, model: keras.Model) -> None:
@@ -99,7 +96,7 @@ class Adoption:
             # Its loop may go on, such as after a callback.
             self.claim(model)
             self.bind(model)
-        if self._keeps and self._tracks and strategy_of(model) is None:
+        if self._keeps and self.in_block and strategy_of(model) is None:
             self._compiled.add(model)
 
     @contextlib.contextmanager
@@ -113,13 +110,13 @@ class Adoption:
         its own copies outside of replicas, and rounds what it divides.
         """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
-        once = self._tracks and (variable.trainable or adds)
+        once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         with compat.single_device_mode() if once else contextlib.nullcontext():
             yield
         if once and variable.trainable:
             self.update.variables.place(variable)
-        if self._tracks:
+        if self.in_block:
             self._made_variables[variable] = None
 
     def claim(self, model: keras.Model) -> None:
@@ -134,8 +131,6 @@ class Adoption:
             if strategy_of(trainer) is not strategy:
                 trainer._distribute_strategy = strategy
                 _drop_functions(trainer)
-                if not self._tracks and _homes.get(trainer) is strategy:
-                    _at_home.add(trainer)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
@@ -235,7 +230,7 @@ class Adoption:
         self._made_variables.clear()
         self._created = weakref.WeakSet()
         self._compiled = weakref.WeakSet()
-        self._tracks = False
+        self.in_block = False
 
     def release_model(self, model: keras.Model) -> None:
         """Turn a model into an ordinary one."""
@@ -288,8 +283,10 @@ def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
 def release_from_home(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
-    if owner is not None and trainer in _at_home:
-        owner._components.adoption.release_model(trainer)
+    if owner is not None and _homes.get(trainer) is owner:
+        adoption = owner._components.adoption
+        if not adoption.in_block:
+            adoption.release_model(trainer)
 
 
 @contextlib.contextmanager
@@ -306,7 +303,6 @@ def without_home(model: keras.Model) -> Iterator[None]:
 def _unbind(trainer: keras.Model) -> None:
     """Unbind a model from its strategy; its training may have a home."""
     trainer._distribute_strategy = None
-    _at_home.discard(trainer)
     _drop_functions(trainer)
     for name in ("_eval_epoch_iterator", *_OF_CALLS):
         vars(trainer).pop(name, None)
