@@ -29,7 +29,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.hooks import keras as hooks
-from keras_towers.fit.step import description as step_costs
+from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone

@@ -18,7 +18,7 @@ from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
-from keras_towers.fit.step import description
+from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
     DividedBatch,
@@ -202,7 +202,7 @@ class GlobalStep:
         if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
         number_of_parts = config.num_replicas * self.micro_batches
-        description.record_costs(
+        step_costs.record_costs(
             config, kind, model.name, program, number_of_parts
         )
         common, parts = divided.values_of(program.inputs, transport.rank == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from keras_towers.fit.step.function import (
     Uncompilable,
     Way,
 )
-from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.update.step_order import StepOrder, row_of_rank
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
     Exchange,
@@ -387,14 +388,16 @@ def exchanged(
         For each of them its result; of ``before`` a list of one for each tower.
     """
     results: list[Any] = [
-        _HERE[exchange.kind](values, exchange.axis) if values else None
+        _exchanged_here(exchange, values) if values else None
         for exchange, values in zip(exchanges, values_of_towers, strict=True)
     ]
     if transport.size == 1:
         return results
     # Those of one dtype go as one message.
     summed = {
-        k: results[k] if exchange.kind == "sum" else _placed(values, transport)
+        k: results[k]
+        if exchange.kind == "sum"
+        else row_of_rank(tf.add_n(list(values)), transport)
         for k, (exchange, values) in enumerate(
             zip(exchanges, values_of_towers, strict=True)
         )
@@ -415,42 +418,18 @@ def exchanged(
     return results
 
 
-def _sum(values: Sequence[Any], axis: int) -> Any:
-    return values[0] if len(values) == 1 else tf.add_n(list(values))
-
-
-def _gather(values: Sequence[Any], axis: int) -> Any:
-    return values[0] if len(values) == 1 else tf.concat(list(values), axis)
-
-
-def _first(values: Sequence[Any], axis: int) -> Any:
-    return values[0]
-
-
-def _before(values: Sequence[Any], axis: int) -> list[Any]:
-    """For each tower, the sum of the towers before it."""
-    before = [tf.zeros_like(values[0])]
-    for value in values[:-1]:
-        before.append(before[-1] + value)
-    return before
-
-
-_HERE = {
-    "sum": _sum,
-    "gather": _gather,
-    "first": _first,
-    "before": _before,
-    "root": _first,
-}
-
-
-def _placed(values: Sequence[Any], transport: Transport) -> Any:
-    """A row per rank; this rank's row has the sum of its towers, others 0."""
-    total = _sum(values, 0)
-    zeros = tf.zeros_like(total)
-    return tf.stack(
-        [total if r == transport.rank else zeros for r in range(transport.size)]
-    )
+def _exchanged_here(exchange: Exchange, values: Sequence[Any]) -> Any:
+    """Exchange the tensors of the towers of this process."""
+    match exchange.kind:
+        case "sum":
+            return tf.add_n(list(values))
+        case "gather":
+            return tf.concat(list(values), exchange.axis)
+        case "before":
+            nothing = tf.zeros_like(values[0])
+            return list(itertools.accumulate(values[:-1], initial=nothing))
+        case _:
+            return values[0]
 
 
 def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
@@ -480,8 +459,6 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     nothing = tf.reshape(one - 1, [1])
     flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
     rows = transport.all_gather(flat, next_key("root"))
-    if shape.is_fully_defined():
-        return tf.reshape(rows, shape)
     sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)

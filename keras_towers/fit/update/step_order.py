@@ -117,11 +117,8 @@ class StepOrder:
         A rank whose data has ended takes part without examples until then: at
         run time ``tf.errors.OutOfRangeError`` ends the data of all.
         """
-        ranks = self._transport.size
-        place = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
-        (counts,) = sum_over_ranks(
-            self._transport, [place * tf.cast(here, tf.int64)]
-        )
+        row = row_of_rank(tf.cast(here, tf.int64), self._transport)
+        (counts,) = sum_over_ranks(self._transport, [row])
         total = tf.reduce_sum(counts)
         self.gate = [_end_of_data_if(total <= 0)]
         start = tf.reduce_sum(counts[: self._transport.rank])
@@ -198,6 +195,14 @@ class StepOrder:
             for traced in lists
         ]
         return TowerError(check_lib.describe_gradients(odd))
+
+
+def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+    """Return a row for each rank: this one's has the value, others have 0."""
+    zeros = tf.zeros_like(value)
+    return tf.stack(
+        [value if r == transport.rank else zeros for r in range(transport.size)]
+    )
 
 
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:

@@ -283,9 +283,9 @@ def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
 def release_from_home(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
-    if owner is not None and _homes.get(trainer) is owner:
+    if owner is not None:
         adoption = owner._components.adoption
-        if not adoption.in_block:
+        if _homes.get(trainer) is owner and not adoption.in_block:
             adoption.release_model(trainer)
 
 

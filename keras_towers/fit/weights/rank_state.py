@@ -27,38 +27,34 @@ _SHOWN = 5
 def check_same(peers: Peers, variables: Sequence[keras.Variable]) -> None:
     """Check that all ranks have the same variable names, shapes and dtypes."""
     described = [
-        (v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype))
+        f"{v.path} {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for v in variables
     ]
-    lists = check.gather(peers, described, "compares the variables")
-    for rank, other in enumerate(lists):
-        missing, extra = [], []
-        for first, second in itertools.zip_longest(lists[0], other):
-            if _kind(first) != _kind(second):
-                missing += [] if first is None else [first]
-                extra += [] if second is None else [second]
-        if not missing and not extra:
-            continue
-        raise TowerError(
-            f"rank {rank} does not have the variables of rank 0. Only on rank "
-            f"0: {_listed(missing)}. Only on rank {rank}: {_listed(extra)}. "
-            "Every rank has to build the same model in the same order, and "
-            "compile it the same way."
-        )
+    ranks = check.gather(peers, described, "compares the variables")
+    for rank, other in enumerate(ranks):
+        pairs = [
+            (first, second)
+            for first, second in itertools.zip_longest(
+                ranks[0], other, fillvalue="none"
+            )
+            if check.without_numbers(first) != check.without_numbers(second)
+        ]
+        if pairs:
+            missing, extra = zip(*pairs, strict=True)
+            raise TowerError(
+                f"rank {rank} does not have the variables of rank 0. Only on "
+                f"rank 0: {_listed(missing)}. Only on rank {rank}: "
+                f"{_listed(extra)}. Every rank has to build the same model in "
+                "the same order, and compile it the same way."
+            )
 
 
-def _kind(entry: tuple | None) -> tuple | None:
-    return entry and (check.without_numbers(entry[0]), *entry[1:])
-
-
-def _listed(entries: Sequence[tuple]) -> str:
-    shown = [
-        f"{path} {list(shape)} {dtype}"
-        for path, shape, dtype in entries[:_SHOWN]
-    ]
-    if len(entries) > _SHOWN:
-        shown.append(f"{len(entries) - _SHOWN} more")
-    return ", ".join(shown) or "none"
+def _listed(variables: Sequence[str]) -> str:
+    """List the first of some variables, or "none" for each that is missing."""
+    shown = [*dict.fromkeys(variables[:_SHOWN])]
+    if len(variables) > _SHOWN:
+        shown.append(f"{len(variables) - _SHOWN} more")
+    return ", ".join(shown)
 
 
 def broadcast(

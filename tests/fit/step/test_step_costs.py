@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import description
+from keras_towers.fit.step import step_costs
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 
@@ -20,7 +20,7 @@ def costs(function, *shapes, towers=2):
     graph = tf.function(function).get_concrete_function(*specs).graph
     layouts = [Sharded(0) for _ in shapes]
     program = partition_graph(graph, layouts, graph.outputs)
-    return description.costs_of(program, towers)
+    return step_costs.costs_of(program, towers)
 
 
 def steps_of(strategy):
@@ -85,7 +85,7 @@ def test_what_is_computed_once():
     found = costs(median, (None, 5))
     (line,) = found.once
     assert line.endswith("ranked = tf.sort(x, 0)")
-    assert line.startswith("test_description.py:")
+    assert line.startswith("test_step_costs.py:")
     assert 0 < found.once[line] < 1
     (said,) = found.once_summary
     assert said.startswith(f"computed once for all towers: {line} (")
