@@ -99,7 +99,11 @@ class UpdateSharded(WeightUpdate):
         here = [s for s in self.variables.moved if self._slots.has_here(s)]
         if here:
             self.slot_bytes = [
-                sum(_bytes(s) for s in here if same_device(s._value.device, d))
+                sum(
+                    byte_size(s)
+                    for s in here
+                    if same_device(s._value.device, d)
+                )
                 for d in self.config.devices
             ]
 
@@ -196,8 +200,8 @@ class Shares:
             and (self._towers == 1 or is_copied(v._value))
             and v._value not in self._owners
         ]
-        for v in sorted(new, key=_bytes, reverse=True):
-            owner = int(self._next.of(v))
+        for v in sorted(new, key=byte_size, reverse=True):
+            owner = int(self._next(v))
             if is_copied(v._value):
                 update_on(v._value, owner % self._towers)
             for value in (v._value, component(v._value)):
@@ -274,10 +278,6 @@ class Shares:
             for weight, value in zip(theirs, sent, strict=True):
                 with tf.device(weight.device):
                     weight.assign(value, read_value=False)
-
-
-def _bytes(variable: keras.Variable) -> int:
-    return byte_size(variable.shape, variable.dtype) or 0
 
 
 class OnAnotherRankError(TowerError, AttributeError):
@@ -437,7 +437,7 @@ class SlotsOfRanks:
             for slot in self._slots.values()
             if slot.rank == rank and slot.is_apart
         ]
-        filled = itertools.accumulate(map(_bytes, slots))
+        filled = itertools.accumulate(map(byte_size, slots))
         for _, portion in itertools.groupby(
             zip(slots, filled, strict=True),
             lambda slot_and_bytes: slot_and_bytes[1] // _GATHERED_BYTES,

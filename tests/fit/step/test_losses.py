@@ -1,4 +1,4 @@
-"""Losses, metrics and custom steps, on towers of different size."""
+"""Losses, custom steps and a metric, on towers of different size."""
 
 import functools
 
@@ -15,62 +15,11 @@ from tests.kit.training import compiled, fit
 # Batches of 7 on 3 towers are 3, 2, 2; the last one is of a single example.
 COUNT = 29
 X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
-# Of one tower, of two others, and of a whole batch they are zero.
-WEIGHTS = m.WEIGHTS[:COUNT].copy()
-WEIGHTS[0:3] = WEIGHTS[10:14] = WEIGHTS[14:21] = 0
 trained = functools.partial(fit, x=X, y=Y, batch_size=7)
-
-
-class AddsLoss(keras.layers.Layer):
-    def call(self, inputs):
-        self.add_loss(0.1 * tf.reduce_mean(inputs**2))
-        return inputs
 
 
 def a_function(y, p):
     return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
-
-
-REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
-
-
-def for_each_head(values):
-    return dict.fromkeys((*REDUCTIONS, "function"), values)
-
-
-def assert_heads_exact(inputs, body, act, tolerance=2e-6):
-    """With a head for each way to reduce a loss, and for a function."""
-
-    def make():
-        # Initializers take a seed when they are made.
-        keras.utils.set_random_seed(1)
-        x = body(inputs)
-        losses = {name: m.cross_entropy(reduction=name) for name in REDUCTIONS}
-        losses["function"] = a_function
-        heads = {name: keras.layers.Dense(3, name=name)(x) for name in losses}
-        model = keras.Model(inputs, heads)
-        weighted = {"sum_over_batch_size": ["accuracy"]}
-        optimizer = keras.optimizers.SGD(0.01)
-        model.compile(optimizer, losses, weighted_metrics=weighted)
-        return model
-
-    # Keras logs a metric of each loss in a graph only.
-    strategy = kt.TowerStrategy(3)
-    assert_exact(make, act, strategy, tolerance=tolerance, in_graph=True)
-
-
-@pytest.mark.core
-def test_reductions():
-    labels, weights = for_each_head(Y), for_each_head(WEIGHTS)
-
-    def act(model):
-        weighted = trained(model, y=labels, sample_weight=weights)
-        return weighted, trained(model, y=labels)
-
-    def body(inputs):
-        return AddsLoss()(keras.layers.Dense(7, "tanh")(inputs))
-
-    assert_heads_exact(keras.Input((6,)), body, act)
 
 
 def test_a_vector_of_losses():
