@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 
 _PARTS = ("x", "y", "sample_weight")
@@ -88,6 +89,17 @@ def check_rows(
         f"{advice} A dataset of single examples needs .batch(n).",
         counts,
     )
+
+
+def refuse_without_rows(batch: Any) -> None:
+    """Reject a tower's own batch if a part of it is the same for all rows.
+
+    Of several such batches it would not be known whose part counts.
+    """
+    for name, leaf in zip(names_of(batch), tf.nest.flatten(batch), strict=True):
+        is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
+        if is_value and not has_rows(leaf):
+            raise TowerError(f"part {name} of a batch has no rows. {EACH}")
 
 
 def first_with_rows(batch: Any) -> Any:

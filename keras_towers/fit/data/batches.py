@@ -16,6 +16,7 @@ from keras_towers.fit.data.batch_rows import (
     check_rows,
     first_with_rows,
     has_rows,
+    refuse_without_rows,
     rows_of,
     static_rows,
 )
@@ -314,6 +315,8 @@ def as_tower_batch(
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
+    if towers > 1 or config.transport.size > 1:
+        refuse_without_rows(batch.pieces[0])
     checks = [check for p in batch.pieces for check in check_rows(p, EACH)]
     with tf.control_dependencies(checks):
         return identity_of(batch)

@@ -207,7 +207,9 @@ class GlobalStep:
         )
         common, parts = divided.values_of(program.inputs, transport.rank == 0)
         if own_rows is not None:
-            divided.give_all(own_rows, common, parts, config.peers.rank == 0)
+            divided.add_whole_batch(
+                own_rows, common, parts, config.peers.rank == 0
+            )
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )

@@ -295,13 +295,7 @@ class _Absent:
     """
 
     def __init__(self, slot: keras.Variable, rank: int):
-        held = slot._value
-        self.shape = held.shape
-        self.dtype = held.dtype
-        self.name = held.name
-        self.device = held.device
-        self._unique_id = held._unique_id
-        self.held = held
+        self.held = slot._value
         self.is_lost = False
         self._slot = slot
         self._rank = rank
@@ -319,6 +313,8 @@ class _Absent:
         self._slot._value = self.held
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "dtype", "name", "device", "_unique_id"):
+            return getattr(self.held, name)
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse()
