@@ -37,6 +37,11 @@ class TowerBatch(NamedTuple):
     total: Any = ()
     start: Any = ()
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of examples of all processes is known."""
+        return not isinstance(self.total, tuple)
+
 
 def counts_of(batch: TowerBatch) -> list[Any]:
     """Return the K towers' numbers of examples: ints or scalar tensors."""
@@ -187,26 +192,21 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
     return leaf[start : start + length]
 
 
-def first_rows(leaf: Any, count: Any) -> Any:
-    """Return the first ``count`` rows of a tensor of any kind."""
-    return _slice(leaf, tf.zeros_like(count), count)
-
-
 def rows_if(leaf: Any, condition: Any) -> Any:
     """Return all rows of a tensor of any kind, or no rows."""
     if not has_rows(leaf):
         return leaf
     rows = tf.cast(rows_of(leaf), tf.int64)
-    return first_rows(leaf, tf.where(condition, rows, 0))
+    return _slice(leaf, tf.zeros_like(rows), tf.where(condition, rows, 0))
 
 
-def concatenate(pieces: Any) -> Any:
-    """Concatenate the towers' tensors in order, or stack scalars."""
-    if isinstance(pieces[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(pieces))
-    if not has_rows(pieces[0]):
-        return tf.stack(pieces)
-    return tf.concat(pieces, 0)
+def _joined(*leaves: Any) -> Any:
+    """Join the rows of the towers' tensors; without rows they are the same."""
+    if not has_rows(leaves[0]):
+        return leaves[0]
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0)
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
@@ -342,11 +342,4 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     if is_whole(batch):
         return batch
     pieces = as_tower_batch(config, batch, RowCheck()).pieces
-    if len(pieces) == 1:
-        return pieces[0]
-    return tf.nest.map_structure(
-        lambda *leaves: (
-            concatenate(leaves) if has_rows(leaves[0]) else leaves[0]
-        ),
-        *pieces,
-    )
+    return tf.nest.map_structure(_joined, *pieces)

@@ -98,9 +98,7 @@ class GlobalStep:
         if self.same is not None and whole:
             check = functools.partial(self.same.check, given)
             batch = self.order.begin_after(check, batch)
-        batch = self._with_total(batch, kind)
-        of_all = batch
-        batch = self._of_this_process(batch, kind)
+        of_all, batch = self._counted(batch, kind)
         pieces = batch.pieces
         has_rows = self.rows.divided_leaves(given if whole else pieces[0])
         is_global = whole and self._is_global
@@ -304,18 +302,29 @@ class GlobalStep:
         alone = apart or self._counts_alone(kind)
         return SingleProcess() if alone else self.config.transport
 
-    def _of_this_process(
+    def _counted(
         self, batch: data_lib.TowerBatch, kind: str
-    ) -> data_lib.TowerBatch:
-        """Return the batch that this process computes alone."""
+    ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
+        """Count the examples of a step.
+
+        Returns:
+            The batch as a part of that of all processes, and as a part of that
+            of the processes that compute the step together.
+        """
         config, rounds = self.config, self.update.rounds
+        here = _examples_in(batch)
+        if batch.is_counted:
+            of_all = batch
+        elif self._counts_alone(kind):
+            of_all = batch._replace(total=here, start=0)
+        else:
+            of_all = self.order.count(batch, here)
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
-            return batch
-        here = _examples_in(batch)
+            return of_all, of_all
         if rounds is not None and kind in TRAINING:
-            rounds.begin_step(share_of(here, batch.total))
-        return batch._replace(total=here, start=0)
+            rounds.begin_step(share_of(here, of_all.total))
+        return of_all, of_all._replace(total=here, start=0)
 
     def _counts_alone(self, kind: str) -> bool:
         """Whether only this process's examples count."""
@@ -323,17 +332,6 @@ class GlobalStep:
         predicts = kind.startswith("predict")
         own_batches = predicts and self.config.batches == "each"
         return own_batches or self.config.transport.size == 1
-
-    def _with_total(
-        self, batch: data_lib.TowerBatch, kind: str
-    ) -> data_lib.TowerBatch:
-        """Count the examples of all towers if the total is unknown."""
-        if not (isinstance(batch.total, tuple) and batch.total == ()):
-            return batch
-        here = _examples_in(batch)
-        if self._counts_alone(kind):
-            return batch._replace(total=here, start=0)
-        return self.order.count(batch, here)
 
 
 def _examples_in(batch: data_lib.TowerBatch) -> Any:
