@@ -29,6 +29,7 @@ _COUNTING = (
 
 _Kind = TypeVar("_Kind")
 EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+_FORWARDED = frozenset((*EVENTS, "set_params", "set_model"))
 
 
 class _Marked(keras.callbacks.Callback):
@@ -43,27 +44,11 @@ class _Marked(keras.callbacks.Callback):
             )
         self.callback = callback
 
-    def set_params(self, params: Any) -> None:
-        """Forward the parameters."""
-        super().set_params(params)
-        self.callback.set_params(params)
-
-    def set_model(self, model: Any) -> None:
-        """Forward the model."""
-        super().set_model(model)
-        self.callback.set_model(model)
-
-
-def _forwarding(name: str) -> Callable[..., None]:
-    def forward(self: _Marked, *args: Any, **kwargs: Any) -> None:
-        getattr(self.callback, name)(*args, **kwargs)
-
-    return forward
-
-
-# Where there is one process, nobody unwraps it, also without a strategy.
-for _name in EVENTS:
-    setattr(_Marked, _name, _forwarding(_name))
+    def __getattribute__(self, name: str) -> Any:
+        """Forward what Keras calls: a single process does not unwrap it."""
+        if name in _FORWARDED:
+            return getattr(self.callback, name)
+        return super().__getattribute__(name)
 
 
 class ChiefOnly(_Marked):
