@@ -29,52 +29,38 @@ def steps_of(strategy):
     return [line for line in lines if " of '" in line]
 
 
-def test_rows_that_are_gathered():
-    found = costs(lambda x: 2 * x, (None, 5))
-    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes x N"
+def standardized(x):
+    mean = tf.reduce_mean(x, 0)
+    return tf.reduce_mean((x - mean) ** 2, 0), tf.reduce_sum(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "summary"),
+    [
+        # Rows that are gathered.
+        (lambda x: 2 * x, (None, 5), "1 exchange in 1 round, 20 bytes x N"),
+        (lambda x: 2 * x, (6, 500), "1 exchange in 1 round, 12 KB"),
+        # Every example has two rows, in two blocks.
+        (lambda x: tf.concat([x, x], 0) * 2, (None, 5), ", 40 bytes x N"),
+        (lambda x: tf.reshape(x, (-1, 2)), (None, 6), ", 24 bytes x N"),
+        (lambda x: tf.reduce_sum(x, 0), (None, 5), "in 1 round, 20 bytes"),
+        # A sum needs the mean, of which there are as many.
+        (standardized, (None, 5), "3 exchanges in 2 rounds, 44 bytes"),
+        (lambda x: tf.ones([]), (None, 5), "0 exchanges in 0 rounds, 0 bytes"),
+        # What a batch decides.
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), ", ? bytes"),
+    ],
+)
+def test_exchanges(function, shape, summary):
+    found = costs(function, shape)
+    assert found.exchange_summary.endswith(summary)
     assert not found.once
-    found = costs(lambda x: 2 * x, (6, 500))
-    assert found.exchange_summary == "1 exchange in 1 round, 12 KB"
-
-
-def test_blocks_of_rows():
-    """Every example has two rows, in two blocks."""
-    found = costs(lambda x: tf.concat([x, x], 0) * 2, (None, 5))
-    assert found.per_example == 40
-    found = costs(lambda x: tf.reshape(x, (-1, 2)), (None, 6))
-    assert (found.fixed, found.per_example) == (0, 24)
-
-
-def test_sums():
-    found = costs(lambda x: tf.reduce_sum(x, 0), (None, 5))
-    assert found.exchange_summary == "1 exchange in 1 round, 20 bytes"
 
 
 @pytest.mark.parametrize("towers", [2, 5])
 def test_what_each_tower_gives(towers):
     found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
     assert (found.fixed, found.per_example) == (20 * towers, 0)
-
-
-def test_rounds():
-    def standardized(x):
-        mean = tf.reduce_mean(x, 0)
-        return tf.reduce_mean((x - mean) ** 2, 0), tf.reduce_sum(x)
-
-    found = costs(standardized, (None, 5))
-    assert (found.exchanges, found.rounds) == (3, 2)
-    assert found.fixed == 20 + 20 + 4
-
-
-def test_no_exchange():
-    found = costs(lambda x: tf.constant(1.0), (None, 5))
-    assert found.exchange_summary == "0 exchanges in 0 rounds, 0 bytes"
-
-
-def test_what_a_batch_decides():
-    found = costs(lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5))
-    assert found.fixed is None
-    assert found.exchange_summary.endswith(", ? bytes")
 
 
 def test_what_is_computed_once():
