@@ -62,14 +62,6 @@ class StepCosts:
         return f"{what} in {_count(self.rounds, 'round')}, {size}"
 
     @property
-    def held_summary(self) -> list[str]:
-        """Describe the tensors held for all parts of a tower's rows, if any."""
-        if self.held == 0:
-            return []
-        each = f"{_bytes(self.held)} for each example"
-        return [f"held of all parts of a tower's rows: {each}"]
-
-    @property
     def once_summary(self) -> list[str]:
         """Describe the operations computed once, most expensive first."""
         shares = sorted(self.once.items(), key=lambda item: -item[1])
@@ -100,16 +92,14 @@ def record_costs(
 
 def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
-    several = config.micro_batches != 1
-    return [
-        f"{name}: {line}"
-        for name, costs in _costs.get(config.strategy, {}).items()
-        for line in (
-            costs.exchange_summary,
-            *(costs.held_summary if several else ()),
-            *costs.once_summary,
-        )
-    ]
+    lines = []
+    for name, costs in _costs.get(config.strategy, {}).items():
+        lines.append(f"{name}: {costs.exchange_summary}")
+        if config.micro_batches != 1 and costs.held != 0:
+            each = f"{_bytes(costs.held)} for each example"
+            lines.append(f"{name}: held of all parts of a tower's rows: {each}")
+        lines += [f"{name}: {line}" for line in costs.once_summary]
+    return lines
 
 
 def costs_of(program: Program, towers: int) -> StepCosts:
