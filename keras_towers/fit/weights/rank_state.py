@@ -6,10 +6,8 @@ requests is compared in ``calls/rank_agreement.py``.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -70,65 +68,3 @@ def broadcast(
         return
     for index, value in zip(known, received, strict=True):
         variables[index].assign(value)
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenVariables:
-    """The variables that ranks have written, and are to share.
-
-    Attributes:
-        by_root: the variables by the first rank that has written each.
-        conflict: a variable into which ranks have written different values, and
-            who wrote it, for a message; empty if there is none.
-    """
-
-    by_root: dict[int, list[keras.Variable]]
-    conflict: str
-
-
-def gather_written(
-    transport: Transport,
-    variables: Sequence[keras.Variable],
-    names: Mapping[keras.Variable, str],
-    ranks_train_apart: bool,
-) -> WrittenVariables:
-    """Find out which ranks have written which variables. Collective.
-
-    Args:
-        transport: connects the ranks.
-        variables: all that may have been written, the same on all ranks.
-        names: the writers of variables on this rank.
-        ranks_train_apart: whether each rank keeps its value of a variable that
-            all ranks have written.
-    """
-    written_here = {
-        str(place): (_digest(variable), names[variable])
-        for place, variable in enumerate(variables)
-        if variable in names
-    }
-    ranks = check.gather(
-        transport, written_here, "takes over what callbacks wrote"
-    )
-    roots: dict[int, list[keras.Variable]] = {}
-    conflict = ""
-    for place in dict.fromkeys(itertools.chain(*ranks)):
-        by_rank = {
-            r: written[place]
-            for r, written in enumerate(ranks)
-            if place in written
-        }
-        values_differ = len({digest for digest, _ in by_rank.values()}) > 1
-        variable = variables[int(place)]
-        keeps_values = ranks_train_apart or not values_differ
-        if len(by_rank) == len(ranks) and keeps_values:
-            continue
-        roots.setdefault(min(by_rank), []).append(variable)
-        if values_differ:
-            who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
-            conflict = f"{variable.path} ({', '.join(who)})"
-    return WrittenVariables(roots, conflict)
-
-
-def _digest(variable: keras.Variable) -> str:
-    value = variable._value.numpy()
-    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
