@@ -205,7 +205,7 @@ def _joined(*leaves: Any) -> Any:
     if not has_rows(leaves[0]):
         return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, leaves)
+        return tf.sparse.concat(0, list(leaves))
     return tf.concat(leaves, 0)
 
 
@@ -311,11 +311,13 @@ def as_tower_batch(
                 batch, config.num_replicas, config.first_tower, towers, rows
             )
         return split(batch, towers, rows=rows)._replace(total=(), start=())
+    is_own = config.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
-    if towers > 1 or config.transport.size > 1:
+        is_own = True
+    if is_own and (towers > 1 or config.transport.size > 1):
         refuse_without_rows(batch.pieces[0])
     checks = [check for p in batch.pieces for check in check_rows(p, EACH)]
     with tf.control_dependencies(checks):

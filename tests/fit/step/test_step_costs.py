@@ -122,7 +122,7 @@ def test_what_a_model_computes_once_is_said_once(logged):
             model.fit(X, Y, len(X), verbose=0)
     ((level, line),) = logged("once")
     assert level == "INFO"
-    start = "training of 'ranked': computed once for all towers: test_descr"
+    start = "training of 'ranked': computed once for all towers: test_step_"
     assert line.startswith(start)
     assert "ranked = tf.sort(y_pred[:, 0]) (" in line
     assert line in steps_of(strategy)
