@@ -85,13 +85,13 @@ def source(tensor: Any) -> Any:
 def value_in_function(partition: Partitioner, value: Value) -> Value:
     """Return a value of the program as functions see it."""
     if not value.is_replicated:
-        return dataclasses.replace(value, linear=None)
+        return dataclasses.replace(value, whole_from=None)
     return dataclasses.replace(
         value,
         layout=REPLICATED,
         local=None,
         whole=partition.replicated(value),
-        linear=None,
+        whole_from=None,
     )
 
 

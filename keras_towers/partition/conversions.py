@@ -45,6 +45,7 @@ class Converter:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
         builder: takes the operations.
+        shares_memory: whether all towers do.
 
     Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
@@ -53,10 +54,17 @@ class Converter:
             their sizes.
     """
 
-    def __init__(self, unit: Unit, is_first: Tensor, builder: Builder):
+    def __init__(
+        self,
+        unit: Unit,
+        is_first: Tensor,
+        builder: Builder,
+        shares_memory: bool = False,
+    ):
         self.unit = unit
         self.is_first = is_first
         self.builder = builder
+        self.shares_memory = shares_memory
         self.sizes: dict[str, Tensor] = {}
         self.units: dict[Any, DataDependentUnit] = {}
         self._fractions: dict[Any, Tensor] = {}
@@ -110,11 +118,10 @@ class Converter:
                 return whole_list(self, value)
             except NotDivided:
                 raise CannotGather from None
-        if value.linear is not None:
-            # Less to exchange, as it follows from what is needed elsewhere.
-            source, index, inputs = value.linear
-            wholes = [self.whole(given) for given in inputs]
-            return self.builder.copy(source, wholes)[index]
+        if value.whole_from is not None:
+            wholes = [self.whole(given) for given in value.whole_from.inputs]
+            outputs = self.builder.copy(value.whole_from.operation, wholes)
+            return outputs[value.whole_from.index]
         local = cast("Tensor", value.local)
         if isinstance(value.layout, Partial):
             return self.builder.exchange("sum", local)

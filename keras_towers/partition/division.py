@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,16 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    WholeFrom,
     require,
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size
+
+# Of how many units on a tower rows are gathered rather than larger parts of a
+# sum added: with more, it is the product that takes the time.
+_MOST_ROWS = 64
 
 
 def divided(
@@ -67,7 +73,34 @@ def divided(
     if factors.needs_rows:
         for output in outputs:
             output.local = _without_a_row(partition, output, layout)
+    if partition.shares_memory and _has_short_rows(node, inputs, outputs):
+        (output,) = outputs
+        output.whole_from = WholeFrom(
+            node.operation, 0, list(inputs), gathers=True
+        )
     return outputs
+
+
+def _has_short_rows(node: Node, inputs: Values, outputs: Values) -> bool:
+    """Whether a sum over rows is much larger than the rows.
+
+    Such is the gradient of a large matrix, the product of a layer's inputs and
+    of gradients. Both are gathered then, as in Xie et al., "Distributed
+    Machine Learning via Sufficient Factor Broadcasting" (arXiv 1511.08486).
+    """
+    if len(outputs) != 1 or not outputs[0].is_partial:
+        return False
+    if not all(value.sharded for value in inputs):
+        return False
+    entries = 0
+    for value in inputs:
+        layout, _ = value.as_rows()
+        others = [s for a, s in enumerate(value.sizes) if a != layout.axis]
+        if not all(isinstance(size, int) for size in others):
+            return False
+        entries += layout.count * math.prod(others)
+    size = node.shapes[0].num_elements()
+    return size is not None and size >= _MOST_ROWS * entries
 
 
 def _common_input(
@@ -127,7 +160,13 @@ def _linear(
     )
     for index, output in enumerate(outputs):
         if len(parts) == 1 and _keeps_size(node, index, *parts):
-            output.linear = node.operation, index, list(inputs)
+            # What it follows from is needed elsewhere, or is no more.
+            output.whole_from = WholeFrom(
+                node.operation,
+                index,
+                list(inputs),
+                gathers=all(inputs[k].gathers for k in parts),
+            )
     return outputs
 
 

@@ -60,6 +60,7 @@ def lay_out(
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
     xla: bool = False,
+    shares_memory: bool = False,
     lists: bool = True,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
@@ -74,6 +75,7 @@ def lay_out(
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
         xla: whether XLA compiles what towers compute.
+        shares_memory: whether all towers do, with all cores.
         lists: whether lists of rows may be divided.
 
     Returns:
@@ -98,7 +100,9 @@ def lay_out(
     ]
     # Of data without rows all is done once: whatever a tower has.
     unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(unit, is_first, builder, lists, ranks, xla)
+    partition = Partitioner(
+        unit, is_first, builder, lists, ranks, xla, shares_memory
+    )
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
@@ -125,7 +129,15 @@ def lay_out(
     except CannotGather:
         # An operation without a rule needs a list of rows.
         return lay_out(
-            graph, layouts, wanted, updates, ranks, mirrored, xla, lists=False
+            graph,
+            layouts,
+            wanted,
+            updates,
+            ranks,
+            mirrored,
+            xla,
+            shares_memory,
+            lists=False,
         )
     ends = [*results, *(t for u in partition.updates for t in u.given)]
     operations, exchanges = needed(builder.operations, builder.exchanges, ends)

@@ -241,6 +241,23 @@ class Splits:
     part: str = "both"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class WholeFrom:
+    """A value that is computed of the wholes of others, which are exchanged.
+
+    Attributes:
+        operation: what computes it.
+        index: which of its outputs it is.
+        inputs: its N inputs.
+        gathers: whether these are rows, which are gathered, not parts of sums.
+    """
+
+    operation: Any
+    index: int
+    inputs: Sequence[Value]
+    gathers: bool
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A tensor of one device's step, and what towers have of it.
@@ -254,8 +271,8 @@ class Value:
         shape: its shape on one device, in symbols; None: its rank is unknown.
         known: its entries on one device that are known before the step runs: an
             array of ints, bools, ``Size`` and ``UNKNOWN``; None: no entry is.
-        linear: of a part of a sum: the operation that it follows from linearly,
-            which of its outputs it is, and the operation's inputs.
+        whole_from: of a part of a sum: how its whole is computed where it is
+            not the sum of the parts.
         element: of a list: what is known of all its elements.
         numbers: of integers: what they number, or where they end.
     """
@@ -265,7 +282,7 @@ class Value:
     whole: Tensor | None = None
     shape: Shape | None = None
     known: Any = None
-    linear: tuple[Any, int, list[Value]] | None = None
+    whole_from: WholeFrom | None = None
     element: Any = None
     numbers: Places | Below | Splits | None = None
 
@@ -309,6 +326,11 @@ class Value:
         if isinstance(self.layout, Replicated):
             return True
         return isinstance(self.layout, Partial) and self.whole is not None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows are gathered for its whole, not its parts added up."""
+        return self.whole_from is not None and self.whole_from.gathers
 
     @property
     def is_partial(self) -> bool:

@@ -56,6 +56,8 @@ class Partitioner(Converter):
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
         xla: whether XLA compiles what towers compute.
+        shares_memory: whether all towers do, so that what is computed once
+            costs as much as if each computed a part of it.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -77,8 +79,9 @@ class Partitioner(Converter):
         lists: bool = True,
         ranks: bool = False,
         xla: bool = False,
+        shares_memory: bool = False,
     ):
-        super().__init__(unit, is_first, builder)
+        super().__init__(unit, is_first, builder, shares_memory)
         self.lists = lists
         self.ranks = ranks
         self.xla = xla
@@ -162,7 +165,9 @@ class Partitioner(Converter):
         """Update weights; what comes behind uses them afterwards."""
         info = self.update_infos[node.operation.name]
         local_parts = [
-            self.partial(value) if value.is_partial else None
+            self.partial(value)
+            if value.is_partial and not value.gathers
+            else None
             for value in inputs
         ]
         rows: list[Tensor] = []

@@ -278,7 +278,7 @@ class Refused(Exception):
     """One device cannot compute it either."""
 
 
-def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
+def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5, **options):
     """Check that towers compute what one device does; return the program.
 
     Args:
@@ -287,11 +287,12 @@ def check(function, *given, towers=TOWERS, seed=0, tolerance=1e-5):
         towers: numbers of examples, for some towers, several times.
         seed: of the entries.
         tolerance: how far entries may be off.
+        **options: those of ``lay_out``.
     """
     graph = traced(function, *given)
     layouts = [g.layout for g in given]
     fetched = [t for t in graph.outputs if t.dtype not in _SPECIAL]
-    program, values = lay_out(graph, layouts, fetched)
+    program, values = lay_out(graph, layouts, fetched, **options)
     generator = np.random.default_rng(seed)
     for counts in towers:
         wholes = [g.made(sum(counts), generator) for g in given]

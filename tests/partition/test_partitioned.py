@@ -256,6 +256,21 @@ def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
     assert not once(program)
 
 
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(shares_memory):
+    """Two gradients, of a large and a small matrix; the large one is scaled."""
+
+    def function(x, w, v):
+        large, small = tf.gradients(tf.tanh(x @ w) @ v, [w, v])
+        return large / 3, small
+
+    given = rows(-1, 600), same(600, 700), same(700, 1)
+    program = check(function, *given, shares_memory=shares_memory)
+    assert kinds(program)["gather"] == (2 if shares_memory else 0)
+    assert kinds(program)["sum"] == (1 if shares_memory else 2)
+    assert not once(program)
+
+
 def test_rounding_happens_after_the_sum():
     def function(x):
         return tf.cast(tf.reduce_sum(x), tf.float16)

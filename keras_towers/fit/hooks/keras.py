@@ -115,8 +115,13 @@ def _tell(
 def _made_optimizer(
     original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Create an optimizer as one device does; its update runs on one tower."""
-    with compat.single_device_mode():
+    """Create an optimizer as one device does; its update runs on one tower.
+
+    In another thread a strategy of TensorFlow's own may be in force.
+    """
+    with contextlib.ExitStack() as stack:
+        if contract.in_force() is not None:
+            stack.enter_context(compat.single_device_mode())
         original(optimizer, *args, **kwargs)
 
 

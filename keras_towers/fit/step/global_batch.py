@@ -194,6 +194,7 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
+            shares_memory=self._shares_memory,
         )
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program
@@ -249,6 +250,12 @@ class GlobalStep:
         others = self.config.others
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
+
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether all towers do, and have all of a batch at once."""
+        alone = self.config.peers.size == 1 and self.micro_batches == 1
+        return alone and devices.all_on_host(self.config.devices)
 
     def _devices(self, copied: bool) -> Sequence[str]:
         """Return where the towers of this process compute.

@@ -154,6 +154,22 @@ def test_another_thread_trains_as_plain_keras():
         same_model(trained, reference, 1e-5)
 
 
+def test_another_thread_makes_an_optimizer_under_a_stock_strategy():
+    stock, made = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), []
+
+    def work():
+        with stock.scope():
+            made.append(keras.optimizers.SGD())
+
+    thread = threading.Thread(target=work)
+    with kt.TowerStrategy(2):
+        made.append(keras.optimizers.SGD())
+        thread.start()
+        thread.join(60)
+    own, of_stock = (optimizer._distribution_strategy for optimizer in made)
+    assert own is not stock and of_stock is stock
+
+
 @pytest.mark.parametrize(
     "name, value, inside",
     [
