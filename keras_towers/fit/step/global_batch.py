@@ -273,8 +273,8 @@ class GlobalStep:
     def _way(self) -> Way:
         """Return how towers call their functions.
 
-        Other ranks get gradients while the step computes others. Functions that
-        are called are optimised for the host.
+        Other ranks get gradients while the step computes others. TensorFlow
+        does not optimise functions that are called, as accelerators need.
         """
         on_host = devices.all_on_host(self.config.devices)
         alone = self.config.transport.size == 1
