@@ -98,13 +98,13 @@ def _run(
     in_block = tf.distribute.has_strategy()
     if in_block and contract.in_force() is None:
         # The block of any strategy may train an ordinary model.
-        adoption.release_from_home(model)
+        adoption.release_from_default(model)
     strategy = adoption.strategy_for(model, kind)
     in_replica = in_block and tf.distribute.get_replica_context() is not None
     if strategy is not None and not in_replica:
         components = strategy._components
         if not in_block:
-            adoption.announce_home(model, kind, components.config)
+            adoption.announce_default(model, kind, components.config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
         with strategy.scope():
             return components.calls.run(call)

@@ -45,8 +45,8 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
-# The strategies on whose towers models train outside of any block, too.
-_homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
+# The strategies on whose towers models train where no block says otherwise.
+_defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -88,7 +88,7 @@ class Adoption:
         if self.in_block:
             self._created.add(model)
         if self._keeps or not self.in_block:
-            _homes[model] = self._config.strategy
+            _defaults[model] = self._config.strategy
 
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -137,7 +137,7 @@ class Adoption:
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
             if strategy_of(trainer) is not self._config.strategy:
-                release_from_home(trainer)
+                release_from_default(trainer)
             owner = strategy_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
@@ -218,7 +218,8 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
-                stack.callback(_homes.__setitem__, model, self._config.strategy)
+                strategy = self._config.strategy
+                stack.callback(_defaults.__setitem__, model, strategy)
             for variable in self._made_variables:
                 stack.callback(self.update.restore, variable)
             for model in reversed(models):
@@ -267,10 +268,10 @@ def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
     """
     strategy = in_force() or owner_of(model)
     outside = strategy is None and not tf.distribute.has_strategy()
-    return _homes.get(model) if outside and kind in TRAINING else strategy
+    return _defaults.get(model) if outside and kind in TRAINING else strategy
 
 
-def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
+def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
     """Say once for each model that it trains on towers outside of a block."""
     line = (
         f"{kind} of model {model.name!r} runs on the strategy under which it "
@@ -280,28 +281,28 @@ def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
         announce(line)
 
 
-def release_from_home(trainer: keras.Model) -> None:
+def release_from_default(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
     if owner is not None:
         adoption = owner._components.adoption
-        if _homes.get(trainer) is owner and not adoption.in_block:
+        if _defaults.get(trainer) is owner and not adoption.in_block:
             adoption.release_model(trainer)
 
 
 @contextlib.contextmanager
-def without_home(model: keras.Model) -> Iterator[None]:
+def without_default(model: keras.Model) -> Iterator[None]:
     """Train a model that was made in a block on one device in this block."""
-    home = _homes.pop(model, None)
+    default = _defaults.pop(model, None)
     try:
         yield
     finally:
-        if home is not None:
-            _homes[model] = home
+        if default is not None:
+            _defaults[model] = default
 
 
 def _unbind(trainer: keras.Model) -> None:
-    """Unbind a model from its strategy; its training may have a home."""
+    """Unbind a model from its strategy; it may train there by default."""
     trainer._distribute_strategy = None
     _drop_functions(trainer)
     for name in ("_eval_epoch_iterator", *_OF_CALLS):
