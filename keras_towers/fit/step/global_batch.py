@@ -200,10 +200,8 @@ class GlobalStep:
         program = program if own_rows is None else own_rows.program
         if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
-        number_of_parts = config.num_replicas * self.micro_batches
-        step_costs.record_costs(
-            config, kind, model.name, program, number_of_parts
-        )
+        all_parts = config.num_replicas * self.micro_batches
+        step_costs.record_costs(config, kind, model.name, program, all_parts)
         common, parts = divided.values_of(program.inputs, transport.rank == 0)
         if own_rows is not None:
             divided.add_whole_batch(
@@ -212,17 +210,10 @@ class GlobalStep:
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
-        number = self.micro_batches
-        towers = [
-            parts[k * number : (k + 1) * number]
-            for k in range(config.num_towers)
-        ]
         for index, tensor in program.inputs.copies.items():
-            for tower, handle in zip(
-                towers, mirrors[index - first] or (), strict=True
-            ):
-                for own in tower:
-                    own[tensor] = _inside(handle)
+            copies = mirrors[index - first] or ()
+            for k, part in enumerate(parts):
+                part[tensor] = _inside(copies[k // self.micro_batches])
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
@@ -234,7 +225,7 @@ class GlobalStep:
             )
         results = ready.run(
             common,
-            towers,
+            parts,
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,

@@ -108,7 +108,7 @@ class TowerProgram:
     def run(
         self,
         common: Mapping[Tensor, Any],
-        parts: Sequence[Sequence[Mapping[Tensor, Any]]],
+        parts: Sequence[dict[Tensor, Any]],
         devices: Sequence[str],
         transport: Transport,
         order: StepOrder,
@@ -118,8 +118,8 @@ class TowerProgram:
 
         Args:
             common: the inputs that all towers share.
-            parts: for each of K towers its parts of the batch, of which it
-                computes one after another: what each has of its inputs.
+            parts: the inputs of each part of the batch, in tower order; each
+                tower computes as many, one after another.
             devices: the K towers' devices.
             transport: connects the processes.
             order: that of what they exchange.
@@ -128,9 +128,12 @@ class TowerProgram:
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
-        towers = [_Tower([dict(part) for part in tower]) for tower in parts]
+        number = len(parts) // len(devices)
+        towers = [
+            _Tower(parts[k : k + number]) for k in range(0, len(parts), number)
+        ]
         checks: list[Any] = []
-        for number, level in enumerate(self._levels):
+        for index, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
@@ -147,9 +150,9 @@ class TowerProgram:
                 for device, tower in zip(devices, towers, strict=True):
                     with tf.device(device):
                         self._call(level, known, tower)
-            self._exchange(number, known, towers, devices, transport, order)
+            self._exchange(index, known, towers, devices, transport, order)
             for change in program.updates:
-                if change.level == number:
+                if change.level == index:
                     gradients = []
                     for device, tower in zip(devices, towers, strict=True):
                         with tf.device(device):

@@ -36,7 +36,6 @@ def on_one_device(kind):
         (written.Together, TOWERS, {}),
         (written.Together, TOWERS, {"run_eagerly": True}),
         (written.Unconditional, SERVERS, {}),
-        (written.Queueing, TOWERS, {}),
     ],
 )
 def test_exact(kind, strategy, options):

@@ -103,21 +103,6 @@ class Together(ClippingSometimes, Unconditional):
     """Does all of it."""
 
 
-class Queueing(Stepping):
-    """Keeps the last features, as NNCLR does."""
-
-    def prepare(self):
-        super().prepare()
-        self.queue = zeros(self, (4, WIDTH))
-
-    def after(self, x, p):
-        super().after(x, p)
-        self.queue.assign(tf.concat([x, self.queue], 0)[:4])
-
-    def state(self):
-        return [self.queue.numpy()]
-
-
 def made(kind, **options):
     """A function that builds and compiles a model, the same every time."""
 
