@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import keras_towers
 from keras_towers import compat
+from keras_towers._notices import first_time
 from keras_towers.fit import contract
 from keras_towers.fit.context import active_step, blocks, patches
 from keras_towers.fit.contract import METHODS
@@ -31,8 +32,6 @@ _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
 logger = logging.getLogger("keras_towers")
-
-_warned_of_threads: set[tuple[str, str]] = set()
 
 
 def connect(
@@ -130,9 +129,8 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
 
 def _warn_of_thread(kind: str, model: Any) -> None:
     block = blocks.elsewhere()
-    if block is None or block in _warned_of_threads:
+    if block is None or not first_time(("entered elsewhere", *block)):
         return
-    _warned_of_threads.add(block)
     logger.warning(
         "%s of model %r runs on one device: the block of %s was entered in "
         "thread %r and holds only there, but this is thread %r. Enter it in "
