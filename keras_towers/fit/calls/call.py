@@ -322,7 +322,7 @@ def build(
             if not part.built:
                 part.built = True
                 stack.callback(setattr, part, "built", False)
-        unbuilt = _unbuilt(model)
+        unbuilt = [p for p in _losses_and_metrics(model) if not p.built]
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
@@ -359,7 +359,3 @@ def _losses_and_metrics(model: keras.Model) -> list[Any]:
     names = ("_compile_metrics", "_compile_loss")
     parts = [getattr(model, name, None) for name in names]
     return [part for part in parts if part is not None]
-
-
-def _unbuilt(model: keras.Model) -> list[Any]:
-    return [part for part in _losses_and_metrics(model) if not part.built]

@@ -71,8 +71,7 @@ class TowerProgram:
         self.compiled = 0
         levels = range(program.levels)
         self._summed = _summed(program)
-        self._kept = _kept(program)
-        used = self._summed | self._kept
+        used = _used_elsewhere(program)
         self._levels = [self._level(level, used, way) for level in levels]
 
     def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
@@ -184,11 +183,9 @@ class TowerProgram:
                 outputs = level.function(inputs)
             made = []
             for tensor, value in zip(level.outputs, outputs, strict=True):
-                if tensor in self._summed:
-                    made.append(tower.add(tensor, value))
-                if tensor in self._kept:
-                    part[tensor] = value
-                    made.append(value)
+                part[tensor] = value
+                is_summed = tensor in self._summed
+                made.append(tower.add(tensor, value) if is_summed else value)
 
     def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
@@ -333,14 +330,12 @@ def _summed(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _kept(program: Program) -> set[Tensor]:
-    """The tensors that are used, unsummed, outside of their own level."""
-    used = {e.given for e in program.exchanges if e.kind != "sum"}
-    used.update(e.given for e in program.exchanges if not e.given.on_towers)
+def _used_elsewhere(program: Program) -> set[Tensor]:
+    """The tensors that are used outside of the function that makes them."""
+    used = {exchange.given for exchange in program.exchanges}
     used.update(program.results)
     for update in program.updates:
-        used.update(update.rows)
-        used.update(t for t in update.given if not t.on_towers)
+        used.update(update.given)
     for operation in program.operations:
         for tensor in operation.inputs:
             source = tensor.operation
