@@ -88,23 +88,21 @@ class GlobalStep:
             kind: the method of Keras that it belongs to.
         """
         whole = data_lib.is_whole(batch)
-        given, transport = batch, self._transport_of(kind)
+        data, transport = batch, self._transport_of(kind)
         if tf.executing_eagerly():
             if self.same is not None and whole:
-                self.same.check(given)
-            return self._on_one_device(step, given, model, kind, transport)
+                self.same.check(data)
+            return self._on_one_device(step, data, model, kind, transport)
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
-            check = functools.partial(self.same.check, given)
+            check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
         of_all, batch = self._counted(batch, kind)
         pieces = batch.pieces
-        has_rows = self.rows.divided_leaves(given if whole else pieces[0])
+        has_rows = self.rows.divided_leaves(data if whole else pieces[0])
         is_global = whole and self._is_global
-        spec = data_lib.spec_of(
-            given if is_global else pieces[0], not is_global
-        )
+        spec = data_lib.spec_of(data if is_global else pieces[0], not is_global)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
@@ -254,12 +252,12 @@ class GlobalStep:
         Args:
             copied: whether each has copies of variables on its device.
         """
-        every = self.config.devices
-        if copied or not devices.all_on_host(every):
-            return every
+        towers = self.config.devices
+        if copied or not devices.all_on_host(towers):
+            return towers
         # They share all cores anyway, and what is made ready for one device
         # serves all towers.
-        return [every[0]] * len(every)
+        return [towers[0]] * len(towers)
 
     def _way(self) -> Way:
         """Return how towers call their functions.

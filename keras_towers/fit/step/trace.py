@@ -153,8 +153,8 @@ def trace(
     updates: list[TracedUpdate] = []
     outer, numbers = compat.get_default_graph(), compat.draws_of_graphs
 
-    def run(*given: tf.Tensor) -> Any:
-        left = iter(given)
+    def run(*tensors: tf.Tensor) -> Any:
+        left = iter(tensors)
         inside = [None if leaf is None else next(left) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
         graph = compat.get_default_graph()

@@ -86,15 +86,15 @@ class StepOrder:
 
     def exchange(
         self,
-        given: Sequence[Sequence[Any]],
+        tensors: Sequence[Sequence[Any]],
         exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
     ) -> list[Any]:
         """Exchange tensors, after a check that all ranks do the same."""
         # Those of a step that concerns no other rank are its own.
         if not self._agreement:
-            return exchange(given)
+            return exchange(tensors)
         with tf.control_dependencies(self._agreement):
-            results = exchange(identity_of(given))
+            results = exchange(identity_of(tensors))
         # Every rank takes part, even if it does not need the result.
         self._exchanged += tensors_in(results)
         return results
