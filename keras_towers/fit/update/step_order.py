@@ -224,6 +224,6 @@ def _true() -> tf.Variable:
 
 def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:
     def end():
-        return next(iter(tf.data.Dataset.fromtensors_in(0).take(0)))
+        return next(iter(tf.data.Dataset.from_tensors(0).take(0)))
 
     return tf.cond(condition, end, lambda: 0)
