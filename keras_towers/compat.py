@@ -250,11 +250,6 @@ _run_independently = resolve(
     ":AutomaticControlDependencies.run_independently"
 )
 op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
-optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
-GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
-NamedDevice = resolve(
-    "tensorflow.core.protobuf.device_properties_pb2:NamedDevice"
-)
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
