@@ -126,3 +126,24 @@ def test_what_a_model_computes_once_is_said_once(logged):
     assert line.startswith(start)
     assert "ranked = tf.sort(y_pred[:, 0]) (" in line
     assert line in steps_of(strategy)
+
+
+@pytest.mark.parametrize("batch", [16, 256])
+@pytest.mark.parametrize("as_arrays", [True, False])
+def test_few_rows_are_exchanged_instead_of_the_gradient_of_a_wide_layer(
+    batch, as_arrays
+):
+    """Towers that share memory do so if it is less, as the batch size says."""
+    x = np.zeros((2 * batch, 160), "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(batch)
+    data = {"x": x, "y": x, "batch_size": batch}
+    if not as_arrays:
+        data = {"x": dataset.prefetch(1)}
+    layer = keras.layers.Dense(160, use_bias=False)
+    model = keras.Sequential([keras.Input((160,)), layer])
+    model.compile("sgd", "mse")
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        model.fit(**data, verbose=0)
+    (line,) = steps_of(strategy)
+    assert ("102 KB" in line) is (batch == 256), line
