@@ -33,7 +33,7 @@ from keras_towers.bench.rows import (
 )
 from keras_towers.bench.runner import Setting
 from keras_towers.cli.bench import compare
-from keras_towers.cli.command import Command
+from keras_towers.cli.main import Command
 
 
 def wide() -> Any:

@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,6 @@ def run(
     environment: Mapping[str, str] | None = None,
     *,
     log: Path | None = None,
-    on_line: Callable[[str], None] = lambda line: None,
     grace_s: float = settings.COMMAND_GRACE_S,
 ) -> Ended:
     """Run a command in its own process group, all of which has ended then."""
@@ -64,8 +62,11 @@ def run(
                 env=environment,
                 start_new_session=True,
             )
+        code: int | None = None
         try:
-            code = _wait(process, timeout_s, out, on_line)
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
         finally:
             _end_group(process, grace_s)
         return Ended(code, _text(out), "" if log else _text(err))
@@ -84,28 +85,6 @@ def ask_python(
             if isinstance(answer, dict):
                 return answer
     raise NoAnswer(ended.reason(timeout_s))
-
-
-def _wait(
-    process: subprocess.Popen[bytes],
-    timeout_s: float,
-    out: Path,
-    on_line: Callable[[str], None],
-) -> int | None:
-    until = time.monotonic() + timeout_s
-    line = ""
-    with out.open(encoding="utf-8", errors="replace") as written:
-        while True:
-            # Polled before reading, so that the last lines are read too.
-            code = process.poll()
-            for part in written:
-                line += part
-                if line.endswith("\n"):
-                    on_line(line)
-                    line = ""
-            if code is not None or time.monotonic() > until:
-                return code
-            time.sleep(settings.POLL_S)
 
 
 def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers import virtual_towers
-from tests.kit import gpus, long, scripts, untuned, warm
+from tests.kit import gpus, long, scripts, untuned
 
 TOWERS = 8
 
@@ -101,13 +101,6 @@ def nothing_left_patched():
     assert not tf.distribute.has_strategy()
     for name, method in before.items():
         assert getattr(keras.Model, name) is method, f"{name} is still patched"
-
-
-@pytest.fixture
-def forked_processes(monkeypatch):
-    """What a test lets the package start begins with TensorFlow imported."""
-    for name, value in warm.environment().items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -1,15 +1,15 @@
 """Commands end with their time limit or their caller, and all they started."""
 
 import contextlib
+import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from keras_towers import subprocesses
 from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
+from tests.launching.jobs import wait_until
 
 # Longer than any test may take.
 LIMIT_S = 600
@@ -54,44 +54,48 @@ def test_run_returns_streams_and_status():
     assert ended == Ended(3, "None 1\n", "err\n")
 
 
-def test_a_log_gets_both_streams_and_its_lines_are_told(tmp_path):
+def test_a_log_gets_both_streams(tmp_path):
     code = (
         "import sys; print('a', flush=True); print('b', file=sys.stderr);"
         "sys.stderr.flush(); print('c', end='')"
     )
-    log, lines = tmp_path / "log", []
-    ended = run_python(code, 60, log=log, on_line=lines.append)
-    assert ended == Ended(0, "a\nb\nc", "")
+    log = tmp_path / "log"
+    assert run_python(code, 60, log=log) == Ended(0, "a\nb\nc", "")
     assert log.read_text() == "a\nb\nc"
-    assert lines == ["a\n", "b\n"]
-
-
-def test_an_error_ends_all_that_it_started():
-    pids = []
-
-    def fail(line):
-        pids.append(line)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_python(PARENT, LIMIT_S, on_line=fail)
-    assert gone(*pids)
 
 
 @pytest.fixture
-def time_is_up(monkeypatch):
-    """For ``on_line``: all of the time has passed when there is a line."""
-    passed_s = [0.0]
-    clock = SimpleNamespace(
-        monotonic=lambda: passed_s[0] + time.monotonic(), sleep=time.sleep
-    )
-    monkeypatch.setattr(subprocesses, "time", clock)
-    return lambda line: passed_s.append(passed_s.pop() + LIMIT_S)
+def run_to_a_line(monkeypatch, tmp_path):
+    """Run a command until it has written a line, when an error is raised."""
+    wait = subprocess.Popen.wait
+
+    def run_to_a_line(code, error, **options):
+        log = tmp_path / "log"
+
+        def wait_for_line(process, limit_s=None):
+            if limit_s != LIMIT_S:
+                return wait(process, limit_s)
+            wait_until(lambda: "\n" in log.read_text())
+            raise error
+
+        monkeypatch.setattr(subprocess.Popen, "wait", wait_for_line)
+        try:
+            return run_python(code, LIMIT_S, log=log, **options)
+        except KeyboardInterrupt:
+            return Ended(2, log.read_text(), "")
+
+    return run_to_a_line
 
 
-def test_all_that_it_started_ends_when_its_time_is_up(time_is_up):
-    ended = run_python(PARENT, LIMIT_S, on_line=time_is_up)
-    assert ended.code is None
+TIME_IS_UP = subprocess.TimeoutExpired("python", LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 2), (TIME_IS_UP, None)]
+)
+def test_all_that_it_started_ends_with_it(run_to_a_line, error, code):
+    ended = run_to_a_line(PARENT, error)
+    assert ended.code == code
     assert gone(ended.stdout)
 
 
@@ -101,8 +105,8 @@ def test_what_is_left_behind_and_not_waited_for_ends_with_it():
     assert gone(ended.stdout)
 
 
-def test_what_ignores_sigterm_is_killed(time_is_up):
-    ended = run_python(STUBBORN, LIMIT_S, grace_s=0.5, on_line=time_is_up)
+def test_what_ignores_sigterm_is_killed(run_to_a_line):
+    ended = run_to_a_line(STUBBORN, TIME_IS_UP, grace_s=0.5)
     assert ended == Ended(None, "ready\n", "")
 
 

@@ -5,7 +5,6 @@ Most run in a fresh process, whose C++ code writes what it always writes.
 
 import pytest
 
-from tests.kit import warm
 from tests.kit.scripts import python
 
 SCRIPT = """
@@ -161,7 +160,7 @@ for set_up in (
 
 @pytest.fixture(scope="module")
 def notebook():
-    ended = python("-c", NOTEBOOK, **warm.environment())
+    ended = python("-c", NOTEBOOK)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout.splitlines(), [
         part.splitlines() for part in ended.stderr.split("=====\n")

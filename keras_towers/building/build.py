@@ -85,12 +85,15 @@ def environment(recipe: Recipe, folder: Path) -> dict[str, str]:
     """Make the environment variables of a build from the user's."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    variables = {
-        **{
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(recipe.overruled)
-        },
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(recipe.overruled)
+    }
+    variables = own | {
+        f"{recipe.prefix}_WITH_TENSORFLOW": "1",
+        f"{recipe.prefix}_WITHOUT_PYTORCH": "1",
+        f"{recipe.prefix}_WITHOUT_MXNET": "1",
         "PATH": toolchain.search_path(),
         # If pip is stopped, its files are removed with the folder.
         "TMPDIR": str(temporary),

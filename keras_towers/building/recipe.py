@@ -53,6 +53,15 @@ def put_first(
         variables[name] = os.pathsep.join([*values, *kept])
 
 
+_COMPILER_VARIABLES = (
+    "CXX",
+    "CPPFLAGS",
+    "LDFLAGS",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+)
+
+
 class Recipe(ABC):
     """The build of one engine, with the options that were chosen.
 
@@ -66,7 +75,8 @@ class Recipe(ABC):
         probe: Python code that imports it, and prints
             ``InstalledEngine.parts`` as JSON.
         revision: incremented when the build changes, for new wheels.
-        build_variables: the user's variables that affect the build.
+        build_variables: the user's variables that affect the build, besides
+            those of every compiler.
         overruled: prefixes of variables that contradict the options.
     """
 
@@ -87,9 +97,14 @@ class Recipe(ABC):
 
     with_nccl: bool
 
-    @abstractmethod
     def libraries(self) -> list[Tool]:
         """The compilers and libraries of the options that were chosen."""
+        if not self.with_nccl:
+            return []
+        return [
+            toolchain.find_nvcc(self.prefix),
+            toolchain.find_nccl(self.prefix),
+        ]
 
     @abstractmethod
     def processor(self) -> str:
@@ -104,7 +119,7 @@ class Recipe(ABC):
         """Facts that the wheel depends on besides ``target_facts()``."""
         found = {
             name: os.environ[name]
-            for name in self.build_variables
+            for name in (*_COMPILER_VARIABLES, *self.build_variables)
             if name in os.environ
         }
         return {

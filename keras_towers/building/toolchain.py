@@ -64,11 +64,6 @@ def output_of(command: list[str]) -> str | None:
     return ended.stdout.strip()
 
 
-def first_line(command: list[str]) -> str:
-    """Return the first line that a program prints, if it does not fail."""
-    return next(iter((output_of(command) or "").splitlines()), "")
-
-
 def find_compiler() -> Tool:
     """Find the C++17 compiler: ``CXX``, or else one of the usual names."""
     chosen = os.environ.get("CXX")
@@ -78,21 +73,19 @@ def find_compiler() -> Tool:
     return Tool(
         "C++17 compiler",
         path if usable else None,
-        first_line([*shlex.split(path), "--version"]) if path else "",
-        f"no C++17 compiler found ({path or 'c++'}): install one (Debian and "
-        "Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++), or set the "
-        "environment variable CXX",
+        problem=f"no C++17 compiler found ({path or 'c++'}): install one "
+        "(Debian and Ubuntu: apt-get install g++; Fedora: dnf install "
+        "gcc-c++), or set the environment variable CXX",
     )
 
 
 def find_make() -> Tool:
     """Find the program ``make``."""
-    path = which("make")
     return Tool(
         "make",
-        path,
-        first_line([path, "--version"]) if path else "",
-        "make not found: install it (Debian and Ubuntu: apt-get install make)",
+        which("make"),
+        problem="make not found: install it (Debian and Ubuntu: apt-get "
+        "install make)",
     )
 
 
@@ -102,11 +95,10 @@ def find_mpi() -> Tool:
     path = next(filter(None, map(which, names)), None)
     if not which("mpicc"):
         path = None  # The build needs both the C++ and the C wrapper.
-    launcher = which("mpirun") or "mpirun"
     return Tool(
         "MPI",
         path,
-        first_line([launcher, "--version"]) if path else "",
+        output_of([which("mpirun") or "mpirun", "--version"]) or "",
         "no MPI for development found (mpicxx and mpicc): install one (Debian "
         "and Ubuntu: apt-get install libopenmpi-dev openmpi-bin), or leave out "
         "--with-mpi",
@@ -122,12 +114,10 @@ def find_nvcc(variables: str) -> Tool:
         which("nvcc"),
         *[f"{home}/bin/nvcc" for home in _toolkits()],
     ]
-    for path in candidates:
-        if path and os.access(path, os.X_OK):
-            printed = output_of([path, "--version"])
-            if printed is not None:
-                found = re.search(r"release [\d.]+", printed)
-                return Tool("nvcc", path, found.group() if found else "")
+    for path in filter(None, candidates):
+        version = output_of([path, "--version"])
+        if version is not None:
+            return Tool("nvcc", path, version)
     problem = (
         "no CUDA compiler found (nvcc): install NVIDIA's CUDA toolkit of the "
         f"version that TensorFlow was built for, and set {variables}_CUDA_HOME "

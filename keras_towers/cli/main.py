@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from keras_towers import __version__, _imports
+from keras_towers.building.recipe import InstallError
 from keras_towers.cli.bench import bench
-from keras_towers.cli.command import Command
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.install import install
 from keras_towers.cli.run import run
 from keras_towers.cli.verify import verify
+from keras_towers.errors import CompatibilityError, TowerError
+
+
+class Command(TyperCommand):
+    """A subcommand whose errors are shown without a traceback.
+
+    The exit code is 2 for what is wrong in the command, and 1 for what is wrong
+    on this machine.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except TowerError as error:
+            reason, code = str(error), 2
+        except (CompatibilityError, InstallError) as error:
+            reason, code = str(error), 1
+        typer.echo(f"{ctx.command_path}: {reason}", err=True)
+        raise typer.Exit(code)
+
 
 app: typer.Typer = typer.Typer(
     name="keras-towers",

@@ -12,7 +12,7 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_job import elastic_options, run_elastic
+from keras_towers.launching.elastic_job import Elastic, run_elastic
 from keras_towers.launching.job import (
     Job,
     allocated,
@@ -251,9 +251,9 @@ def run(
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
-        limits = elastic_options(
-            ranks=processes,
-            least=min_np,
+        limits = Elastic(
+            ranks=processes or min_np or 0,
+            least=min_np or processes or 0,
             most=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,

@@ -9,98 +9,102 @@ rank, ``Driver`` decides who runs where.
 
 from __future__ import annotations
 
+import collections
+import functools
+import itertools
 import os
+import select
+import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from keras_towers import engines, settings
+from keras_towers import engines, settings, subprocesses
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_hosts import (
-    LOCAL_SLOT,
-    Discover,
-    Hosts,
-    discover_by_script,
-    split_this_machine,
-)
-from keras_towers.launching.elastic_rounds import ElasticRounds, key_of
 from keras_towers.launching.job import Job, Running
 from keras_towers.launching.rank_process import Rank, signal_name
 from keras_towers.launching.supervision import end_all, stopped_by, verdict
-from keras_towers.rendezvous.hosts import RankPlacement, fill_slots
+from keras_towers.rendezvous.hosts import (
+    RankPlacement,
+    fill_slots,
+    read_entries,
+)
 from keras_towers.rendezvous.network import is_local
 from keras_towers.rendezvous.store import HOSTS_UPDATED
 
+Discover = Callable[[], dict[str, int]]
+LOCAL_SLOT = "127.0.0."
+"""Slots of this machine, as hosts, are this and a number from 1."""
 # HostUpdateResult.mixed of horovod.runner.elastic.worker.
 _ADDED_OR_REMOVED = 3
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """The limits between which a job may shrink and grow."""
+    """The limits between which a job may shrink and grow.
+
+    Attributes:
+        ranks: the number at the start.
+        least: the smallest number that can go on.
+        most: the largest one; None: as many as there are slots.
+        hosts: their slots; None for this machine.
+        script: a program that prints the hosts instead.
+        cooldown_s: the shortest and longest time to avoid a host.
+        timeout_s: how long to wait for slots.
+        reset_limit: how often ranks may come or go; None: always.
+
+    Raises:
+        TowerError: they contradict each other.
+    """
 
     ranks: int
     least: int
     most: int | None
-    discover: Discover
+    hosts: dict[str, int] | None = None
+    script: Path | None = None
     cooldown_s: tuple[int, int] = (5, 600)
     timeout_s: int = settings.ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
 
-
-def elastic_options(
-    *,
-    ranks: int | None,
-    least: int | None,
-    most: int | None,
-    hosts: dict[str, int] | None,
-    script: Path | None,
-    cooldown_s: tuple[int, int],
-    **limits: Any,
-) -> Elastic:
-    """Collect the options of an elastic job."""
-    least = least or ranks
-    ranks = ranks or least
-    if ranks is None or least is None:
-        raise TowerError("an elastic job needs --min-np or -np")
-    if not least <= ranks <= (most or ranks):
-        raise TowerError(
-            f"--min-np {least}, -np {ranks} and --max-np {most or ranks} "
-            "have to be in this order, smallest first"
-        )
-    if not 1 <= cooldown_s[0] <= cooldown_s[1] <= 3600:
-        raise TowerError(
-            "--blacklist-cooldown-range takes two numbers of seconds from 1 to "
-            f"3600, smaller one first, not {cooldown_s[0]} {cooldown_s[1]}"
-        )
-    if script and hosts:
-        raise TowerError("give --host-discovery-script or hosts, not both")
-    if script:
-        discover = discover_by_script(script)
-    else:
-        hosts = dict(hosts or {"localhost": most or ranks})
-        count = sum(hosts.values())
-        if ranks > count:
+    def __post_init__(self) -> None:
+        if not self.least:
+            raise TowerError("an elastic job needs --min-np or -np")
+        most = self.most or self.ranks
+        if not self.least <= self.ranks <= most:
             raise TowerError(
-                f"{ranks} processes are more than the {count} slots of the "
-                "hosts"
+                f"--min-np {self.least}, -np {self.ranks} and --max-np {most} "
+                "have to be in this order, smallest first"
             )
-        if len(hosts) == 1 and not is_local(next(iter(hosts))):
+        shortest, longest = self.cooldown_s
+        if not 1 <= shortest <= longest <= 3600:
+            raise TowerError(
+                "--blacklist-cooldown-range takes two numbers of seconds from "
+                f"1 to 3600, smaller one first, not {shortest} {longest}"
+            )
+        if self.script and self.hosts:
+            raise TowerError("give --host-discovery-script or hosts, not both")
+        hosts = self.hosts or {}
+        count = sum(hosts.values())
+        if hosts and self.ranks > count:
+            raise TowerError(
+                f"{self.ranks} processes are more than the {count} slots of "
+                "the hosts"
+            )
+        if len(hosts) == 1 and not any(map(is_local, hosts)):
             raise TowerError(
                 "an elastic job on other machines needs two of them at "
                 "least: a host is given up when a worker on it fails"
             )
-        discover = hosts.copy
-    return Elastic(
-        ranks,
-        least,
-        most,
-        split_this_machine(discover),
-        cooldown_s=cooldown_s,
-        **limits,
-    )
+
+    @functools.cached_property
+    def discover(self) -> Discover:
+        """Returns the slots of each host."""
+        if self.script:
+            return split_this_machine(discover_by_script(self.script))
+        here = {"localhost": self.most or self.ranks}
+        return split_this_machine((self.hosts or here).copy)
 
 
 def run_elastic(job: Job, elastic: Elastic) -> int:
@@ -109,6 +113,224 @@ def run_elastic(job: Job, elastic: Elastic) -> int:
     first = elastic.discover()
     with Running(job, first) as run:
         return Driver(run, elastic, first).drive()
+
+
+def discover_by_script(script: Path) -> Discover:
+    """Make a function that runs ``script`` and reads what it prints.
+
+    Horovod's own version starts two Python processes for every query, once a
+    second.
+    """
+    program = str(script.absolute())
+
+    def discover() -> dict[str, int]:
+        try:
+            ended = subprocesses.run([program], settings.DISCOVERY_S)
+        except OSError as error:
+            raise TowerError(
+                f"the host discovery script {script} cannot be run "
+                f"({error.strerror}): it has to be an executable file"
+            ) from None
+        if ended.code != 0:
+            raise TowerError(
+                f"the host discovery script {script} "
+                f"{ended.reason(settings.DISCOVERY_S)}"
+            )
+        entries = [*filter(str.strip, ended.stdout.splitlines())]
+        form = (
+            f"the host discovery script {script} has to print lines like "
+            "'host:2' or 'host'"
+        )
+        # An empty list is no error: hosts may appear later.
+        return read_entries(entries, form) if entries else {}
+
+    return discover
+
+
+def split_this_machine(discover: Discover) -> Discover:
+    """Make each slot of this machine a separate host.
+
+    A host is given up where a worker on it fails, with all others on it. If it
+    were the only one, that would be the end of the job.
+    """
+    is_here = functools.cache(is_local)
+
+    def discover_slots() -> dict[str, int]:
+        hosts: dict[str, int] = {}
+        here = itertools.count(1)
+        for host, count in discover().items():
+            if is_here(host):
+                hosts |= {f"{LOCAL_SLOT}{next(here)}": 1 for _ in range(count)}
+            else:
+                hosts[host] = count
+        return hosts
+
+    return discover_slots
+
+
+class Hosts:
+    """The hosts of an elastic job, oldest first.
+
+    Args:
+        discover: returns the slots of each host.
+        found: the last result of ``discover``.
+        cooldown_s: the shortest and longest time to avoid a host; the time
+            doubles with each failure.
+        say: writes a message.
+    """
+
+    def __init__(
+        self,
+        discover: Discover,
+        found: dict[str, int],
+        cooldown_s: tuple[int, int],
+        say: Callable[[str], None],
+    ):
+        self._discover = discover
+        self._cooldown_s = cooldown_s
+        self._say = say
+        self._wrong = ""
+        self._found = found
+        self._known: list[str] = []
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._avoided_until: dict[str, float] = {}
+
+    def discover(self) -> None:
+        """Discover hosts; if that fails, keep the known ones."""
+        try:
+            self._found, self._wrong = self._discover(), ""
+        except TowerError as error:
+            if str(error) != self._wrong:
+                self._wrong = str(error)
+                self._say(f"{error}; going on with the hosts of before")
+
+    def avoid(self, host: str) -> None:
+        """Avoid a host where a worker has failed, for a while."""
+        shortest, longest = self._cooldown_s
+        self._failures[host] += 1
+        pause_s = min(longest, shortest * 2 ** self._failures[host])
+        self._avoided_until[host] = time.monotonic() + pause_s
+        text = f"no worker on {host} for {pause_s} s, as one has failed there"
+        self._say(f"{text} (--blacklist-cooldown-range)")
+        self.available()
+
+    @property
+    def local_slots(self) -> int:
+        """The number of slots of this machine, including avoided ones."""
+        return sum(host.startswith(LOCAL_SLOT) for host in self._found)
+
+    def available(self) -> dict[str, int]:
+        """The slots of each host that is not avoided."""
+        now = time.monotonic()
+        found = {
+            host: count
+            for host, count in self._found.items()
+            if self._avoided_until.get(host, 0) <= now
+        }
+        self._known = list(
+            dict.fromkeys(h for h in (*self._known, *found) if h in found)
+        )
+        return {host: found[host] for host in self._known}
+
+
+class ElasticRounds:
+    """Tells each worker its rank once all workers of its round have arrived.
+
+    A rank that cannot reach another one while Horovod connects is ended, by a
+    C++ thread. So nobody is told a rank before all workers have asked.
+    """
+
+    def __init__(self, on_left: Callable[[], None]):
+        self._on_left = on_left
+        self._lock = threading.Lock()
+        self._number = 0
+        self.plan: dict[str, RankPlacement] = {}
+        self.ended: list[str] = []
+        self._left: set[str] = set()
+        self._here: dict[str, socket.socket] = {}
+        self._informed: set[str] = set()
+
+    def begin(self, plan: Sequence[RankPlacement]) -> None:
+        """Begin a round."""
+        with self._lock:
+            self._number += 1
+            self.plan = {slot.key: slot for slot in plan}
+            self.ended, self._left = [], set()
+            self._here, self._informed = {}, set()
+
+    def end(self, key: str) -> None:
+        """Record that the process of a worker has ended."""
+        with self._lock:
+            if key in self.plan:
+                self.ended.append(key)
+
+    @property
+    def met(self) -> bool:
+        """Whether all workers of the round have arrived."""
+        with self._lock:
+            return bool(self._informed)
+
+    @property
+    def over(self) -> bool:
+        """Whether every worker has ended or asks for another round."""
+        with self._lock:
+            return self.plan.keys() <= {*self.ended, *self._left}
+
+    def place(
+        self, key: str, connection: socket.socket
+    ) -> RankPlacement | None:
+        """Wait until all workers are there; None for one without a place."""
+        left = 0
+        while not _closed(connection):
+            with self._lock:
+                if key not in self.plan:
+                    return None
+                if self._number != left:
+                    if key in self._informed or self.ended:
+                        self._left.add(key)
+                        left = self._number
+                        self._on_left()
+                    elif self._arrives(key, connection):
+                        return self.plan[key]
+            time.sleep(settings.POLL_S)
+        return None
+
+    def hold(self, rank: int, connection: socket.socket) -> None:
+        """Hold a worker that has taken the rank it was started with."""
+        # A script that starts Horovod by itself connects without asking.
+        number = self._number
+        key = next((k for k, s in self.plan.items() if s.rank == rank), None)
+        while key and not _closed(connection):
+            with self._lock:
+                over = number != self._number or self.ended
+                if (
+                    over
+                    or key in self._informed
+                    or self._arrives(key, connection)
+                ):
+                    return
+            time.sleep(settings.POLL_S)
+
+    def _arrives(self, key: str, connection: socket.socket) -> bool:
+        """Record a worker's arrival; return whether its round is complete."""
+        self._here[key] = connection
+        if not self._informed and (
+            self._here.keys() != self.plan.keys()
+            or any(map(_closed, self._here.values()))
+        ):
+            return False
+        self._informed.add(key)
+        return True
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Whether the asking worker is gone, usually because it was killed."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
 
 
 class _JobEnded(Exception):
@@ -250,7 +472,7 @@ class Driver:
     def _begin_round(self, hosts: dict[str, int]) -> None:
         """Start a worker in each slot that has none, and let all meet."""
         plan = fill_slots(hosts, self._elastic.most)
-        chief = self.workers.get(key_of(plan[0]))
+        chief = self.workers.get(plan[0].key)
         if self.rounds.plan and (chief is None or chief.code is not None):
             self._say("no host is left that has the state of the training")
             raise _JobEnded(1)
@@ -262,7 +484,7 @@ class Driver:
                 self._say(f"worker {worker.name} leaves, as its host has")
                 worker.stop()
         for slot in plan:
-            old = self.workers.get(key_of(slot))
+            old = self.workers.get(slot.key)
             if old is None or old.code is not None:
                 self._start(slot)
 
@@ -275,7 +497,7 @@ class Driver:
                 f"worker {number} on {slot.hostname}: rank {slot.rank} of "
                 f"{slot.size}"
             )
-        key, sharing = key_of(slot), slot.local_size
+        key, sharing = slot.key, slot.local_size
         variables = {**self._environment, **slot.environment}
         if slot.hostname.startswith(LOCAL_SLOT):
             # It passes for a host with one rank.

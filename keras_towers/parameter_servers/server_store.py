@@ -18,7 +18,7 @@ from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers.remote import Running, device_of, traced
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 
 _NAME = "keras_towers/store"
@@ -160,7 +160,7 @@ def introduce(cluster: Cluster, server: int) -> None:
     store = store_on(server)
     store.put(_introduction(rank), introduction)
     # The server is the first to come: whoever is like it is like all others.
-    first = wait(store, _introduction(_SERVER))
+    first = wait_for(lambda: store.get(_introduction(_SERVER)))
     other = first["name"]
     versions.compare_facts(me, facts, other, first["facts"])
     if first["jobs"] != introduction["jobs"]:

@@ -18,7 +18,7 @@ from keras_towers.parameter_servers.connection import ServerPeers
 from keras_towers.parameter_servers.server_store import task_name
 from keras_towers.parameter_servers.serving import missing_workers
 from keras_towers.rendezvous.liveness import Liveness, State
-from keras_towers.rendezvous.store import wait
+from keras_towers.rendezvous.store import wait_for
 
 
 class FitEnded(Exception):
@@ -315,7 +315,7 @@ class Workers:
 
     def _happened(self, key: str) -> bool:
         try:
-            wait(self._store, key, settings.LOOK_S)
+            wait_for(lambda: self._store.get(key), settings.LOOK_S)
         except TimeoutError:
             return False
         return True

@@ -22,49 +22,36 @@ Gradients may be ``tf.Tensor`` or ``tf.IndexedSlices``.
 =============================  ==============================================
 """
 
+# ``as`` hands a name on.
 from keras_towers.reduction.communication_hooks import (
-    CommunicationHook,
-    across_ranks,
-    sum_over_ranks,
+    CommunicationHook as CommunicationHook,
+    across_ranks as across_ranks,
+    sum_over_ranks as sum_over_ranks,
 )
-from keras_towers.reduction.compression import CompressionName
-from keras_towers.reduction.feedback import power_sgd
+from keras_towers.reduction.compression import (
+    CompressionName as CompressionName,
+)
+from keras_towers.reduction.feedback import (
+    owned_by as owned_by,
+    power_sgd as power_sgd,
+)
 from keras_towers.reduction.gradients import (
-    Gradient,
-    Gradients,
-    Reduction,
-    divide,
-    scaled,
+    Gradient as Gradient,
+    Gradients as Gradients,
+    Reduction as Reduction,
+    divide as divide,
+    scaled as scaled,
 )
-from keras_towers.reduction.packing import GradientPacker, packed
+from keras_towers.reduction.packing import (
+    GradientPacker as GradientPacker,
+    packed as packed,
+)
 from keras_towers.reduction.tower_sums import (
-    CollectiveAllReduce,
-    hierarchical_all_reduce,
-    nccl_all_reduce,
-    nccl_available,
-    sum_at_variables,
-    sum_on_host,
-    sum_on_towers,
+    CollectiveAllReduce as CollectiveAllReduce,
+    hierarchical_all_reduce as hierarchical_all_reduce,
+    nccl_all_reduce as nccl_all_reduce,
+    nccl_available as nccl_available,
+    sum_at_variables as sum_at_variables,
+    sum_on_host as sum_on_host,
+    sum_on_towers as sum_on_towers,
 )
-
-__all__ = [
-    "CollectiveAllReduce",
-    "CompressionName",
-    "CommunicationHook",
-    "Gradient",
-    "GradientPacker",
-    "Gradients",
-    "Reduction",
-    "across_ranks",
-    "divide",
-    "hierarchical_all_reduce",
-    "nccl_all_reduce",
-    "nccl_available",
-    "packed",
-    "power_sgd",
-    "scaled",
-    "sum_at_variables",
-    "sum_on_host",
-    "sum_on_towers",
-    "sum_over_ranks",
-]

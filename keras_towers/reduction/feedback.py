@@ -7,7 +7,10 @@ for Distributed Optimization", 2019).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,24 +31,47 @@ def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
     return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
 
 
+_owner: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "owner", default=None
+)
+
+
+@contextlib.contextmanager
+def owned_by(owner: Any) -> Iterator[None]:
+    """Let hooks keep what they remember in this block for an owner.
+
+    Collectives of several optimizers may have the same keys, and gradients the
+    same shapes; what one of them has lost is not to be added to another's.
+    """
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
 class Memory:
-    """Variables that keep values of a hook between steps."""
+    """Variables that keep values of a hook between steps, for each owner."""
 
     def __init__(self) -> None:
-        self._variables: dict[tuple[Any, ...], tf.Variable] = {}
+        self._of_owners: weakref.WeakKeyDictionary[
+            Any, dict[tuple[Any, ...], tf.Variable]
+        ] = weakref.WeakKeyDictionary()
 
     def variable(
         self, name: tuple[Any, ...], initial: Callable[[], tf.Tensor]
     ) -> tf.Variable:
         """Return the variable of a name, which is made at first.
 
-        Gradients of another model may use the same key, so a name has index,
-        shape and dtype, too.
+        An owner may use a key for several lists of gradients, so a name has
+        index, shape and dtype, too.
         """
-        if name not in self._variables:
+        owner = self if _owner.get() is None else _owner.get()
+        variables = self._of_owners.setdefault(owner, {})
+        if name not in variables:
             with tf.init_scope(), compat.single_device_mode():
-                self._variables[name] = tf.Variable(initial(), trainable=False)
-        return self._variables[name]
+                variables[name] = tf.Variable(initial(), trainable=False)
+        return variables[name]
 
 
 def error_feedback(

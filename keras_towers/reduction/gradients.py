@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -92,45 +93,34 @@ def check_towers(grads: Gradients, devices: Sequence[str]) -> None:
             "one."
         )
     for tower, gradients in enumerate(grads):
-        if len(gradients) != len(grads[0]):
-            raise TowerError(
-                f"Tower {tower} has {len(gradients)} gradients, but tower 0 "
-                f"has {len(grads[0])}. Every tower must have gradients for the "
-                "same variables."
-            )
-        for index, gradient in enumerate(gradients):
-            if not isinstance(gradient, (tf.Tensor, tf.IndexedSlices)):
-                raise TowerError(
-                    f"Gradient {index} of tower {tower} is {gradient!r}. Give "
-                    "tf.Tensor or tf.IndexedSlices, and leave out variables "
-                    "without a gradient."
-                )
-            first = grads[0][index]
+        pairs = itertools.zip_longest(gradients, grads[0])
+        for index, (gradient, first) in enumerate(pairs):
             if not _are_alike(gradient, first):
                 raise TowerError(
                     f"Gradient {index} is {_describe(gradient)} on tower "
                     f"{tower}, but {_describe(first)} on tower 0. Every tower "
-                    "must compute the same gradients: check whether the model "
-                    "treats the data of some towers differently."
+                    "must compute the same gradients, without those of "
+                    "variables that have none: check whether the model treats "
+                    "the data of some towers differently."
                 )
 
 
-def _are_alike(gradient: Gradient, first: Gradient) -> bool:
+def _are_alike(gradient: Gradient | None, first: Gradient | None) -> bool:
     """Whether the gradients of two towers can be added."""
-    return (
-        is_sparse(gradient) == is_sparse(first)
-        and gradient.dtype == first.dtype
-        and _shape(gradient).is_compatible_with(_shape(first))
-    )
+    if gradient is None or first is None:
+        return False
+    (kind, shape), (wanted, known) = _form(gradient), _form(first)
+    return kind == wanted and shape.is_compatible_with(known)
 
 
-def _shape(gradient: Gradient) -> tf.TensorShape:
-    # The number of slices may differ between towers, but not their shape.
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
-    return gradient.shape
+def _describe(gradient: Gradient | None) -> str:
+    return "None" if gradient is None else " ".join(map(str, _form(gradient)))
 
 
-def _describe(gradient: Gradient) -> str:
-    kind = "tf.IndexedSlices" if is_sparse(gradient) else "tf.Tensor"
-    return f"a {kind} of {gradient.dtype.name} {_shape(gradient)}"
+def _form(gradient: Gradient) -> tuple[str, tf.TensorShape]:
+    """The kind and dtype of a gradient, and its shape as all towers have it."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return f"a tf.Tensor of {gradient.dtype.name}", gradient.shape
+    # The number of slices may differ between towers.
+    shape = tf.TensorShape([None]).concatenate(gradient.values.shape[1:])
+    return f"a tf.IndexedSlices of {gradient.dtype.name}", shape

@@ -34,13 +34,11 @@ class GradientPacker:
 
     Args:
         num_split: about how many buffers there are of each dtype.
-        split_bytes: the largest size of a buffer in bytes; if given, it
-            determines the number of buffers instead of ``num_split``.
         min_elements: what a buffer may have at least: few and small gradients
             need fewer buffers than ``num_split``.
 
     Raises:
-        TowerError: a number of buffers, bytes or elements that is not positive.
+        TowerError: a number of buffers or elements that is not positive.
 
     Example:
         >>> packer = GradientPacker(num_split=2, min_elements=1)
@@ -49,12 +47,11 @@ class GradientPacker:
     """
 
     num_split: int = 8
-    split_bytes: int | None = None
     min_elements: int = 1024
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value < 1:
+            if value < 1:
                 raise TowerError(
                     f"{name}={value} is too small: give 1 or more."
                 )
@@ -67,8 +64,7 @@ class GradientPacker:
             of_dtype = [grads[i] for i in indices]
             total = sum(g.shape.num_elements() or 0 for g in of_dtype)
             elements = max(self.min_elements, -(-total // self.num_split))
-            limit = self.split_bytes or elements * dtype.size
-            for group in reversed(packs(of_dtype, limit)):
+            for group in reversed(packs(of_dtype, elements * dtype.size)):
                 groups.append([indices[i] for i in group])
         return groups
 

@@ -25,10 +25,7 @@ def parse_hosts(text: str) -> dict[str, int]:
 
 def parse_hostfile(path: Path) -> dict[str, int]:
     """Parse lines like ``host slots=2`` or ``host:2``; # starts a comment."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TowerError(f"cannot read the hostfile {path}: {error}") from None
+    text = _read(path, f"the hostfile {path}")
     lines = [line.split("#")[0] for line in text.splitlines()]
     return read_entries(
         filter(str.strip, lines),
@@ -103,13 +100,15 @@ def _one_line_per_process(name: str, variables: _Variables) -> dict[str, int]:
     file = variables.get(name)
     if not file:
         return {}
-    try:
-        lines = Path(file).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TowerError(
-            f"cannot read the list of this job's hosts: {error}"
-        ) from None
+    lines = _read(Path(file), "the list of this job's hosts").split()
     return dict(collections.Counter(lines))
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TowerError(f"cannot read {what}: {error}") from None
 
 
 _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
@@ -160,6 +159,11 @@ class RankPlacement:
         """The variables of the rank."""
         fields = dataclasses.asdict(self)
         return {f"HOROVOD_{n.upper()}": str(v) for n, v in fields.items()}
+
+    @property
+    def key(self) -> str:
+        """The key by which it asks for its rank, the same in all rounds."""
+        return f"{self.hostname}:{self.local_rank}"
 
     def encode(self) -> str:
         """Encode everything but the host, in Horovod's elastic format."""

@@ -53,7 +53,6 @@ class Liveness:
         limit_s: a process is lost if silent for longer.
         may_restart: whether a process that has ended may come back within the
             limit; otherwise it is gone at once.
-        clock: returns seconds.
 
     Attributes:
         signs: the last sign of each rank, None before the first.
@@ -66,21 +65,19 @@ class Liveness:
         limit_s: float,
         *,
         may_restart: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ):
         self._source = source
         self.limit_s = limit_s
         self._may_restart = may_restart
-        self._clock = clock
         self.signs: dict[int, Any] = dict.fromkeys(ranks)
         self._ended: set[int] = set()
-        self._looked = clock()
+        self._looked = time.monotonic()
         self._heard = dict.fromkeys(self.signs, self._looked)
 
     def refresh(self) -> None:
         """Look for new signs of all processes."""
         found = self._source(tuple(self.signs))
-        self._looked = self._clock()
+        self._looked = time.monotonic()
         self._ended = {r for r, sign in found.items() if sign == State.ENDED}
         for rank in found.keys() - self._ended:
             sign = found[rank]

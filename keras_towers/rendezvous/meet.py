@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import http.client
 import logging
@@ -24,13 +23,13 @@ from typing import Any
 
 import platformdirs
 
-from keras_towers import settings
+from keras_towers import agent, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous import launchers, store, watch
+from keras_towers.rendezvous import helper_process, launchers, store, watch
 from keras_towers.rendezvous.helper_process import (
     INTRODUCTION,
+    MISSING,
     PLACE,
-    HelperProcess,
 )
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.launchers import ClusterEnvironment
@@ -43,8 +42,8 @@ from keras_towers.rendezvous.network import (
 )
 from keras_towers.rendezvous.rank_environment import (
     is_elastic,
+    job_environment,
     process_environment,
-    rank_environment,
     seconds,
 )
 from keras_towers.rendezvous.store import Endpoint, FileStore, StoreClient
@@ -65,12 +64,6 @@ _LEAST_SECRET = 16
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-@functools.cache
-def _helper() -> HelperProcess:
-    """The helper process of this rank, which ends with it."""
-    return HelperProcess()
-
-
 def join() -> None:
     """Meet the other ranks, if a launcher other than ours started the job."""
     environment = launchers.detect()
@@ -88,11 +81,10 @@ def join() -> None:
         )
     if environment.rank >= environment.size:
         raise TowerError(f"there cannot be a {environment}.")
-    endpoint = given_endpoint()
-    file = None if endpoint else RendezvousFile(environment)
-    meet = _meet_as_rank_0 if environment.rank == 0 else _meet_rank_0
-    limit_s = seconds(RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S)
-    os.environ.update(meet(environment, endpoint, file, limit_s))
+    meeting = Meeting(environment)
+    os.environ.update(
+        meeting.of_rank_0() if environment.rank == 0 else meeting.with_rank_0()
+    )
 
 
 def take_place() -> None:
@@ -190,129 +182,132 @@ class RendezvousFile:
             ) from None
 
 
-def _meet_as_rank_0(
-    environment: ClusterEnvironment,
-    endpoint: Endpoint | None,
-    file: RendezvousFile | None,
-    limit_s: float,
-) -> dict[str, str]:
-    """Open the store as rank 0, and wait there for all other ranks."""
-    address = endpoint.address if endpoint else own_address(environment)
-    bound = bound_to(address)
-    port, secret = (endpoint.port, endpoint.secret) if endpoint else (0, "")
-    assert environment.size
-    try:
-        own = _helper().serve(Endpoint(bound, port, secret), environment.size)
-    except OSError as error:
-        raise TowerError(
-            f"rank 0 cannot listen on port {port} of "
-            f"{bound or 'this machine'}: {error.strerror}."
-        ) from None
-    # It may know itself under another address than the others do.
-    own = dataclasses.replace(own, address=bound or LOOPBACK)
-    try:
-        if file:
-            file.write(dataclasses.replace(own, address=address))
-        return _take_part(environment, lambda: own, limit_s)
-    except TimeoutError:
-        text = (
-            f"{environment} has waited {limit_s:.0f} s: "
-            f"{_missing(own.client(), environment)}. Has it ended, or not "
-            f"reached this line? {RENDEZVOUS_TIMEOUT} sets the seconds."
+class Meeting:
+    """The way of one rank to its place in the job."""
+
+    def __init__(self, environment: ClusterEnvironment):
+        self._rank, self._size = environment.rank, environment.size or 0
+        self._environment = environment
+        self._given = given_endpoint()
+        self._file = None if self._given else RendezvousFile(environment)
+        self._limit_s = seconds(
+            RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
         )
-        for rank in range(environment.size):
-            own.client().put(f"{PLACE}-{rank}", {"failed": text})
-        time.sleep(settings.LAST_WORDS_S)
-        _helper().stop()
-        raise TowerError(text) from None
-    except BaseException:
-        _helper().stop()
-        raise
-    finally:
-        if file:
-            file.remove()
 
-
-def _meet_rank_0(
-    environment: ClusterEnvironment,
-    endpoint: Endpoint | None,
-    file: RendezvousFile | None,
-    limit_s: float,
-) -> dict[str, str]:
-    """Find the store of rank 0, and wait there for all other ranks."""
-    how = f"at {RENDEZVOUS}={os.environ.get(RENDEZVOUS)}"
-    if file:
-        how = (
-            f"in the file {file.path}. If the machines do not share its "
-            f"folder, set {RENDEZVOUS_FOLDER} to one that they share, or "
-            f"{RENDEZVOUS} and {SECRET}"
+    def of_rank_0(self) -> dict[str, str]:
+        """Open the store as rank 0, and wait there for all other ranks."""
+        address = (
+            self._given.address
+            if self._given
+            else own_address(self._environment)
         )
-    find = file.read if file else lambda: endpoint
-    try:
-        return _take_part(environment, find, limit_s)
-    except TimeoutError as late:
-        raise TowerError(
-            f"{environment} waited {limit_s:.0f} s for rank 0, expected {how}. "
-            f"The last attempt: {late}. {RENDEZVOUS_TIMEOUT} sets the seconds."
-        ) from None
-
-
-def _take_part(
-    environment: ClusterEnvironment,
-    find: Callable[[], Endpoint | None],
-    limit_s: float,
-) -> dict[str, str]:
-    """Introduce this rank at the store, and wait for its place in the job.
-
-    Args:
-        environment: this rank, and how many there are.
-        find: returns the store; None if it is not there, or not any more.
-        limit_s: when it has passed, a TimeoutError says how far this rank has
-            come.
-    """
-    rank, nonce = environment.rank, secrets.token_hex(8)
-    found, last = None, "there is no such file"
-    answered = [time.monotonic()]
-    for late_s in waiting(limit_s, settings.NETWORK_POLL_S, answered):
-        # Rank 0 removes the file when all have come.
-        found = find() or found
-        if found:
-            last = f"{found.address}:{found.port}"
-            try:
-                address = socket.gethostbyname(found.address)
-                found = dataclasses.replace(found, address=address)
-                client, own = found.client(), own_address_towards(address)
-                client.put(f"{INTRODUCTION}-{rank}", _introduction(own, nonce))
-                place = client.get(f"{PLACE}-{rank}", settings.HOLD_S) or {}
-                if late_s and not place:
-                    last = _missing(client, environment)
-            except _NO_ANSWER as error:
-                last += f" did not answer as rank 0 does: {error}"
-            else:
-                if place.get("nonce") == nonce:
-                    return _variables(found, place)
-                if "failed" in place:
-                    raise TowerError(place["failed"])
-                if place:
-                    last += " is in a job of others"
-                elif rank > 0:
-                    # Rank 0, which answers, decides when it has been too long.
-                    answered.append(time.monotonic())
-        if late_s:
-            logger.warning(
-                "%s has waited %.0f s: %s.", environment, late_s, last
+        bound = bound_to(address)
+        given = self._given or Endpoint(address, 0, "")
+        try:
+            helper, own = helper_process.start_store(
+                dataclasses.replace(given, address=bound), self._size
             )
-    raise TimeoutError(last)
+        except OSError as error:
+            raise TowerError(
+                f"rank 0 cannot listen on port {given.port} of "
+                f"{bound or 'this machine'}: {error.strerror}."
+            ) from None
+        # It may know itself under another address than the others do.
+        own = dataclasses.replace(own, address=bound or LOOPBACK)
+        try:
+            if self._file:
+                self._file.write(dataclasses.replace(own, address=address))
+            return self._take_part(lambda: own)
+        except TimeoutError:
+            store = own.client()
+            text = (
+                f"{self._environment} has waited {self._limit_s:.0f} s: "
+                f"{_missing(store)}. Has it ended, or not reached this line? "
+                f"{RENDEZVOUS_TIMEOUT} sets the seconds."
+            )
+            for rank in range(self._size):
+                store.put(f"{PLACE}-{rank}", {"failed": text})
+            time.sleep(settings.LAST_WORDS_S)
+            helper_process.stop(helper)
+            raise TowerError(text) from None
+        except BaseException:
+            helper_process.stop(helper)
+            raise
+        finally:
+            if self._file:
+                self._file.remove()
+
+    def with_rank_0(self) -> dict[str, str]:
+        """Find the store of rank 0, and wait there for all other ranks."""
+        how = f"at {RENDEZVOUS}={os.environ.get(RENDEZVOUS)}"
+        if self._file:
+            how = (
+                f"in the file {self._file.path}. If the machines do not share "
+                f"its folder, set {RENDEZVOUS_FOLDER} to one that they share, "
+                f"or {RENDEZVOUS} and {SECRET}"
+            )
+        find = self._file.read if self._file else lambda: self._given
+        try:
+            return self._take_part(find)
+        except TimeoutError as late:
+            raise TowerError(
+                f"{self._environment} waited {self._limit_s:.0f} s for rank 0, "
+                f"expected {how}. The last attempt: {late}. "
+                f"{RENDEZVOUS_TIMEOUT} sets the seconds."
+            ) from None
+
+    def _take_part(self, find: Callable[[], Endpoint | None]) -> dict[str, str]:
+        """Introduce this rank at the store, and wait for its place in the job.
+
+        Args:
+            find: returns the store; None if it is not there, or not any more.
+
+        Raises:
+            TimeoutError: the limit has passed; it says how far this rank came.
+        """
+        nonce, found, last = secrets.token_hex(8), None, "there is no such file"
+        answered = [time.monotonic()]
+        for late_s in waiting(self._limit_s, settings.NETWORK_POLL_S, answered):
+            # Rank 0 removes the file when all have come.
+            found = find() or found
+            if found:
+                last = f"{found.address}:{found.port}"
+                try:
+                    address = socket.gethostbyname(found.address)
+                    found = dataclasses.replace(found, address=address)
+                    client, own = found.client(), own_address_towards(address)
+                    introduction = _introduction(own, nonce)
+                    client.put(f"{INTRODUCTION}-{self._rank}", introduction)
+                    key = f"{PLACE}-{self._rank}"
+                    place = client.get(key, settings.HOLD_S) or {}
+                    if late_s and not place:
+                        last = _missing(client)
+                except _NO_ANSWER as error:
+                    last += f" did not answer as rank 0 does: {error}"
+                else:
+                    if place.get("nonce") == nonce:
+                        return _variables(found, place)
+                    if "failed" in place:
+                        raise TowerError(place["failed"])
+                    if place:
+                        last += " is in a job of others"
+                    elif self._rank > 0:
+                        # Rank 0, which answers, decides when it was too long.
+                        answered.append(time.monotonic())
+            if late_s:
+                logger.warning(
+                    "%s has waited %.0f s: %s.", self._environment, late_s, last
+                )
+        raise TimeoutError(last)
 
 
-def _missing(store: StoreClient, environment: ClusterEnvironment) -> str:
+def _missing(store: StoreClient) -> str:
     """Which ranks have not come."""
-    everyone = range(environment.size or 0)
-    absent = set(everyone) - store.by_rank(INTRODUCTION, everyone).keys()
-    names = ", ".join(map(str, sorted(absent)))
+    ranks = store.get(MISSING) or ()
+    names = ", ".join(map(str, ranks))
     return (
         f"rank {names} has not come"
-        if len(absent) == 1
+        if len(ranks) == 1
         else f"ranks {names} have not come"
     )
 
@@ -335,12 +330,20 @@ def _variables(endpoint: Endpoint, place: Mapping[str, Any]) -> dict[str, str]:
     """The environment of a rank, from its place."""
     slot = RankPlacement(**place["slot"])
     watch.rank0_name = place["rank0_name"]
-    _helper().beat(endpoint, slot.rank)
+    if slot.rank > 0:
+        helper_process.start_heartbeat(endpoint, slot.rank)
     common = process_environment(
         seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
         seconds(settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S),
     )
+    environment = {
+        **os.environ,
+        **job_environment(endpoint, common, None),
+        **slot.environment,
+    }
     # Rank 0 reaches its own store on another way than ranks elsewhere.
     elsewhere = place["elsewhere"] if slot.rank == 0 else None
     towards = elsewhere or endpoint.address
-    return rank_environment(endpoint, slot, towards, common, place["sharing"])
+    # No agent does so before the process starts.
+    agent.set_up_host(environment, towards, place["sharing"])
+    return environment

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from keras_towers import agent, settings
+from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.store import (
     HOROVODS_ADDRESS,
     HOROVODS_PORT,
@@ -87,23 +86,6 @@ def job_environment(
         environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = (
             "10" if elastic else str(patience_s)
         )
-    return environment
-
-
-def rank_environment(
-    endpoint: Endpoint,
-    slot: RankPlacement,
-    towards: str,
-    common: Mapping[str, str],
-    sharing: int,
-) -> dict[str, str]:
-    """The environment of a rank that no agent starts, computed there."""
-    environment = {
-        **os.environ,
-        **job_environment(endpoint, common, None),
-        **slot.environment,
-    }
-    agent.set_up_host(environment, towards, sharing)
     return environment
 
 

@@ -19,9 +19,9 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
@@ -38,27 +38,14 @@ HOSTS_UPDATED = "hosts_updated"
 FACTS = "facts"
 CONNECTED = "rank_"
 """With its rank behind it, the key of a rank that has met the others."""
-
-ALL = "*"
-"""In place of a rank in a key: the values of the ranks that are listed."""
+PROGRESS = "progress-"
+"""With its rank behind it, the key under which a rank reports."""
 _NOT_FOUND = 404
 # A proxy would read the token, and does not know this machine's loopback.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class Store(Protocol):
-    """JSON values by key, shared by all processes of a job."""
-
-    def get(self, key: str) -> Any:
-        """Read a value, or None; raise OSError if the store is gone."""
-        ...
-
-    def put(self, key: str, value: Any) -> None:
-        """Write a value; raise OSError if the store is gone."""
-        ...
-
-
-class JobStore(ABC):
+class Store(ABC):
     """The store of a job: JSON values of this package, bytes of Horovod."""
 
     @abstractmethod
@@ -93,10 +80,22 @@ class JobStore(ABC):
         encoded = json.dumps(value).encode()
         return json.loads(self.write(SCOPE, key, encoded, first=True))
 
-    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that ranks have written at ``key-rank``."""
-        found = {rank: self.get(f"{key}-{rank}") for rank in ranks}
-        return {r: value for r, value in found.items() if value is not None}
+
+@dataclasses.dataclass
+class Progress:
+    """How far a rank is, as it reports at every beat.
+
+    Attributes:
+        size: the number of ranks.
+        limit_s: a rank whose next report comes later has stopped.
+        position: how many actions of the training it has begun.
+        what: the last of them; empty outside of training.
+    """
+
+    size: int
+    limit_s: float
+    position: int = 0
+    what: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Endpoint:
         return StoreClient(self)
 
 
-class StoreClient(JobStore):
+class StoreClient(Store):
     """A store that another process serves."""
 
     def __init__(self, endpoint: Endpoint):
@@ -141,10 +140,17 @@ class StoreClient(JobStore):
         self._ask("PUT", scope, key, value)
         return value
 
-    def by_rank(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        body = json.dumps([*ranks]).encode()
-        found = json.loads(self._ask("GET", SCOPE, f"{key}-{ALL}", body))
-        return {int(rank): value for rank, value in found.items()}
+    def report(self, rank: int, progress: Progress) -> dict[str, Any]:
+        """Report a rank's progress.
+
+        Returns:
+            The other ranks, as texts: those it waits for as ``"late"``, each
+            with the reason, those that are gone as ``"gone"``, with the state.
+        """
+        body = json.dumps(dataclasses.asdict(progress)).encode()
+        answer = self._ask("POST", SCOPE, f"{PROGRESS}{rank}", body)
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
     def _ask(
         self,
@@ -225,11 +231,6 @@ def tell_connected(rank: int) -> None:
     if store is not None:
         with contextlib.suppress(OSError):
             store.put(f"{CONNECTED}{rank}", True)
-
-
-def wait(store: Store, key: str, timeout_s: float | None = None) -> Any:
-    """Wait for the value of a key, or raise TimeoutError."""
-    return wait_for(lambda: store.get(key), timeout_s)
 
 
 def wait_for(read: Callable[[], Any], timeout_s: float | None = None) -> Any:

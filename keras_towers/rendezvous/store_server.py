@@ -1,31 +1,35 @@
 """The server of a job's store, on one address, for the job's own processes.
 
 It answers as Horovod's does, whose clients ask it, too. ``POST`` is ours: it
-leaves a value where there is none, and reads what is there.
+leaves a value where there is none, and reads what is there; or it reports a
+rank's progress, and reads which others are late or gone.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from keras_towers import settings
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.store import (
-    ALL,
     CONNECTED,
     FACTS,
+    PROGRESS,
     SCOPE,
     SIGNATURE,
     Endpoint,
-    JobStore,
+    Progress,
+    Store,
     path_prefix,
     same,
     sign,
@@ -44,7 +48,7 @@ _OK, _FORBIDDEN, _NOT_FOUND = 200, 403, 404
 _READ_AT_MOST = 64 << 10
 
 
-class StoreServer(ThreadingHTTPServer, JobStore):
+class StoreServer(ThreadingHTTPServer, Store):
     """A job's store, for the process that serves it.
 
     Attributes:
@@ -52,6 +56,8 @@ class StoreServer(ThreadingHTTPServer, JobStore):
             others, and its connection.
         place: None but in an elastic job: called with ``host:local_rank`` of a
             worker and its connection, it returns the worker's slot.
+        gone: the name and state of each rank that is gone, where no launcher
+            watches the ranks.
     """
 
     # All ranks may come at once; whom the kernel turns away waits for seconds.
@@ -72,6 +78,8 @@ class StoreServer(ThreadingHTTPServer, JobStore):
         self.place: (
             Callable[[str, socket.socket], RankPlacement | None] | None
         ) = None
+        self.gone: dict[int, tuple[str, str]] = {}
+        self._reports: dict[int, tuple[float, Progress]] = {}
         self.lock = threading.Lock()
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._awaited: dict[tuple[str, str], threading.Event] = {}
@@ -86,6 +94,7 @@ class StoreServer(ThreadingHTTPServer, JobStore):
             self.values.clear()
             if facts is not None:
                 self.values[SCOPE][FACTS] = facts
+            self._reports.clear()
             self.given_up.clear()
             self.scope_size = {}
             for slot in plan:
@@ -117,6 +126,14 @@ class StoreServer(ThreadingHTTPServer, JobStore):
                 awaited.set()
             return values[key]
 
+    def report(self, rank: int, progress: Progress) -> dict[str, Any]:
+        """Take a rank's progress; return which others are late or gone."""
+        with self.lock:
+            self._reports[rank] = time.monotonic(), progress
+            reports = dict(self._reports)
+        gone = dict(state for r, state in self.gone.items() if r != rank)
+        return {"late": late_ranks(rank, reports), "gone": gone}
+
     def stop(self) -> None:
         """Stop the server."""
         self.shutdown()
@@ -126,6 +143,42 @@ class StoreServer(ThreadingHTTPServer, JobStore):
         """Log an error in a request."""
         # As a rule who asked is gone, which is said where it is noticed.
         logger.debug("request from %s", client_address, exc_info=True)
+
+
+def late_ranks(
+    rank: int, reports: Mapping[int, tuple[float, Progress]]
+) -> dict[str, str]:
+    """The ranks for which a rank that has just reported waits, and why.
+
+    Of many ranks each looks at some after its own only, so that one that is
+    missing is told of by as many.
+
+    Args:
+        rank: which rank waits.
+        reports: the arrival, by ``time.monotonic``, and content of each rank's
+            last report.
+    """
+    now, own = reports[rank]
+    found = {}
+    for after in range(1, min(own.size, settings.LOOKED_AT + 1)):
+        other = (rank + after) % own.size
+        if other not in reports:
+            found[other] = "has given no sign of life"
+            continue
+        arrived, its = reports[other]
+        where = f"in {its.what}" if its.what else "outside of training"
+        if now - arrived > its.limit_s:
+            found[other] = "has stopped giving signs of life"
+        elif its.position < own.position:
+            found[other] = f"is still {where}"
+        elif its.position == own.position and its.what != own.what:
+            # As many steps, but others: each waits for the other one.
+            found[other] = f"is {where}"
+    named = itertools.islice(sorted(found.items()), settings.NAMED)
+    reasons = {f"rank {other}": why for other, why in named}
+    if len(found) > len(reasons):
+        reasons[f"{len(found) - len(reasons)} more"] = "likewise"
+    return reasons
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -166,10 +219,6 @@ class Handler(BaseHTTPRequestHandler):
         if self._scope == _PLACES_SCOPE and server.place:
             slot = server.place(self._key, self.connection)
             value = (slot.encode() if slot else NO_PLACEMENT).encode()
-        elif self._scope == SCOPE and self._key.endswith(f"-{ALL}"):
-            key = self._key.removesuffix(f"-{ALL}")
-            found = server.by_rank(key, json.loads(self._body))
-            value = json.dumps(found).encode()
         else:
             text = server.read(self._scope, self._key, self._hold_s())
             if text is None:
@@ -178,7 +227,15 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(_OK, value)
 
     def do_POST(self) -> None:
-        """Store a value if there is none; answer with the current one."""
+        """Store a value if there is none; answer with the current one.
+
+        A rank that reports is told which others are late or gone.
+        """
+        if self._scope == SCOPE and self._key.startswith(PROGRESS):
+            rank = int(self._key.removeprefix(PROGRESS))
+            progress = Progress(**json.loads(self._body))
+            answer = self.server.report(rank, progress)
+            return self._answer(_OK, json.dumps(answer).encode())
         current = self.server.write(
             self._scope, self._key, self._body, first=True
         )

@@ -1,29 +1,20 @@
 """Watches which ranks this rank waits for, and which of them are gone.
 
 Horovod 0.28.1's own stall inspector (``gloo_controller.cc``) knows no ranks
-over Gloo. Here every rank writes its progress into the store, and one that has
-waited for long reads the progress of those after it.
+over Gloo. Here every rank reports its progress to the server of the job's
+store, whose answer says which ranks are late or gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import itertools
 import logging
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_towers import settings
@@ -31,26 +22,20 @@ from keras_towers.errors import EXIT_AGAIN
 from keras_towers.rendezvous import store as store_lib
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.rank_environment import is_elastic
-from keras_towers.rendezvous.store import StoreClient
+from keras_towers.rendezvous.store import Progress, StoreClient
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
 _BEATS_A_WARNING = 6
-# A rank starts checking the others this many beats before it warns. A rank that
-# is silent for ``_SILENT_BEATS`` has stopped; a single beat may be late.
-_LOOKING_BEATS = 3
+# A rank that is silent for so many has stopped; a single beat may be late.
 _SILENT_BEATS = 2.5
-_PROGRESS = "progress"
 # With the number of a call behind it: which rank failed first in it, and why.
 _FAILED = "failed"
-GONE = "gone"
-"""The key of the ranks that are gone, each with its name and its state."""
-
 rank0_name: str = ""
 """The name of rank 0 in a job that our launcher did not start; else empty.
 
 In such a job the heartbeat process of each rank sends its signs of life, and
-the one beside rank 0 publishes in the store which ranks are gone.
+the one beside rank 0 serves the store, and knows which ranks are gone.
 """
 
 counters: list[Callable[[], tuple[int, int]]] = []
@@ -59,37 +44,6 @@ counters: list[Callable[[], tuple[int, int]]] = []
 They count the steps of a compiled loop, which Python does not see. They stay: a
 number that sinks would make a rank look as if it were behind.
 """
-
-
-@dataclasses.dataclass
-class Progress:
-    """The progress of a rank; ``what`` is empty outside of training."""
-
-    position: int = 0
-    what: str = ""
-    beat: int = 0
-
-
-def waited_for(
-    mine: Progress,
-    others: Mapping[int, Progress | None],
-    silent: Collection[int],
-) -> dict[int, str]:
-    """Return the ranks that a rank waits for, and why each one is late."""
-    found = {}
-    for rank, other in others.items():
-        if other is None:
-            found[rank] = "has given no sign of life"
-            continue
-        where = f"in {other.what}" if other.what else "outside of training"
-        if rank in silent:
-            found[rank] = "has stopped giving signs of life"
-        elif other.position < mine.position:
-            found[rank] = f"is still {where}"
-        elif other.position == mine.position and other.what != mine.what:
-            # As many steps, but others: each waits for the other one.
-            found[rank] = f"is {where}"
-    return found
 
 
 class Record:
@@ -148,26 +102,22 @@ class StallWatch(threading.Thread):
         store: StoreClient,
         warning_s: float = settings.STALL_WARNING_S,
         shutdown_s: float = 0,
-        record: Record = _record,
     ):
         super().__init__(name="keras-towers-stall", daemon=True)
         self.place: tuple[int, int] = rank, size
         self.store: StoreClient = store
         self._rank = rank
-        # If each looked at all, what the store is asked would grow with N times
-        # N. A missing rank is reported by those before it.
-        looked_at = range(1, min(size, settings.LOOKED_AT + 1))
-        self._others = sorted((rank + after) % size for after in looked_at)
-        # Of the others, while this rank waits.
-        self._liveness: Liveness | None = None
-        self._rank0 = Liveness([0], self._ask_rank0, settings.LOST_S)
+        self._rank0 = Liveness([0], self._report, settings.LOST_S)
+        self._late: dict[str, str] = {}
         self._gone: dict[str, State] = {}
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
-        self._record = record
-        self._first_mark = record.marks
+        self._first_mark = _record.marks
         self._updates = self._first_updates = _count_updates()
-        self._progress = Progress()
+        self._beat_s: float = min(
+            warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S
+        )
+        self._progress = Progress(size, _SILENT_BEATS * self._beat_s)
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -175,16 +125,16 @@ class StallWatch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Report progress at every beat; check the others while waiting."""
-        beat_s = min(self._warning_s / _BEATS_A_WARNING, settings.STALL_BEAT_S)
+        """Report progress at every beat; warn, or end, while waiting."""
         warned = 0.0
         gone: dict[str, State] = {}
         self._advance()
-        self._report()
-        while not self._ended.wait(beat_s):
+        self._rank0.refresh()
+        while not self._ended.wait(self._beat_s):
             waits = self._advance()
+            self._rank0.refresh()
             before, gone = gone, self._gone_ranks()
-            still_s = time.monotonic() - self._record.since
+            still_s = time.monotonic() - _record.since
             # What a rank sent before it ended may still be on its way.
             missing = {
                 name: state
@@ -193,23 +143,18 @@ class StallWatch(threading.Thread):
             }
             if missing and waits:
                 self._end(missing, still_s)
-            self._report()
-            if not waits or still_s < self._warning_s - _LOOKING_BEATS * beat_s:
+            if not waits or still_s < self._warning_s:
                 warned = 0.0
-                self._liveness = None
-                continue
-            found = self._late_ranks(beat_s)
-            if not found or still_s < warned + self._warning_s:
-                continue
-            warned = still_s
-            if self._shutdown_s and still_s >= self._shutdown_s:
-                self._end(found, still_s)
-            else:
-                logger.warning("%s", self._text(found, still_s))
+            elif self._late and still_s >= warned + self._warning_s:
+                warned = still_s
+                if self._shutdown_s and still_s >= self._shutdown_s:
+                    self._end(self._late, still_s)
+                else:
+                    logger.warning("%s", self._text(self._late, still_s))
 
     def _advance(self) -> bool:
         """Update this rank's progress; return whether it waits for others."""
-        record = self._record
+        record = _record
         begun, ended = updates = _count_updates()
         done = begun - self._first_updates[0]
         if updates != self._updates:
@@ -217,65 +162,29 @@ class StallWatch(threading.Thread):
             record.since = time.monotonic()
             if not record.waits:
                 record.what = f"update {done}"
-        self._progress = Progress(
-            record.marks - self._first_mark + done,
-            record.what,
-            self._progress.beat + 1,
-        )
+        self._progress.position = record.marks - self._first_mark + done
+        self._progress.what = record.what
         return record.waits or ended < begun
 
     def _gone_ranks(self) -> dict[str, State]:
         """Return the other ranks that are gone, with their states."""
-        if not rank0_name:
-            return {}  # Their launcher watches them.
-        self._rank0.refresh()
         state = self._rank0.state(0)
-        return {rank0_name: state} if state.is_gone else self._gone
+        if rank0_name and state.is_gone:
+            return {rank0_name: state}
+        return self._gone  # Empty where a launcher watches the ranks.
 
-    def _ask_rank0(self, _: Sequence[int]) -> dict[int, Any]:
-        """Ask rank 0's store who is gone; the answer is its sign of life."""
-        self._gone = {}
+    def _report(self, _: Sequence[int]) -> dict[int, Any]:
+        """Report to the store; its answer is rank 0's sign of life."""
+        self._late, self._gone = {}, {}
         try:
-            gone = self.store.get(GONE) or {}
+            answer = self.store.report(self._rank, self._progress)
         except OSError as error:
             reason = getattr(error, "reason", error)
             has_ended = isinstance(reason, ConnectionRefusedError)
             return {0: State.ENDED} if has_ended else {}
-        self._gone = {
-            name: State(state)
-            for rank, (name, state) in gone.items()
-            if int(rank) != self._rank
-        }
+        self._late = answer["late"]
+        self._gone = {n: State(state) for n, state in answer["gone"].items()}
         return {0: ANSWERED}
-
-    def _report(self) -> None:
-        """Write this rank's progress into the store."""
-        if self._rank0.silent_s(0) > settings.STALL_BEAT_S:
-            return  # It would wait for an answer once more.
-        with contextlib.suppress(OSError):
-            progress = dataclasses.asdict(self._progress)
-            self.store.put(f"{_PROGRESS}-{self._rank}", progress)
-
-    def _late_ranks(self, beat_s: float) -> dict[str, str]:
-        """Return the ranks that this rank waits for, and why."""
-        if self._liveness is None:
-            progress = functools.partial(self.store.by_rank, _PROGRESS)
-            limit_s = _SILENT_BEATS * beat_s
-            self._liveness = Liveness(self._others, progress, limit_s)
-        try:
-            self._liveness.refresh()
-        except OSError:  # The store is gone; so will this process be.
-            return {}
-        others = {
-            rank: progress and Progress(**progress)
-            for rank, progress in self._liveness.signs.items()
-        }
-        found = waited_for(self._progress, others, self._liveness.gone())
-        named = dict(itertools.islice(found.items(), settings.NAMED))
-        reasons = {f"rank {rank}": why for rank, why in named.items()}
-        if len(found) > len(named):
-            reasons[f"{len(found) - len(named)} more"] = "likewise"
-        return reasons
 
     def _text(self, found: Mapping[str, str], still_s: float) -> str:
         reasons = "; ".join(f"{name} {why}" for name, why in found.items())

@@ -114,12 +114,3 @@ def test_rows_that_are_measured_if_none_is_named(tmp_path):
     _, rows = measured(tmp_path / "b.json", "--processes", "2")
     assert {"plain", "compute", "horovod", "sync-replicas"} <= set(rows)
     assert not {"tower", "byteps"} & set(rows)
-
-
-def test_options_of_a_strategy_are_rows_of_their_own(tmp_path):
-    _, rows = measured(
-        tmp_path / "a.json",
-        "--processes=2",
-        "--strategies=horovod:compression=fp16,horovod",
-    )
-    assert rows == ["plain", "compute", "horovod:compression=fp16", "horovod"]

@@ -12,7 +12,6 @@ import pytest
 from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting, run_cell
-from tests.kit import warm
 from tests.launching.jobs import wait_until
 
 pytestmark = pytest.mark.slow
@@ -70,7 +69,6 @@ def test_rows_train_the_same(path, command, arguments, rows):
         timeout=LIMIT_S,
         check=False,
         cwd=path.parent,
-        env={**os.environ, **warm.environment()},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
@@ -99,7 +97,7 @@ def test_rows_train_the_same(path, command, arguments, rows):
     ],
 )
 def test_worker_that_fails_leaves_its_last_words(
-    row, timeout_s, begin, end, forked_processes, tmp_path
+    row, timeout_s, begin, end, tmp_path
 ):
     Stored("small", tmp_path).store(10)
     cell, setting = Cell("small", row, 2, 0), Setting("cpu", 64, 5, timeout_s)
@@ -128,7 +126,6 @@ def test_interrupt_ends_all_and_shows_what_there_is(path, number, ctrl_c):
         [*BENCH, *options.split(), steps, "--json", str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **warm.environment()},
     )
     try:
         assert wait_until(lambda: running(worker), LIMIT_S)

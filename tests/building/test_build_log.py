@@ -22,16 +22,6 @@ CMAKE = """
   CMake Error at /usr/share/FindPackageHandle.cmake:230 (message):
     Could NOT find MPI (missing: MPI_CXX_FOUND)
 """
-SPREAD = """
-CMake Error at CMakeTestCXXCompiler.cmake:63 (message):
-  The C++ compiler
-
-    "/usr/bin/c++"
-
-  is not able to compile a simple test program.
-
-  It fails with the following output:
-"""
 
 
 GONE = "18:10: fatal error: xla/gone.h: No such file or directory"
@@ -46,7 +36,6 @@ MANY = [f"a.cc:{line}: error: b" for line in range(12)]
         # The compiler's own errors, each once.
         (COMPILER, [GONE, SCOPE]),
         (CMAKE, [NO_MPI]),
-        (SPREAD, ["to compile a simple test program."]),
         # No more than ten.
         ("\n".join(MANY), MANY[:10]),
         # Without a known error the end.

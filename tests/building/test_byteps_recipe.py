@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from keras_towers.building import recipe
 from keras_towers.building.build import environment
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 
@@ -62,13 +61,3 @@ def test_a_machine_with_gpus(tmp_path, nccl_of_pip, monkeypatch):
             " -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib"
             f" -Wl,-rpath,{tmp_path}/cuda/lib64"
         )
-
-
-def test_the_type_of_the_cpu(monkeypatch):
-    cpu = "processor\t: 0\nvendor_id\t: A\nmodel\t\t: 1\nflags\t\t: {}\n\n"
-    types = []
-    for flags in ("avx sse", "sse avx", "avx avx2 sse"):
-        text = cpu.format(flags) * 2
-        monkeypatch.setattr(Path, "read_text", lambda path, text=text: text)
-        types.append(recipe.cpu_type())
-    assert types[0] == types[1] != types[2]

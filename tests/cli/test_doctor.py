@@ -13,7 +13,6 @@ from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 from keras_towers.subprocesses import Ended
-from tests.kit import warm
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -93,16 +92,14 @@ def test_losses_are_those_of_one_process(losses, state):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("over", "forked"),
+    "over",
     [
-        ("Horovod", True),
-        pytest.param("parameter servers", False, marks=pytest.mark.long),
-        pytest.param("TensorFlow", False, marks=pytest.mark.long),
+        "Horovod",
+        pytest.param("parameter servers", marks=pytest.mark.long),
+        pytest.param("TensorFlow", marks=pytest.mark.long),
     ],
 )
-def test_two_processes_train_as_one(over, forked, monkeypatch):
-    for name, value in warm.environment(forked).items():
-        monkeypatch.setenv(name, value)
+def test_two_processes_train_as_one(over):
     (finding,) = doctor_lib.run_self_test([over])
     assert finding.state is Status.OK, finding.advice
     assert "largest difference of a loss" in finding.value

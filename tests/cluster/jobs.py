@@ -1,16 +1,14 @@
 """Jobs on the hosts of a lab, and what becomes of them."""
 
 import json
-import os
-import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from tests.cluster.lab import why_not
+from tests.kit.tasks import Task
 
 _REASON = why_not(ssh=True)
 NEEDS_HOSTS = [
@@ -24,49 +22,32 @@ START_S = 240
 STEPS = "steps"
 
 
-class Job:
-    """A process on a host, whose output is read."""
+class Job(Task):
+    """A process on a host."""
 
     def __init__(self, host, command, **env):
-        self.host = host
-        self.lines = []
-        self.process = host.start(
-            [sys.executable, *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        with self.process.stdout as lines:
-            for line in lines:
-                self.lines.append(line.rstrip())
+        self._output = host.new_file()
+        with self._output.open("wb") as stream:
+            self.process = host.start(
+                [sys.executable, *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
-    def text(self):
-        return "\n".join(self.lines)
+    def lines(self):
+        return self.output.splitlines()
 
     def says(self, word, times=1, limit_s=START_S):
         """Wait until it has said something so often more."""
-        wanted = self.text.count(word) + times
+        wanted = self.output.count(word) + times
         until = time.monotonic() + limit_s
-        while self.text.count(word) < wanted:
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < until, self.text
+        while self.output.count(word) < wanted:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < until, self.output
             time.sleep(0.1)
-
-    def ends(self, limit_s=NOTICED_S):
-        """Wait until it ends and has been read; its exit code."""
-        try:
-            code = self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.text) from None
-        # Whom it has started may hold its output, and live on.
-        self._reader.join(5)
-        return code
 
 
 def met(lab, *arguments, script="cluster.endless"):
@@ -106,31 +87,27 @@ def tasks(lab, roles, strategy):
     ]
 
 
-def launched(lab, *arguments):
-    """The launcher, on the first host, and its ranks on the others."""
-    hosts = "-H", ",".join(host.name for host in lab.hosts[1:])
-    if "--host-discovery-script" in arguments:
+def launched(lab, options, *endless):
+    """The launcher, on the first host, and its ranks on the others.
+
+    Args:
+        lab: the hosts.
+        options: of ``keras-towers run``, with words between spaces.
+        *endless: the arguments of ``endless.py``; none where the options name
+            another module.
+    """
+    module = ("-m", "tests.cluster.endless", *endless) if endless else ()
+    hosts = ("-H", ",".join(host.name for host in lab.hosts[1:]))
+    if "--host-discovery-script" in options:
         hosts = ()
-    return Job(lab.hosts[0], ["-m", "keras_towers", "run", *hosts, *arguments])
+    words = "keras_towers", "run", *hosts, *options.split(), *module
+    return Job(lab.hosts[0], ["-m", *words])
 
 
 def is_empty(host):
     """Wait until no process of the package runs on a host any more."""
     until = time.monotonic() + NOTICED_S
-    while found := list(_running(host)):
+    while found := [one for one in host.commands() if "python" in one]:
         assert time.monotonic() < until, found
         time.sleep(0.5)
     return True
-
-
-def _running(host):
-    own = os.readlink(f"/proc/{host.first_process()}/ns/pid")
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "ns/pid") != own:
-                continue
-            command = (process / "cmdline").read_text().split("\0")
-        except OSError:
-            continue
-        if any("python" in pathlib.Path(part).name for part in command[:1]):
-            yield command

@@ -19,9 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import psutil
+
+from tests.launching.jobs import wait_until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 INIT = pathlib.Path(__file__).with_name("host.sh")
@@ -99,6 +102,10 @@ class Host:
         self._started.append(process)
         return process
 
+    def new_file(self) -> pathlib.Path:
+        """A file for output of what is started next, as long as the lab."""
+        return self._lab.folder / f"{self.name}-{len(self._started)}.txt"
+
     def cut(self) -> None:
         """Let all that is sent to and from it vanish, with no sign of it."""
         self._lab.switch("ip", "link", "set", self._port, "nomaster")
@@ -109,11 +116,23 @@ class Host:
 
     def hang(self) -> None:
         """Stop all its processes; they stay, as does its network."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                os.kill(int(process.name), signal.SIGSTOP)
+
+    def commands(self) -> Iterator[str]:
+        """The programs that run there."""
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                program, *_ = (process / "cmdline").read_text().split("\0")
+                yield pathlib.Path(program).name
+
+    def _processes(self) -> Iterator[pathlib.Path]:
         own = os.readlink(f"/proc/{self.first_process()}/ns/pid")
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.readlink(process / "ns/pid") == own:
-                    os.kill(int(process.name), signal.SIGSTOP)
+                    yield process
 
     def _begin(self) -> None:
         assert self._init is None
@@ -140,13 +159,10 @@ class Host:
         self._lab.switch("ip", "link", "set", self._port, "up")
         self.heal()
 
-    def _ready(self) -> bool:
-        return (self._state / "ready").exists()
-
     def first_process(self) -> int:
         """The process that has the host's namespaces, by our numbers."""
         assert self._init is not None
-        return _child(self._init, self._lab.log)
+        return _child(self._init)
 
     def _enter(self, *namespaces: str) -> list[str]:
         pid = str(self.first_process())
@@ -200,7 +216,7 @@ class Lab:
     def switch(self, *command: str) -> None:
         """Run a command in the network of the bridge."""
         assert self._bridge is not None
-        pid = str(_child(self._bridge, self.log))
+        pid = str(_child(self._bridge))
         _check(["nsenter", "--target", pid, "--net", "--", *command])
 
     def _begin(self) -> None:
@@ -214,9 +230,10 @@ class Lab:
         self.switch("ip", "link", "set", BRIDGE, "up")
         for host in self.hosts:
             host._begin()
-        for _ in _until(READY_S, self.log):
-            if all(host._ready() for host in self.hosts):
-                return
+        ready = [self.folder / host.name / "ready" for host in self.hosts]
+        if not wait_until(lambda: all(p.exists() for p in ready), READY_S):
+            self.log.seek(0)
+            raise TimeoutError(f"a host did not begin: {self.log.read()}")
 
     def _write(self) -> None:
         """Write the files of /etc of every host, and its keys."""
@@ -277,23 +294,12 @@ def _sshd() -> str | None:
     return shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
-def _child(parent: "subprocess.Popen[Any]", log: Any) -> int:
+def _child(parent: "subprocess.Popen[Any]") -> int:
     """The one child of ``unshare``."""
-    children = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    for _ in _until(READY_S, log):
-        if parent.poll() is None and (found := children.read_text().split()):
-            return int(found[0])
-    raise AssertionError
-
-
-def _until(seconds: float, log: Any) -> Iterator[None]:
-    """Again and again, until the time is over; then an error."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(0.02)
-    log.seek(0)
-    raise TimeoutError(f"a host did not begin in {seconds} s: {log.read()}")
+    process = psutil.Process(parent.pid)
+    wait_until(lambda: bool(process.children()), READY_S)
+    (child,) = process.children()
+    return child.pid
 
 
 def _check(command: Sequence[str]) -> None:

@@ -14,11 +14,14 @@ from tests.cluster.jobs import (
     tasks,
 )
 from tests.cluster.lab import Lab
+from tests.kit.scripts import executable
 
 pytestmark = NEEDS_HOSTS
 AGAIN = 75
 HOROVOD = "HorovodStrategy"
 SERVED = ("ps", "worker", "worker")
+ELASTIC = ("--min-np 1 -np 2", "elastic")
+OTHER_KERAS = "host3=has-another-keras"
 
 
 def trained(jobs, strategy=HOROVOD):
@@ -36,7 +39,7 @@ def test_ranks_that_met_by_themselves(event, number):
         getattr(lab.hosts[number], event)()
         left = [n for n in (0, 1) if event == "cut" or n != number]
         for rank in left:
-            assert jobs[rank].ends() == AGAIN
+            assert jobs[rank].end() == AGAIN
             other = f"rank {1 - rank} on host{2 - rank} is lost"
             assert other in jobs[rank].lines[-1]
 
@@ -44,8 +47,8 @@ def test_ranks_that_met_by_themselves(event, number):
 def test_a_rank_that_dies_while_the_others_connect():
     with Lab(2) as lab:
         jobs = met(lab, HOROVOD, "host2=dies-at-the-start")
-        assert jobs[1].ends() == 3
-        assert jobs[0].ends() == AGAIN
+        assert jobs[1].end() == 3
+        assert jobs[0].end() == AGAIN
         said = "in the start of the job: rank 1 on host2 has ended."
         assert said in jobs[0].lines[-1]
 
@@ -83,9 +86,9 @@ def test_workers_on_tensorflows_runtime(number):
         lab.hosts[number].cut()
         begun = time.monotonic()
         for rank, job in enumerate(jobs):
-            assert job.ends() == 1
+            assert job.end() == 1
             lost = f"rank {1 - rank} (host{2 - rank}:4000) does not answer"
-            assert lost in job.text
+            assert lost in job.output
         assert time.monotonic() - begun < NOTICED_S
 
 
@@ -108,9 +111,9 @@ def test_parameter_servers_without_a_server_or_the_chief(
         begun = time.monotonic()
         for n, job in enumerate(jobs):
             if n != number or event == "cut":
-                assert job.ends(), job.text
+                assert job.end(), job.output
         assert time.monotonic() - begun < NOTICED_S
-        assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].text
+        assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].output
 
 
 @pytest.mark.parametrize(
@@ -133,11 +136,11 @@ def test_parameter_servers_without_another_worker(strategy, event):
             chief.says(lost, 1, NOTICED_S)
             trained([chief])
         else:
-            assert chief.ends() == server.ends() == 1
+            assert chief.end() == server.end() == 1
             assert f"worker 0 has to end: {lost}" in chief.lines[-1]
             assert lost in server.lines[-1]
         if event == "cut":
-            assert other.ends() == AGAIN
+            assert other.end() == AGAIN
         assert time.monotonic() - begun < NOTICED_S
 
 
@@ -145,11 +148,7 @@ def test_parameter_servers_without_another_worker(strategy, event):
     ("kind", "event"), [("fixed", "cut"), ("elastic", "hang")]
 )
 def test_nobody_is_left_without_the_launcher(kind, event):
-    options = {
-        "fixed": ("-np", "2", "-m", "tests.cluster.endless", HOROVOD),
-        "elastic": ("--min-np", "1", "-np", "2")
-        + ("-m", "tests.cluster.endless", "elastic"),
-    }
+    options = {"fixed": ("-np 2", HOROVOD), "elastic": ELASTIC}
     with Lab(3, ssh=True) as lab:
         trained([launched(lab, *options[kind])])
         getattr(lab.hosts[0], event)()
@@ -160,60 +159,43 @@ def test_nobody_is_left_without_the_launcher(kind, event):
 
 def test_an_elastic_job_goes_on_without_the_host_of_rank_0():
     with Lab(4, ssh=True) as lab:
-        module = ("-m", "tests.cluster.endless", "elastic")
-        job = launched(lab, "--min-np", "2", "-np", "3", *module)
+        job = launched(lab, "--min-np 2 -np 3", "elastic")
         job.says("[0] ", 3)
         lab.hosts[1].cut()
         job.says("each of 2 processes", 1, NOTICED_S)
         job.says(STEPS, 3)
-        assert "lost the ssh connection to host2" in job.text
+        assert "lost the ssh connection to host2" in job.output
 
 
 def test_an_elastic_job_without_enough_hosts_ends():
     with Lab(3, ssh=True) as lab:
-        limits = ("--min-np", "2", "-np", "2", "--elastic-timeout", "30")
-        module = ("-m", "tests.cluster.endless", "elastic")
-        job = launched(lab, *limits, *module)
+        limits = "--min-np 2 -np 2 --elastic-timeout 30"
+        job = launched(lab, limits, "elastic")
         job.says(STEPS, 3)
         lab.hosts[2].cut()
         # It is tried again and again, which is no progress.
-        assert job.ends(NOTICED_S + 60) == 1
+        assert job.end(NOTICED_S + 60) == 1
         assert "there were not 2 slots within 30 s" in job.lines[-1]
 
 
 def test_another_keras_is_refused():
-    other = "host3=has-another-keras"
     with Lab(3, ssh=True) as lab:
-        module = ("-m", "tests.cluster.endless", HOROVOD, other)
-        job = launched(lab, "-np", "2", *module)
-        assert job.ends() == 1
-        assert "Keras 3.1.0" in job.text and "on host3" in job.text
-        assert STEPS not in job.text
+        job = launched(lab, "-np 2", HOROVOD, OTHER_KERAS)
+        assert job.end() == 1
+        assert "Keras 3.1.0" in job.output and "on host3" in job.output
+        assert STEPS not in job.output
 
 
 def test_a_worker_with_another_keras_does_not_join_an_elastic_job():
-    other = "host3=has-another-keras"
     with Lab(3, ssh=True) as lab:
-        folder = lab.shared
-        found = folder / "hosts.sh"
-        found.write_text(f"#!/bin/sh\necho host2\ncat {folder}/more\n")
-        found.chmod(0o755)
-        (folder / "more").write_text("")
-        module = ("-m", "tests.cluster.endless", "elastic", other)
-        job = launched(
-            lab,
-            "--min-np",
-            "1",
-            "-np",
-            "1",
-            "--max-np",
-            "2",
-            "--host-discovery-script",
-            str(found),
-            *module,
-        )
+        more = lab.shared / "more"
+        more.touch()
+        found = lab.shared / "hosts.sh"
+        executable(found, f"echo host2; cat {more}")
+        limits = f"--min-np 1 --max-np 2 --host-discovery-script {found}"
+        job = launched(lab, limits, "elastic", OTHER_KERAS)
         job.says(STEPS, 3)
-        (folder / "more").write_text("host3")
+        more.write_text("host3")
         job.says("Keras 3.1.0", 1, NOTICED_S)
         job.says(STEPS, 3)
-        assert "each of 2 processes" not in job.text
+        assert "each of 2 processes" not in job.output

@@ -17,24 +17,23 @@ def lab():
 
 def test_weights_are_those_of_one_process(lab):
     folder = str(lab.shared)
-    module = ("-m", "tests.processes.started", folder, "HorovodStrategy")
-    job = launched(lab, "-np", "2", *module)
-    assert job.ends(200) == 0, job.text
+    job = launched(
+        lab, f"-np 2 -m tests.processes.started {folder} HorovodStrategy"
+    )
+    assert job.end(200) == 0, job.output
     started.assert_as_one_process(lab.shared)
 
 
 def test_more_slots_than_logins_that_a_host_allows_at_once(lab):
-    slots = ("-np", "24", "-H", "host2:24", "-m", "platform")
-    job = launched(lab, *slots)
-    assert job.ends(200) == 0, job.text
+    job = launched(lab, "-np 24 -H host2:24 -m platform")
+    assert job.end(200) == 0, job.output
     ranks = [line.split()[0] for line in job.lines if line.startswith("[")]
     assert sorted(ranks) == sorted(f"[{rank}]" for rank in range(24))
 
 
 def test_a_host_that_is_cut_ends_a_job_of_horovod_and_is_named(lab):
-    module = ("-m", "tests.cluster.endless", "HorovodStrategy")
-    job = launched(lab, "-np", "2", *module)
+    job = launched(lab, "-np 2", "HorovodStrategy")
     job.says(STEPS)
     lab.hosts[2].cut()
-    assert job.ends(NOTICED_S) > 0
-    assert "host3" in job.lines[-1], job.text
+    assert job.end(NOTICED_S) > 0
+    assert "host3" in job.lines[-1], job.output

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 # Now: it has to be made of the strategy that is about to be replaced.
 from keras_towers import TowerStrategy
-from tests.kit import warm
 from tests.kit.scripts import python
 
 # Required, and one more that tests the same strategy.
@@ -79,7 +78,6 @@ def test_tests_of_keras_pass(tmp_path):
     done = python(
         *("-m", "tests.compatibility.test_keras_distribute", path),
         CUDA_VISIBLE_DEVICES="-1",
-        **warm.environment(),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     results = json.loads(path.read_text())

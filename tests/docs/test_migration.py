@@ -195,11 +195,10 @@ def models_of(folder):
 def run_job(folder, code, command):
     """Run a script as its page says; the weights of all processes."""
     # TensorFlow hears of the task when keras_towers is imported.
-    warm = "MultiWorker" not in code
     (folder / "train.py").write_text(BEGIN + code + END)
     program, run, *arguments = shlex.split(command)
     assert (program, run) == ("keras-towers", "run")
-    done = Launched(folder, tuple(arguments), warm=warm).finish(120)
+    done = Launched(folder, tuple(arguments)).finish()
     assert done.code == 0, done.out + done.err
     return models_of(folder)
 
@@ -268,7 +267,7 @@ def test_horovodrun(tmp_path):
     (tmp_path / "train.py").write_text(BEGIN + script + END)
     with Tasks(tmp_path) as job:
         command = path, "-np", 2, sys.executable, "train.py"
-        job.run(*command, folder=tmp_path, warm=False)
+        job.run(*command, folder=tmp_path)
         job.end()
     one, other = models_of(tmp_path)
     all_close(one, other, 1e-5)

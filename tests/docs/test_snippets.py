@@ -42,7 +42,7 @@ def first_example():
 
 
 @pytest.fixture
-def namespace(first_example, tmp_path, monkeypatch, forked_processes):
+def namespace(first_example, tmp_path, monkeypatch):
     """What the snippets of a page start with."""
     monkeypatch.chdir(tmp_path)
     # No server, and no database.

@@ -61,7 +61,7 @@ def launched(name, folder):
     arguments = tuple(shlex.split(command)[2:])
     # As the launcher sets it where nobody has.
     level = {"TF_CPP_MIN_LOG_LEVEL": "1"}
-    done = Launched(folder, arguments, warm=True, **level).finish(200)
+    done = Launched(folder, arguments, **level).finish(200)
     assert done.code == 0, done.out + done.err
     assert_quiet(done.err)
     return done.out

@@ -3,12 +3,13 @@
 A worker is a module with functions marked by ``check``, which ends in
 ``main()``. A test file runs it once and has a test for each check::
 
-    JOB = Job("tests.processes.training", ranks=2, limit_s=300)
+    WORKER = "tests.processes.training"
+    JOB = Job(WORKER, ranks=2, limit_s=300, wanted=names(WORKER))
 
 
-    @pytest.mark.parametrize("name", names("tests.processes.training"))
-    def test_two_ranks(name):
-        JOB.assert_passed(name)
+    @pytest.mark.parametrize("job, name", cases({"Horovod": JOB}))
+    def test_ranks(job, name):
+        job.assert_passed(name)
 
 Each rank writes the result of a check to a file of its own at once: a rank that
 hangs or dies shows where.
@@ -25,10 +26,14 @@ import sys
 import tempfile
 import traceback
 
+import pytest
+
 from keras_towers.rendezvous import tf_config
 from tests.launching.jobs import Launched
 
 CHECKS = {}
+# Of a job, besides the checks of its ranks.
+ENDS_WELL = "the job ends well"
 
 
 def check(function):
@@ -38,35 +43,36 @@ def check(function):
     return function
 
 
-def names(module):
-    """The checks of a worker's module, without running it."""
-    spec = importlib.util.find_spec(module)
-    source = pathlib.Path(spec.origin).read_text()
+def names(*modules):
+    """The checks of workers' modules, without running them."""
+    paths = (importlib.util.find_spec(module).origin for module in modules)
     return tuple(
         node.name
-        for node in ast.parse(source).body
+        for path in paths
+        for node in ast.parse(pathlib.Path(path).read_text()).body
         if isinstance(node, ast.FunctionDef)
         and any(getattr(d, "id", "") == "check" for d in node.decorator_list)
     )
 
 
 def main():
-    """Run the checks that the command line names, or all of them."""
+    """Run the checks that the command line names."""
     folder, limit_s, *wanted = sys.argv[1:]
     # The launcher may be gone: no rank outlives its time limit.
     faulthandler.dump_traceback_later(float(limit_s), exit=True)
     # Imports TensorFlow, as a file of tests that only asks for names need not.
-    from tests.kit.untuned import search_no_more
+    from tests.kit import untuned
 
+    untuned.leave_untuned()
     with _results(folder, rank_here()).open("a") as file:
-        for name in wanted or CHECKS:
+        for name in wanted:
             try:
                 CHECKS[name]()
                 result = "passed"
             except Exception:
                 result = traceback.format_exc()
             print(json.dumps([name, result]), file=file, flush=True)
-            search_no_more()
+            untuned.search_no_more()
 
 
 def rank_here():
@@ -94,9 +100,8 @@ class Job:
         ranks: how many.
         limit_s: seconds after which the job is ended.
         number: the launcher's option for the number of ranks.
-        wanted: the checks to run; all where there are none.
+        wanted: the checks to run.
         options: of the launcher.
-        warm: whether ranks begin with TensorFlow imported.
         **variables: of the environment.
     """
 
@@ -105,16 +110,15 @@ class Job:
         module,
         ranks,
         limit_s,
-        wanted=(),
+        wanted,
         options=(),
         number="-np",
-        warm=True,
         **variables,
     ):
-        self.ranks, self._limit_s = ranks, limit_s
+        self.ranks, self.wanted, self._limit_s = ranks, wanted, limit_s
         self._before = number, str(ranks), *options, "-m", module
         self._after = str(limit_s), *wanted
-        self._environment = {"warm": warm, **variables}
+        self._environment = variables
 
     @functools.cached_property
     def _run(self):
@@ -126,15 +130,27 @@ class Job:
             return [_read(_results(folder, rank)) for rank in ranks], done
 
     def assert_passed(self, name):
-        """Assert that a check passed on every rank."""
+        """Assert that a check passed on every rank, or how the job ended."""
         found, done = self._run
+        if name == ENDS_WELL:
+            assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+            return
         for rank, results in enumerate(found):
             result = results.get(name, "was not reached")
             assert result == "passed", (
                 f"rank {rank}: {result}\n{done.out[-3000:]}{done.err[-3000:]}"
             )
 
-    def assert_ended_well(self):
-        """Assert that the launcher ended without an error."""
-        _, done = self._run
-        assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+
+def cases(jobs, marks=()):
+    """Cases of pytest: each check of each job, and that it ends well.
+
+    Args:
+        jobs: by their names.
+        marks: of all these cases.
+    """
+    return [
+        pytest.param(job, name, id=f"{label}-{name}", marks=marks)
+        for label, job in jobs.items()
+        for name in (*job.wanted, ENDS_WELL)
+    ]

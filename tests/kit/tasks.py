@@ -7,8 +7,7 @@ import sys
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import tf_config
 from tests.kit.scripts import inherited
-from tests.kit.warm import environment
-from tests.launching.jobs import wait_until
+from tests.launching.jobs import LIMIT_S, wait_until
 
 
 class Task:
@@ -18,17 +17,16 @@ class Task:
         command: its words.
         output: a file for what it writes.
         folder: where it runs; None: where this process does.
-        warm: whether it begins with TensorFlow imported.
         **variables: of its environment.
     """
 
-    def __init__(self, command, output, folder=None, warm=True, **variables):
+    def __init__(self, command, output, folder=None, **variables):
         self._output = output
         with output.open("wb") as stream:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
                 cwd=folder,
-                env={**inherited(), **environment(warm), **variables},
+                env={**inherited(), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -40,20 +38,19 @@ class Task:
         """What it has written so far."""
         return self._output.read_text()
 
-    def wait_for(self, text, limit_s=60):
+    def wait_for(self, text):
         """Wait until it has written something."""
         wait_until(
-            lambda: text in self.output or self.process.poll() is not None,
-            limit_s,
+            lambda: text in self.output or self.process.poll() is not None
         )
         # It may have written it before it ended.
         code = self.process.returncode
         assert text in self.output, f"{code}: {text!r}\n{self.output}"
 
-    def end(self, limit_s=60):
+    def end(self):
         """Wait for its end; the exit code."""
         try:
-            return self.process.wait(limit_s)
+            return self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"has not ended\n{self.output}") from None
 
@@ -101,7 +98,7 @@ class Tasks(contextlib.ExitStack):
         self._started.append(task)
         return task
 
-    def end(self, limit_s=100):
+    def end(self):
         """Wait until all have ended well."""
         for task in self._started:
-            assert task.end(limit_s) == 0, task.output
+            assert task.end() == 0, task.output

@@ -4,8 +4,6 @@ import pytest
 
 from tests.launching.jobs import Launched
 
-LIMIT_S = 60
-
 
 @pytest.fixture(autouse=True)
 def stoppable(ctrl_c):
@@ -17,11 +15,11 @@ def launch(tmp_path):
     """Start the launcher on a script, with options of both."""
     running = []
 
-    def launch(options, source, *words, stdin=None, warm=False, **variables):
+    def launch(options, source, *words, stdin=None, **variables):
         (tmp_path / "script.py").write_text(source)
         script = "script" if options.endswith("-m") else "script.py"
         arguments = *options.split(), script, *words
-        running.append(Launched(tmp_path, arguments, stdin, warm, **variables))
+        running.append(Launched(tmp_path, arguments, stdin, **variables))
         return running[-1]
 
     yield launch
@@ -33,6 +31,4 @@ def launch(tmp_path):
 @pytest.fixture
 def run(launch):
     """Start it, and wait for its end."""
-    return lambda *given, **variables: launch(*given, **variables).finish(
-        LIMIT_S
-    )
+    return lambda *given, **variables: launch(*given, **variables).finish()

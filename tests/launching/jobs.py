@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from tests.kit.scripts import inherited
-from tests.kit.warm import environment
 
-ROOT = Path(__file__).parents[2]
+# For what imports TensorFlow on a machine that does much else.
+LIMIT_S = 120
 
 
 def variables(text: str) -> dict[str, str]:
@@ -39,7 +39,6 @@ class Launched:
         folder: where it runs.
         arguments: of ``keras-towers run``.
         stdin: of the launcher.
-        warm: whether ranks begin with TensorFlow imported.
         **variables: of the environment.
     """
 
@@ -48,7 +47,6 @@ class Launched:
         folder: Path,
         arguments: tuple[str, ...],
         stdin: int | None = None,
-        warm: bool = False,
         **variables,
     ):
         # Horovod looks for work each millisecond, all the time.
@@ -56,24 +54,20 @@ class Launched:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "keras_towers.cli.main", "run", *arguments],
             cwd=folder,
-            env={**inherited(), **outer, **environment(warm), **variables},
+            env={**inherited(), **outer, **variables},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
 
-    def wait_for(
-        self, path: Path, text: str = "\n", times: int = 1, limit_s: float = 60
-    ) -> str:
+    def wait_for(self, path: Path, text: str = "\n", times: int = 1) -> str:
         """Wait until a file has some text in it so often; return all of it."""
 
         def written() -> bool:
             return path.exists() and path.read_text().count(text) >= times
 
-        wait_until(
-            lambda: written() or self.process.poll() is not None, limit_s
-        )
+        wait_until(lambda: written() or self.process.poll() is not None)
         # It may have written it before it ended.
         if not written():
             done = self.finish(1)
@@ -84,7 +78,7 @@ class Launched:
         """All processes below the launcher."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def finish(self, limit_s: float) -> Done:
+    def finish(self, limit_s: float = LIMIT_S) -> Done:
         """Wait for the end; end everything if it does not come."""
         family = self.family() if self.process.poll() is None else []
         try:
@@ -103,7 +97,7 @@ class Launched:
         self.process.send_signal(number)
 
 
-def wait_until(happened: Callable[[], bool], limit_s: float = 60) -> bool:
+def wait_until(happened: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     """Wait until something has happened; whether it has."""
     until = time.monotonic() + limit_s
     while not (found := happened()) and time.monotonic() < until:

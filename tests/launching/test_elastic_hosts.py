@@ -4,7 +4,7 @@ import pytest
 
 from keras_towers.errors import TowerError
 from keras_towers.launching import elastic_job
-from keras_towers.launching.elastic_hosts import Hosts, discover_by_script
+from keras_towers.launching.elastic_job import Hosts, discover_by_script
 from keras_towers.launching.rank_process import check_reachable
 from tests.kit.scripts import executable
 

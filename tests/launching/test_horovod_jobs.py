@@ -22,8 +22,8 @@ for step in range(10_000):
 
 @pytest.mark.slow
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
-    job = launch("-np 2", JOB, warm=True)
-    ready = job.wait_for(tmp_path / "ready", times=2, limit_s=120)
+    job = launch("-np 2", JOB)
+    ready = job.wait_for(tmp_path / "ready", times=2)
     pids = dict(line.split() for line in ready.splitlines())
     ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
     family = [*job.family(), *ranks]
@@ -35,7 +35,7 @@ def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
     }
     assert listening == {"127.0.0.1"}
     ranks[1].kill()
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == 137
     assert "rank 1 was killed by SIGKILL" in done.last
     assert all_gone(family)
@@ -80,7 +80,7 @@ def test_workers_that_are_killed_again_and_again_on_the_only_host(
         "--min-np 1 --reset-limit 2 --blacklist-cooldown-range 1 1 "
         "--host-discovery-script ./hosts.sh"
     )
-    done = run(options, KILLS, warm=True)
+    done = run(options, KILLS)
     assert done.code == 1, done.out + done.err
     # The first one does not end the job, nor the one beside it.
     sizes = [line.split()[-1] for line in done.out.splitlines() if "of" in line]
@@ -128,12 +128,12 @@ def test_hosts_that_go_and_come(launch, tmp_path):
     hosts.write_text("127.0.0.1:2\n127.0.0.2:1\n")
     executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
-    job = launch(options, GROWS, warm=True)
-    job.wait_for(sizes, "3\n", limit_s=120)
+    job = launch(options, GROWS)
+    job.wait_for(sizes, "3\n")
     hosts.write_text("127.0.0.1:2\n")
     job.wait_for(sizes, "2\n")
     hosts.write_text("127.0.0.1:2\n127.0.0.3:1\n")
-    done = job.finish(120)
+    done = job.finish()
     assert done.code == 0, done.out + done.err
     assert done.out.count("done") == 3
     assert "worker 2 leaves, as its host has" in done.err

@@ -12,7 +12,6 @@ import pytest
 
 import keras_towers as kt
 from keras_towers import settings
-from tests.kit import warm
 from tests.kit.compare import close, same_history, weights_of
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
@@ -22,7 +21,6 @@ from tests.launching.jobs import all_gone, wait_until
 @pytest.fixture(autouse=True)
 def nothing_left():
     """Whatever happens, no process of a job is there afterwards."""
-    warm.environment()  # Its server is no process of a job.
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before
@@ -42,7 +40,7 @@ def train(scale, built):
     return model, loss, strategy.size * scale
 
 
-def test_what_rank_0_returns_is_that_of_one_process(capsys, forked_processes):
+def test_what_rank_0_returns_is_that_of_one_process(capsys):
     found, loss, number = kt.launch(
         train, np=2, args=(3,), kwargs={"built": classifier}
     )

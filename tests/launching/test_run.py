@@ -50,7 +50,7 @@ def test_several_ranks(launch, tmp_path):
     job = launch(options, TELLS + HALVES, *words, stdin=subprocess.PIPE)
     job.process.stdin.write(b"words of which none can be given to all\n")
     job.process.stdin.flush()
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     told = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
@@ -75,7 +75,7 @@ def test_one_rank_is_as_a_process_without_the_launcher(launch):
     job = launch("-np 1 -m", TELLS, "--epochs", "1", stdin=subprocess.PIPE)
     job.process.stdin.write(b"words\n")
     job.process.stdin.flush()
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == 0, done.err
     assert done.out == r"0 1 None ['--epochs', '1'] 'words\n' Größe ✓" + "\n"
     assert done.err == "to stderr\n"
@@ -102,7 +102,7 @@ def test_no_end_of_the_launcher_leaves_anything(
     if number is not None:
         job.send(number)
     (tmp_path / "may leave").touch()
-    done = job.finish(60)
+    done = job.finish()
     assert done.code == code
     assert all_gone(family)
     if code > 0:

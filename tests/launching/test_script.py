@@ -48,7 +48,7 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
         (tmp_path / "there" / f"{name}.py").write_text(text)
     arguments = "there/script.py", "--strategy", "mine"
     options = "-np", "2", "--strategy", "horovod", *arguments
-    done = Launched(tmp_path, options, warm=True).finish(200)
+    done = Launched(tmp_path, options).finish(200)
     assert done.code == 0, done.out + done.err
     assert "never connected" not in done.err
     seen = re.findall(r"\[\d\] seen (.*)\n", done.out)
@@ -142,7 +142,7 @@ def test_training_alone_is_refused(under, monkeypatch):
 
 
 def test_a_job_that_would_train_several_models_fails(launch):
-    done = launch("-np 2", ALONE, warm=True).finish(60)
+    done = launch("-np 2", ALONE).finish()
     assert done.code == 1
     assert "trained True" not in done.out
     assert all(part in done.err for part in ADVICE)
@@ -183,7 +183,7 @@ kt.virtual_towers(4)
 
 
 def test_towers_split_the_cpu_before_the_script_begins(run):
-    done = run("-np 1 --strategy tower --towers 3", SPLIT, warm=True)
+    done = run("-np 1 --strategy tower --towers 3", SPLIT)
     assert done.out == "3 devices\n", done.err
     assert "TowerStrategy: 3 towers (/device:CPU:0 to" in done.err
     # What comes too late in the script has its place in the command.

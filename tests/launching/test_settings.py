@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.agent import set_up_host
-from keras_towers.launching.elastic_job import elastic_options
+from keras_towers.launching.elastic_job import Elastic
 from keras_towers.launching.rank_process import exported
 from keras_towers.rendezvous.rank_environment import (
     job_environment,
@@ -71,24 +71,9 @@ def test_what_is_not_taken_from_the_user_or_the_machine():
     assert exported(here) == {"PATH": "/a", "PYTHONPATH": "d"}
 
 
-def own(slots):
-    """Slots of one machine are hosts of their own."""
-    return {f"127.0.0.{n + 1}": 1 for n in range(slots)}
-
-
-TWO = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
-
-
-@pytest.mark.parametrize(
-    ("changes", "limits", "hosts"),
-    [
-        ({"least": 1, "ranks": 1, "most": 2}, (1, 1, 2), own(2)),
-        ({"least": 2, "hosts": TWO}, (2, 2, None), own(3) | {"192.0.2.1": 4}),
-    ],
-)
-def test_how_far_an_elastic_job_may_go(changes, limits, hosts):
-    given = dict.fromkeys(("ranks", "least", "most", "hosts", "script"))
-    options = {"timeout_s": 60, "reset_limit": None}
-    found = elastic_options(**given | changes, **options, cooldown_s=(5, 600))
-    assert (found.ranks, found.least, found.most) == limits
-    assert found.discover() == hosts
+def test_slots_of_one_machine_are_hosts_of_their_own():
+    slots = {f"127.0.0.{n}": 1 for n in (1, 2, 3)}
+    assert Elastic(1, 1, most=3).discover() == slots
+    hosts = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
+    found = Elastic(2, 2, None, hosts).discover()
+    assert found == slots | {"192.0.2.1": 4}

@@ -76,7 +76,7 @@ def test_who_is_lost_after_elastic_training(codes, least, code):
         server=SimpleNamespace(begin=lambda plan: None),
         processes=[],
     )
-    driver = Driver(run, Elastic(3, least, None, lambda: hosts), hosts)
+    driver = Driver(run, Elastic(3, least, None, hosts), hosts)
     driver.rounds.begin(place_ranks([*hosts]))
     for host, end in zip("012", codes, strict=True):
         driver.workers[f"{host}:0"] = ended(end, name=host)

@@ -14,7 +14,6 @@ from keras_towers.parameter_servers import server_store as lib
 from keras_towers.parameter_servers.remote import Running, traced
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
-from keras_towers.rendezvous.store import wait
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.replicas.resources import Queue
 
@@ -56,7 +55,7 @@ def test_a_value_is_one_for_all_with_its_key(name):
     store = ServerStore(DEVICE)
     assert store.get(name) is None
     store.put(name, "\u00e9")
-    assert wait(ServerStore(DEVICE), name) == "\u00e9"
+    assert ServerStore(DEVICE).get(name) == "\u00e9"
     store.put(name, "")
     assert store.get(name) == ""
     store.put(name, {"b": 1})
@@ -77,10 +76,9 @@ def test_asking_again_and_again_traces_nothing(name, monkeypatch):
     monkeypatch.setattr(remote.tf, "function", refuse)
     for number in range(20):
         store, key = ServerStore(DEVICE), f"{name}/{number}"
-        with pytest.raises(TimeoutError):
-            wait(store, key, 0)
+        assert store.get(key) is None
         store.put(key, number)
-        assert wait(store, key) == number
+        assert store.get(key) == number
 
 
 def test_a_failed_call_raises_its_error():

@@ -9,8 +9,6 @@ from tests.kit.tasks import Tasks
 
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 120
-
 BEGIN = """
 import os, sys, time
 import tensorflow as tf
@@ -24,7 +22,7 @@ print("started", job.starts)
 def happens(what):
     job.store.put(f"{job.prefix}{what}", True)
 def wait_for(what):
-    store.wait(job.store, f"{job.prefix}{what}")
+    store.wait_for(lambda: job.store.get(f"{job.prefix}{what}"))
 """
 
 SPEAKS = f"""{BEGIN}
@@ -70,13 +68,13 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     ps_0, ps_1, worker = tasks.cluster(ps=2, worker=1)
     trains = tasks.start(worker, SPREADS)
     serves = [tasks.start(ps_0, BEGIN)]
-    trains.wait_for("worker 0 waits for ", LIMIT_S)
+    trains.wait_for("worker 0 waits for ")
     serves.append(tasks.start(ps_1, BEGIN))
-    assert trains.end(LIMIT_S) == 0, trains.output
+    assert trains.end() == 0, trains.output
     # Own variables are beside those of the servers.
     assert "[ 3. 10.] /job:localhost/replica:0/task:0" in trains.output
     for task, one in zip(serves, (ps_0, ps_1), strict=True):
-        assert task.end(LIMIT_S) == 0, task.output
+        assert task.end() == 0, task.output
         assert f"{one} serves 1 worker\n" in task.output
         assert "ends: all workers have ended" in task.output
         assert "started" not in task.output
@@ -88,14 +86,14 @@ def test_workers_that_die_and_come_back(tasks):
     serves, leads = tasks.start(ps, BEGIN), tasks.start(chief, WAITS)
     waits = tasks.start(another, WAITS)
     fails = tasks.start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
-    assert fails.end(LIMIT_S) == 1
+    assert fails.end() == 1
     killed = tasks.start(worker, f"{TAKES}\nprint('takes')\ntake()", "killed")
-    killed.wait_for("takes", LIMIT_S)
+    killed.wait_for("takes")
     time.sleep(1)
     killed.kill()
-    waits.wait_for("the model is there", LIMIT_S)
+    waits.wait_for("the model is there")
     waits.process.send_signal(signal.SIGINT)
-    assert waits.end(LIMIT_S), waits.output
+    assert waits.end(), waits.output
     assert "KeyboardInterrupt" in waits.output
     comes_back = tasks.start(
         worker,
@@ -108,7 +106,7 @@ time.sleep(4)
         "comes_back",
     )
     for task in (leads, comes_back, serves):
-        assert task.end(LIMIT_S) == 0, task.output
+        assert task.end() == 0, task.output
     # The dead one takes nothing away.
     assert "letter 7" in comes_back.output
     assert [

@@ -3,14 +3,10 @@
 import dataclasses
 import functools
 
-import keras
-
-from tests.exactness import models as m
 from tests.exactness.cases import CASES
 from tests.exactness.contract import on_one_device
 from tests.kit.compare import assert_same, outcome
 from tests.kit.ranks import CHECKS
-from tests.kit.training import compiled
 from tests.processes.small import Strategy
 
 # Workers of parameter servers count for themselves, and know what they have
@@ -66,19 +62,6 @@ def trains_as_one_device(name, towers, **options):
     assert_one_device(CASES[name], lambda: on_one_device(name), strategy)
 
 
-def batch_norm_of_the_global_batch(**options):
-    """Layers that are not synchronized, on two towers of each rank."""
-    case = dataclasses.replace(
-        CASES["sync-batch-norm"],
-        build=compiled(
-            lambda: m.mlp(keras.layers.BatchNormalization()),
-            lambda: keras.optimizers.Adam(0.01),
-        ),
-    )
-    reference = functools.partial(outcome, case.build, case.fit, in_graph=False)
-    assert_one_device(case, reference, Strategy(towers=2, **options))
-
-
 for case in CASES:
     for name, towers, options in (
         ("", 1, {}),
@@ -90,7 +73,6 @@ for case in CASES:
             trains_as_one_device, case, towers, **options
         )
 
-CHECKS["batch-norm of the global batch"] = batch_norm_of_the_global_batch
 CHECKS["micro-batches on two towers"] = functools.partial(
-    batch_norm_of_the_global_batch, micro_batches=3
+    trains_as_one_device, "sync-batch-norm", 2, micro_batches=3
 )

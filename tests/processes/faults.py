@@ -10,8 +10,6 @@ import signal
 import sys
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import tensorflow as tf

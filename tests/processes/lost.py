@@ -7,13 +7,10 @@ it knows that they have ended, a backup's kind and folder, and how much later
 others than the chief write it.
 """
 
+import json
 import os
 import signal
 import time
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import json
 
 import keras
 import numpy as np
@@ -101,7 +98,6 @@ def main(
     settings.LOST_S, settings.CHIEF_LOST_S = 6.0, 12.0
     settings.ANSWER_S = 5.0
     die_within(dies_within)
-    print("process", os.getpid())
     # The server's devices are no towers of this process.
     kt.virtual_towers(2)
     strategy = getattr(kt, strategy)(**{"towers": 1, **options})

@@ -4,14 +4,14 @@ import contextlib
 import logging
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_towers as kt
+from tests.kit.compare import close, same_history
+from tests.kit.leaving import Boom
 from tests.kit.ranks import rank_here
 
 RANK = rank_here()
@@ -81,13 +81,7 @@ def assert_same_model(one, other=None):
     assert_equal_on_ranks([w.tobytes() for w in one.get_weights()])
     if other is not None and RANK == 0:
         for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
-
-
-def assert_same_history(one, other):
-    assert one.history.keys() == other.history.keys()
-    for key, values in other.history.items():
-        np.testing.assert_allclose(one.history[key], values, rtol=2e-6)
+            close(a, b)
 
 
 def assert_as_one_process(
@@ -111,7 +105,7 @@ def assert_as_one_process(
     # Ranks meet in it, whatever is found behind.
     assert_same_model(mine, alone)
     if RANK == 0:
-        assert_same_history(found, wanted)
+        same_history(found.history, wanted.history)
 
 
 def own_step(strategy, mine):
@@ -159,10 +153,6 @@ class Messages(logging.Handler):
         return any(words in text for text in self.texts)
 
 
-class Broken(Exception):
-    """What ends training in these checks."""
-
-
 class Does(keras.callbacks.Callback):
     """Does something with the model at events."""
 
@@ -179,6 +169,6 @@ def breaks_behind(number):
     def count(model):
         batches.append(0)
         if len(batches) == number:
-            raise Broken
+            raise Boom
 
     return Does(on_train_batch_end=count)

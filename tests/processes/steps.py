@@ -6,6 +6,7 @@ import tensorflow as tf
 from tests.exactness import models as m
 from tests.exactness.cases import Case
 from tests.fit.step import written
+from tests.fit.step.acts import Stepping
 from tests.kit.compare import outcome
 from tests.kit.ranks import check
 from tests.kit.training import X, Y, compiled, fit, stacked
@@ -70,74 +71,32 @@ def metrics_that_are_no_sums():
     assert_exact(make, lambda model: fit(model, x=X[:13], y=Y[:13]))
 
 
-class WholeBatch(keras.Model):
-    """Losses, state and effects that belong to the whole batch."""
+class Effects(Stepping):
+    """Does in a step what is no variable's, and draws without a seed."""
 
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(6)
-        self.norm = keras.layers.BatchNormalization(momentum=0.5)
-        self.queue = self.add_weight(
-            shape=(5, 6), initializer="ones", trainable=False
-        )
-        self.mean = keras.metrics.Mean(name="mean")
-        self.seen = []
+    def prepare(self):
+        self.__dict__["seen"] = []
 
-    def call(self, x, training=False):
-        return tf.nn.l2_normalize(
-            self.norm(self.dense(x), training=training), -1
-        )
-
-    def train_step(self, data):
-        x, _ = data
-        with tf.GradientTape() as tape:
-            one = self(x, training=True)
-            other = self(0.9 * x + 0.1, training=True)
-            scores = tf.matmul(
-                one, tf.concat([other, self.queue], 0), False, True
-            )
-            labels = tf.range(tf.shape(x)[0])
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels, scores
-            )
-            loss = tf.reduce_mean(losses)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        self.queue.assign(tf.concat([other, self.queue], 0)[:5])
-        self.mean.update_state(loss)
-        number = tf.py_function(self.counted, [loss], tf.float32)
-        # Drawn without a seed, and of a known shape.
-        drawn = tf.random.uniform([])
-        return {
-            "loss": loss,
-            "mean": self.mean.result(),
-            "number": number,
-            "drawn": drawn - drawn,
-        }
-
-    def counted(self, loss):
-        self.seen.append(float(loss))
-        return float(len(self.seen))
+    def after(self, x, p):
+        tf.py_function(lambda v: self.seen.append(v.numpy()), [x], [])
+        tf.random.uniform([])
 
 
 @check
-def losses_of_the_whole_batch_and_a_queue():
+def what_is_no_variable_is_done_by_rank_0():
     made = []
 
     def make():
-        keras.utils.set_random_seed(6)
-        model = WholeBatch()
-        model(X[:2])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
-        made.append(model)
-        return model
+        inner = m.mlp()
+        made.append(Effects(*inner.inputs, *inner.outputs))
+        made[-1].prepare()
+        made[-1].compile("sgd")
+        return made[-1]
 
-    def act(model):
-        # Batches of which a rank has fewer than the other, or none.
-        history = model.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False)
-        return history.history
-
-    assert_exact(make, act)
+    # Batches of which a rank has fewer than the other, or none.
+    assert_exact(
+        make, lambda it: it.fit(X[:25], Y[:25], 8, 2, 0, shuffle=False)
+    )
     calls = [len(model.seen) for model in made]
-    # What is no variable is done by rank 0; the reference is its own.
+    # The reference is a rank's own.
     assert calls == ([8, 8] if RANK == 0 else [0]), calls

@@ -55,9 +55,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         *("--blacklist-cooldown-range", "8", "10"),
     )
     worker = "-m", "tests.processes.enduring", str(tmp_path)
-    job = Launched(
-        tmp_path, (*options, *worker), warm=True, TESTED_UPDATES=updates
-    )
+    job = Launched(tmp_path, (*options, *worker), TESTED_UPDATES=updates)
     done = job.finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
@@ -80,7 +78,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
 def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
     (tmp_path / "script.py").write_text(OWN_ERROR)
     arguments = "--min-np", "2", "script.py"
-    done = Launched(tmp_path, arguments, warm=True).finish(100)
+    done = Launched(tmp_path, arguments).finish()
     assert done.code == 1, done.out + done.err
     assert "UnknownError: Horovod: Read error [a]" in done.err
     # Nobody has tried it again.
@@ -141,5 +139,5 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
             assert store.token(secret) not in line
     finally:
         (tmp_path / "stay").unlink()
-        done = job.finish(100)
+        done = job.finish()
     assert done.code == 0, done.out + done.err

@@ -8,7 +8,6 @@ from tests.launching.jobs import Launched, all_gone
 pytestmark = pytest.mark.slow
 # The second is more than a busy machine needs to trace a step.
 STALL = ("--stall-warning", "5", "--stall-shutdown", "20")
-LIMIT_S = 120
 
 
 def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
@@ -22,9 +21,7 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
         fault,
         how,
     )
-    # A task of TensorFlow's runtime knows its cluster before it starts.
-    warm = number == "-np"
-    done = Launched(folder, arguments, warm=warm).finish(LIMIT_S)
+    done = Launched(folder, arguments).finish()
     left = []
     for process in (folder / "processes").read_text().split():
         try:

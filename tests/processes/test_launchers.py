@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.kit.tasks import Tasks
+from tests.launching.jobs import variables
 from tests.processes import started
 
 pytestmark = pytest.mark.slow
@@ -15,25 +16,18 @@ MEETS = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "60"}
 
 
 def of_slurm(rank):
-    return {
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": str(RANKS),
-        "SLURM_PROCID": str(rank),
-    }
+    return variables(
+        f"SLURM_JOB_ID={os.getpid()} SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
+        f" SLURM_STEP_NUM_TASKS={RANKS} SLURM_PROCID={rank}"
+    )
 
 
 def of_torchrun(rank):
-    return {
-        "TORCHELASTIC_RUN_ID": str(os.getpid()),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29400",
-    }
+    return variables(
+        f"TORCHELASTIC_RUN_ID={os.getpid()} MASTER_ADDR=127.0.0.1"
+        f" MASTER_PORT=29400 RANK={rank} WORLD_SIZE={RANKS}"
+        f" LOCAL_RANK={rank} LOCAL_WORLD_SIZE={RANKS}"
+    )
 
 
 @pytest.fixture
@@ -49,10 +43,10 @@ def trains(folder):
 
 def test_two_jobs_at_once_get_the_weights_of_one_process(ranks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
-    for folder, variables in jobs.items():
+    for folder, told in jobs.items():
         folder.mkdir()
         for rank in reversed(range(RANKS)):
-            ranks.run(*trains(folder), **MEETS, **variables(rank))
+            ranks.run(*trains(folder), **MEETS, **told(rank))
     ranks.end()
     for folder in jobs:
         started.assert_as_one_process(folder, RANKS)
@@ -64,6 +58,6 @@ def test_mpirun(ranks, tmp_path):
     if os.getuid() == 0:
         mpirun.append("--allow-run-as-root")
     command = *mpirun, "-np", RANKS, *trains(tmp_path)
-    ranks.run(*command, warm=False, **MEETS)
+    ranks.run(*command, **MEETS)
     ranks.end()
     started.assert_as_one_process(tmp_path, RANKS)

@@ -1,7 +1,6 @@
 """Workers and parameter servers that stop, die, come back, or never start."""
 
 import json
-import os
 import signal
 
 import pytest
@@ -12,7 +11,6 @@ from tests.launching.jobs import wait_until
 from tests.processes import lost
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 90
 SYNC = "SyncReplicasStrategy"
 OTHER = "DistributedReplicatedStrategy"
 
@@ -57,15 +55,11 @@ def told(task, word):
     ]
 
 
-def until(happens):
-    assert wait_until(happens, LIMIT_S)
-
-
 def go_on(*tasks, steps=5):
     """Wait until tasks have trained for some more steps."""
     before = [len(told(task, "step")) for task in tasks]
     for task, known in zip(tasks, before, strict=True):
-        until(
+        assert wait_until(
             lambda task=task, known=known: (
                 len(told(task, "step")) >= known + steps
                 or task.process.poll() is not None
@@ -74,14 +68,9 @@ def go_on(*tasks, steps=5):
         assert task.process.poll() is None, task.output
 
 
-def signal_to(task, number):
-    """Send it to the process that trains, not to who waits for it."""
-    os.kill(int(told(task, "process")[0]), number)
-
-
 def ended(*tasks, code=0):
     for task in tasks:
-        assert task.end(LIMIT_S) == code, task.output
+        assert task.end() == code, task.output
 
 
 def assert_values_of_one_device(task, *fits, **options):
@@ -178,7 +167,9 @@ def test_a_job_whose_server_is_killed_goes_on_from_its_backup(
     backup = {"backup": kind, "folder": str(tmp_path / "backup")}
     backup["late_s"] = 0.2
     server, *workers = start(SYNC, [8], pause_s=0.1, **backup)
-    until(lambda: all("3" in told(worker, "epoch") for worker in workers))
+    assert wait_until(
+        lambda: all("3" in told(worker, "epoch") for worker in workers)
+    )
     server.kill()
     ended(*workers, code=1)
     server, *workers = start(SYNC, [8], name="again", **backup)
@@ -193,7 +184,7 @@ def test_worker_that_comes_back_to_a_model_that_was_freed(cluster):
     start = cluster(ps=1, worker=2)
     arguments = {"models": 4, "pause_s": 0.1}
     *_, dies = start(SYNC, [8], **arguments)
-    until(lambda: "3" in told(dies, "model"))
+    assert wait_until(lambda: "3" in told(dies, "model"))
     dies.kill()
     (again,) = start(SYNC, [8], only=2, name="again", **arguments)
     ended(again, code=1)
@@ -218,8 +209,8 @@ def test_other_ranks_get_an_error_and_all_can_be_started_again(
     }
     tasks = start("MultiWorkerTowerStrategy", [5], waits=victim, **arguments)
     # The victim waits to be killed, and the others wait for it.
-    until(lambda: all("3" in told(task, "epoch") for task in tasks))
-    signal_to(tasks[victim], number)
+    assert wait_until(lambda: all("3" in told(task, "epoch") for task in tasks))
+    tasks[victim].process.send_signal(number)
     for task in tasks:
         if task is not tasks[victim]:
             ended(task)

@@ -3,26 +3,19 @@
 import pytest
 
 from tests.exactness.cases import CASES
-from tests.kit.ranks import Job, names
+from tests.kit.ranks import Job, cases, names
 
 pytestmark = pytest.mark.slow
 
 
-def checks(*modules):
-    return [
-        name
-        for module in modules
-        for name in names(f"tests.processes.{module}")
-    ]
-
-
-USAGE = checks(
-    "training",
-    "callbacks",
-    "compression",
-    "distribution",
-    "steps",
-    "rounds",
+USAGE = names(
+    "tests.processes.training",
+    "tests.processes.callbacks",
+    "tests.processes.compression",
+    "tests.processes.distribution",
+    "tests.processes.steps",
+    "tests.processes.rounds",
+    "tests.processes.shares",
 )
 # One of each kind of reduction: of values that are infinite on one rank, that
 # depend on the whole batch, and that are sparse. Of those that have weights,
@@ -41,7 +34,6 @@ RARER = (
     "an_error_between_steps_of_shares",
     "batches_by_hand_in_shares",
     "stop_of_evaluate_and_predict",
-    "random_layers_draw_as_one_process_on_joined_batches",
     "xla_compiles_what_each_rank_computes",
     "a_fit_within_an_epoch_of_another",
     "training_goes_on_where_ranks_are_not_synchronised",
@@ -57,7 +49,7 @@ RARER = (
     "rounds_that_cannot_be",
 )
 HOROVOD = [
-    *(name for name in (*USAGE, *checks("shares")) if name not in RARER),
+    *(name for name in USAGE if name not in RARER),
     *EXACT,
 ]
 REST = [
@@ -65,7 +57,7 @@ REST = [
     *ON_TOWERS,
     "lazy in shares",
     "loss-scale-overflow in shares of two towers",
-    "batch-norm of the global batch",
+    "sync-batch-norm on two towers",
     "contrastive on two towers",
     "micro-batches on two towers",
 ]
@@ -75,13 +67,13 @@ THREE = [
 ]
 # What depends on the transport most, and several towers of a rank.
 TENSORFLOW = [
-    *checks("over_tensorflow"),
+    *names("tests.processes.over_tensorflow"),
     "attributes",
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
     # Its pieces need the shapes of one another.
-    "batch-norm of the global batch",
+    "sync-batch-norm on two towers",
 ]
 TENSORFLOW_REST = [
     # Makes its strategy first, which has to start TensorFlow.
@@ -106,39 +98,26 @@ OVER_TENSORFLOW = {
     "TESTED_STRATEGY": "MultiWorkerTowerStrategy",
     **ON_TWO_TOWERS,
 }
+
+
+def job(wanted, ranks=2, **options):
+    return Job("tests.processes.ranks", ranks, 480, tuple(wanted), **options)
+
+
 JOBS = {
-    "Horovod": (HOROVOD, 2, {}),
-    "TensorFlow": (TENSORFLOW, 2, OVER_TENSORFLOW),
+    "Horovod": job(HOROVOD),
+    "TensorFlow": job(TENSORFLOW, **OVER_TENSORFLOW),
 }
 LONG = {
-    "Horovod, rarer": (RARER, 2, ON_TWO_TOWERS),
-    "Horovod, the rest": (REST, 2, ON_TWO_TOWERS),
-    "Horovod, three ranks": (THREE, 3, {}),
-    "TensorFlow, the rest": (TENSORFLOW_REST, 2, OVER_TENSORFLOW),
-}
-STARTED = {
-    job: Job("tests.processes.ranks", ranks, 480, tuple(wanted), **options)
-    for job, (wanted, ranks, options) in {**JOBS, **LONG}.items()
+    "Horovod, rarer": job(RARER, **ON_TWO_TOWERS),
+    "Horovod, the rest": job(REST, **ON_TWO_TOWERS),
+    "Horovod, three ranks": job(THREE, ranks=3),
+    "TensorFlow, the rest": job(TENSORFLOW_REST, **OVER_TENSORFLOW),
 }
 
 
 @pytest.mark.parametrize(
-    "job, name",
-    [(job, name) for job, (wanted, *_) in JOBS.items() for name in wanted],
+    "job, name", cases(JOBS) + cases(LONG, pytest.mark.long)
 )
 def test_ranks(job, name):
-    STARTED[job].assert_passed(name)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "job, name",
-    [(job, name) for job, (wanted, *_) in LONG.items() for name in wanted],
-)
-def test_more_ranks(job, name):
-    STARTED[job].assert_passed(name)
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_the_job_ends_well(job):
-    STARTED[job].assert_ended_well()
+    job.assert_passed(name)

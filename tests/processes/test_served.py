@@ -2,11 +2,10 @@
 
 import pytest
 
-from tests.kit.ranks import Job, names
+from tests.kit.ranks import Job, cases, names
 
 pytestmark = pytest.mark.slow
-*USAGE, FREED = names("tests.processes.served")
-EXACT = ("last-batch-of-one", "embedding-clipped", "loss-scale-overflow")
+USAGE = names("tests.processes.served")
 # What depends on how often the workers meet at the servers, not on how many.
 RARER = (
     "models_and_fits_in_turns_also_in_another_block",
@@ -18,77 +17,56 @@ RARER = (
 KEPT = ("embedding-clipped", *(name for name in USAGE if name not in RARER))
 # Every weight by itself, as large ones are.
 PARTS = {"PART_BYTES": "1"}
-# Of each: the checks, the workers, and what else differs.
-MORE = {
-    "more cases": (
-        (
-            *RARER,
-            "last-batch-of-one",
-            "accumulation-clipped",
-            "loss-scale-overflow",
-            "ema-overwrite",
-            "mixed-float16",
-            "steps-per-execution",
-            "sample-weight",
-            "lazy",
-            "validation",
-        ),
-        2,
-        {},
-    ),
-    # Its memory is that of its own process.
-    "one server": (
-        (FREED,),
-        2,
-        {"servers": 1, "warm": False, "REPETITIONS": "20"},
-    ),
-    "three workers": (
-        (*EXACT, "workers_compute_several_gradients_of_an_update"),
-        3,
-        PARTS,
-    ),
-    "workers that update by themselves": (
-        (
-            "one_that_stops_leaves_and_the_chief_ends_all",
-            "models_and_fits_in_turns_also_in_another_block",
-            "unequal_lengths_end",
-            "other_usage_is_refused",
-        ),
-        2,
-        {"TESTED_STRATEGY": "DistributedReplicatedStrategy", **PARTS},
-    ),
-}
+MORE = (
+    "last-batch-of-one",
+    "accumulation-clipped",
+    "loss-scale-overflow",
+    "ema-overwrite",
+    "mixed-float16",
+    "steps-per-execution",
+    "sample-weight",
+    "lazy",
+    "validation",
+)
+THREE = (
+    "last-batch-of-one",
+    "embedding-clipped",
+    "loss-scale-overflow",
+    "workers_compute_several_gradients_of_an_update",
+)
+BY_THEMSELVES = (
+    "one_that_stops_leaves_and_the_chief_ends_all",
+    "models_and_fits_in_turns_also_in_another_block",
+    "unequal_lengths_end",
+    "other_usage_is_refused",
+)
 
 
-def job(wanted, workers, options):
-    options = {"TESTED_STRATEGY": "SyncReplicasStrategy", **options}
+def job(wanted, workers=2, strategy="SyncReplicasStrategy", **variables):
     return Job(
         "tests.processes.served",
         ranks=workers,
         limit_s=400,
         wanted=wanted,
         number="--workers",
-        options=("--ps", str(options.pop("servers", 2))),
-        **options,
+        options=("--ps", "2"),
+        TESTED_STRATEGY=strategy,
+        **variables,
     )
 
 
-JOB = job(KEPT, 2, PARTS)
-LONG = {kind: job(*given) for kind, given in MORE.items()}
+JOBS = {"two workers": job(KEPT, **PARTS)}
+LONG = {
+    "more cases": job((*RARER, *MORE)),
+    "three workers": job(THREE, workers=3, **PARTS),
+    "workers that update by themselves": job(
+        BY_THEMSELVES, strategy="DistributedReplicatedStrategy", **PARTS
+    ),
+}
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_two_workers(name):
-    JOB.assert_passed(name)
-
-
-def test_the_job_ends_well():
-    JOB.assert_ended_well()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "kind, name", [(kind, name) for kind in MORE for name in MORE[kind][0]]
+    "job, name", cases(JOBS) + cases(LONG, pytest.mark.long)
 )
-def test_more(kind, name):
-    LONG[kind].assert_passed(name)
+def test_workers(job, name):
+    job.assert_passed(name)

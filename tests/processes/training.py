@@ -6,6 +6,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_towers as kt
@@ -27,11 +28,12 @@ def attributes():
 
 
 @check
-def weights_optimizer_and_shuffles_are_those_of_rank_0():
+def weights_optimizer_shuffles_and_draws_are_those_of_rank_0():
     """Whatever each rank has trained before, and however it names layers."""
 
     def trained_once(rank):
         made = s.eager(
+            keras.layers.Dropout(0.3, seed=rank),
             seed=rank,
             before=1 - rank,
             optimizer=keras.optimizers.Adam(0.01),
@@ -220,37 +222,6 @@ def layers_with_other_settings_are_warned_of():
 
 
 @check
-def random_layers_draw_as_one_process():
-    """Also behind ``Dense`` on sequences.
-
-    Keras may compute that by ``tf.tensordot``: which dimension of its output
-    has the examples is then computed in the graph.
-    """
-
-    def make():
-        keras.utils.set_random_seed(1)
-        layers = keras.layers
-        made = keras.Sequential(
-            [
-                keras.Input((12, 8)),
-                layers.Dense(8),
-                layers.Dropout(0.3),
-                layers.GlobalAveragePooling1D(),
-                layers.Dense(3),
-            ]
-        )
-        made.compile("sgd", "mse", jit_compile=False)
-        return made
-
-    series = np.random.default_rng(4).normal(size=(s.SHORT, 12, 8))
-    s.assert_as_one_process(
-        make(),
-        lambda mine: s.fit(mine, series, s.Y[: s.SHORT], batch_size=8),
-        make(),
-    )
-
-
-@check
 def evaluate_predict_and_single_batches():
     def act(it):
         results = [
@@ -328,16 +299,22 @@ def own_data_of_unequal_length():
         for lengths in ((OWN_COUNT,), (s.COUNT, s.SHORT))
     )
     dataset, strategy = dataset_of(OWN_COUNT), s.Strategy(batches="each")
+
+    def made(make, **options):
+        # What it draws is that of one process, too.
+        return make(keras.layers.Dropout(0.4, seed=5), **options)
+
     for mine, x, y, epochs in (
-        (s.model(seed=s.RANK, steps_per_execution=3), dataset, None, 2),
-        (s.eager(seed=s.RANK), batches_of(OWN_COUNT), None, 1),
-        (s.eager(seed=s.RANK), *own, 2),
+        (made(s.model, seed=s.RANK, steps_per_execution=3), dataset, None, 2),
+        (made(s.eager, seed=s.RANK), batches_of(OWN_COUNT), None, 1),
+        (made(s.eager, seed=s.RANK), *own, 2),
     ):
         fit = functools.partial(s.fit, epochs=epochs, batch_size=OWN_BATCH)
         together = dataset_of(s.COUNT, s.SHORT)
         s.assert_as_one_process(
             mine,
             functools.partial(fit, x=x, y=y, validation_data=own),
+            made(s.eager),
             reference=functools.partial(
                 fit, x=together, y=None, validation_data=both
             ),
@@ -347,18 +324,6 @@ def own_data_of_unequal_length():
         assert len(mine.predict(own[0], verbose=0)) == OWN_COUNT
         s.fit(mine, dataset.repeat(), None, steps_per_epoch=5)
     assert int(mine.optimizer.iterations) == 2 * 4 + 5
-
-
-@check
-def random_layers_draw_as_one_process_on_joined_batches():
-    """Every rank has data of its own, which ends with a smaller batch."""
-    s.assert_as_one_process(
-        s.model(keras.layers.Dropout(0.4, seed=5)),
-        lambda it: s.fit(it, dataset_of(OWN_COUNT), None),
-        s.eager(keras.layers.Dropout(0.4, seed=5)),
-        lambda it: s.fit(it, dataset_of(s.COUNT, s.SHORT), None),
-        strategy=s.Strategy(batches="each"),
-    )
 
 
 @check
@@ -436,6 +401,32 @@ def own_loop():
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
     assert [int(n) for n in numbers] == [s.RANK]
+
+
+@check
+def a_rank_leaves_a_block_by_itself_whatever_it_has_made():
+    """Others may have freed a model, never made it, or be training still."""
+    with s.Strategy():
+        mine = s.model()
+        s.fit(mine)
+        total = mine.metrics[0].variables[0]
+        before = float(total.value)
+        own = [s.model(seed=1) for _ in range(s.RANK)]
+    if own:
+        own[0].evaluate(s.X, s.Y, verbose=0)
+    assert float(total.value) == before
+    with pytest.raises(s.Boom), s.Strategy() as strategy:
+        mine = s.model()
+        s.fit(mine)
+        total = mine.metrics[0].variables[0]
+        # The replicas go on with it.
+        s.own_step(strategy, mine)((s.X[:25], s.Y[:25]))
+        np.testing.assert_allclose(total.value.read_value(), before, rtol=1e-6)
+        if s.RANK == 0:
+            s.gather("rank 1 has left")
+        raise s.Boom
+    if s.RANK == 1:
+        s.gather("rank 1 has left")
 
 
 class Seen(keras.metrics.Metric):

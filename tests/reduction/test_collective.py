@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction import CollectiveAllReduce
-from tests.reduction.cases import assert_sums, compiled, cpus, ops_of
+from tests.reduction.cases import assert_sums, compiled, cpus
 
 
 def rows(towers, number=3, size=100):
@@ -19,23 +19,6 @@ def rows(towers, number=3, size=100):
 
 def on_cpus(towers):
     return compiled(CollectiveAllReduce(cpus(towers)), cpus(towers))
-
-
-def collectives(towers):
-    reduce = CollectiveAllReduce(cpus(towers))
-    ops = ops_of(reduce, rows(towers), cpus(towers))
-    return [op for op in ops if op.type == "CollectiveReduceV2"]
-
-
-def test_graphs_have_the_ops_with_all_keys_unlike():
-    found, other = collectives(4), collectives(2)
-    assert len(found) == 4 * 3
-    assert {op.get_attr("communication_hint") for op in found} == {b"ring"}
-    groups = {int(tf.get_static_value(op.inputs[2])) for op in found + other}
-    assert len(groups) == 2
-    assert min(groups) >= 1_000_000
-    # One key tensor for each gradient, shared by the towers.
-    assert len({op.inputs[3].name for op in found}) == 3
 
 
 def test_groups_and_graphs_in_turn_also_of_a_stock_strategy():

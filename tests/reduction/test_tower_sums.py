@@ -5,7 +5,6 @@ NCCL cannot run on CPUs: of it there is only the graph, and the reasons.
 
 import types
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -19,7 +18,6 @@ from keras_towers.reduction import (
     sum_on_host,
     sum_on_towers,
 )
-from keras_towers.reduction.tower_sums import sum_slices
 from tests.reduction.cases import (
     assert_placed,
     assert_sums,
@@ -73,24 +71,6 @@ def test_main_devices_rotate_and_groups_do_not_mix():
         sources = [{tensor.op for tensor in op.inputs} for op in across]
         # In whichever order: the groups have the same bits.
         assert sources == [set(inside)] * 2
-
-
-def test_rows_are_put_together_once_in_the_order_of_towers():
-    def part(*rows):
-        values = [[float(row)] for row in rows]
-        return tf.IndexedSlices(values, tf.constant(rows), tf.constant([9, 1]))
-
-    @tf.function
-    def step():
-        return sum_slices([part(4), part(4, 7)], "/device:CPU:3", cpus(2))
-
-    graph = step.get_concrete_function().graph
-    concats = [op for op in graph.get_operations() if "Concat" in op.type]
-    assert places(concats) == [3, 3]
-    for total in step():
-        np.testing.assert_array_equal(total.values, [[4], [4], [7]])
-        np.testing.assert_array_equal(total.indices, [4, 4, 7])
-        np.testing.assert_array_equal(total.dense_shape, [9, 1])
 
 
 def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():

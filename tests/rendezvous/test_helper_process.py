@@ -7,10 +7,13 @@ import signal
 import pytest
 
 from keras_towers import settings
-from keras_towers.rendezvous.helper_process import HelperProcess
+from keras_towers.rendezvous.helper_process import (
+    start_heartbeat,
+    start_store,
+    stop,
+)
 from keras_towers.rendezvous.liveness import State
-from keras_towers.rendezvous.store import Endpoint
-from keras_towers.rendezvous.watch import GONE
+from keras_towers.rendezvous.store import Endpoint, Progress
 from tests.launching.jobs import wait_until
 
 SIZE = 3
@@ -22,11 +25,11 @@ NAMES = [f"rank {rank} on h" for rank in range(SIZE)]
 def helpers(monkeypatch):
     monkeypatch.setattr(settings, "BEAT_S", 0.1)
     monkeypatch.setattr(settings, "LOST_S", 4.0)
-    started = [HelperProcess() for _ in range(SIZE)]
+    started = []
     yield started
     for helper in started:
-        helper._process.kill()
-        helper.stop()
+        helper.kill()
+        stop(helper)
 
 
 def introduction(rank):
@@ -40,7 +43,8 @@ def introduction(rank):
 
 
 def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
-    endpoint = helpers[0].serve(ANYWHERE, SIZE)
+    serving, endpoint = start_store(ANYWHERE, SIZE)
+    helpers.append(serving)
     store = endpoint.client()
     assert endpoint.port and len(endpoint.secret) > 16
     for rank in range(SIZE):
@@ -49,26 +53,30 @@ def test_who_ends_and_who_hangs_is_gone_and_nobody_else(helpers):
     places = [store.get(f"place-{rank}", 60) for rank in range(SIZE)]
     assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]
     assert [place["slot"]["local_rank"] for place in places] == [0, 1, 2]
-    for rank, helper in enumerate(helpers):
-        helper.beat(endpoint, rank)
+    helpers.extend(start_heartbeat(endpoint, rank) for rank in (1, 2))
     assert wait_until(lambda: store.get("heartbeat-2"))
+
+    def gone(rank=0):
+        return store.report(rank, Progress(SIZE, 60))["gone"]
+
     # Nothing else runs in this process meanwhile.
     ctypes.PyDLL(None).usleep(5_000_000)
-    assert store.get(GONE) == {}
-    helpers[1].stop()
-    ended = {"1": [NAMES[1], State.ENDED]}
-    assert wait_until(lambda: store.get(GONE) == ended)
-    hangs = helpers[2]._process.pid
+    assert gone() == {}
+    stop(helpers[1])
+    ended = {NAMES[1]: State.ENDED}
+    assert wait_until(lambda: gone() == ended)
+    assert gone(1) == {}
+    hangs = helpers[2].pid
     os.kill(hangs, signal.SIGSTOP)
-    both = {**ended, "2": [NAMES[2], State.LOST]}
-    assert wait_until(lambda: store.get(GONE) == both)
+    both = {**ended, NAMES[2]: State.LOST}
+    assert wait_until(lambda: gone() == both)
     # As a link does that heals.
     os.kill(hangs, signal.SIGCONT)
-    assert wait_until(lambda: store.get(GONE) == ended)
+    assert wait_until(lambda: gone() == ended)
 
 
 def test_a_port_that_is_taken_is_an_error(helpers):
-    taken = helpers[0].serve(ANYWHERE, SIZE)
+    serving, taken = start_store(ANYWHERE, SIZE)
+    helpers.append(serving)
     with pytest.raises(OSError, match="in use"):
-        helpers[1].serve(Endpoint("127.0.0.1", taken.port, ""), SIZE)
-    assert helpers[1].serve(ANYWHERE, SIZE).port
+        start_store(taken, SIZE)

@@ -2,35 +2,28 @@
 
 import pytest
 
+from keras_towers.rendezvous import liveness as liveness_lib
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 
 LIMIT_S = 10
 
 
-class Clock:
-    """Seconds that pass only when a test says so."""
+@pytest.fixture
+def observe(monkeypatch):
+    """The states of a process after looks at its signs, 6 s apart."""
 
-    def __init__(self):
-        self.now = 100.0
+    def observe(*signs, **options):
+        current, now, states = {}, 100.0, []
+        monkeypatch.setattr(liveness_lib.time, "monotonic", lambda: now)
+        liveness = Liveness([0], lambda ranks: current, LIMIT_S, **options)
+        for sign in signs:
+            now += 6
+            current = {} if sign is None else {0: sign}
+            liveness.refresh()
+            states.append(liveness.state(0))
+        return states
 
-    def __call__(self):
-        return self.now
-
-
-def observe(*signs, **options):
-    """The states of a process after looks at these signs, 6 s apart."""
-    clock = Clock()
-    current = {}
-    liveness = Liveness(
-        [0], lambda ranks: current, LIMIT_S, clock=clock, **options
-    )
-    states = []
-    for sign in signs:
-        clock.now += 6
-        current = {} if sign is None else {0: sign}
-        liveness.refresh()
-        states.append(liveness.state(0))
-    return states
+    return observe
 
 
 @pytest.mark.parametrize(
@@ -54,11 +47,11 @@ def observe(*signs, **options):
         ([1, State.ENDED, State.ENDED], [State.ALIVE] + [State.ENDED] * 2),
     ],
 )
-def test_state_follows_the_signs(signs, states):
+def test_state_follows_the_signs(observe, signs, states):
     assert observe(*signs) == states
 
 
-def test_a_process_that_may_restart_has_until_the_limit():
+def test_a_process_that_may_restart_has_until_the_limit(observe):
     ended = [State.ENDED] * 2
     assert observe(1, *ended, may_restart=True) == [
         State.ALIVE,

@@ -13,8 +13,8 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import SIGNATURE, sign, token
-from keras_towers.rendezvous.store_server import StoreServer
+from keras_towers.rendezvous.store import SIGNATURE, Progress, sign, token
+from keras_towers.rendezvous.store_server import StoreServer, late_ranks
 
 SECRET = "ab" * 32
 
@@ -163,11 +163,45 @@ def test_the_store_of_another_job_is_not_used(monkeypatch):
     assert store.from_environment()
 
 
-def test_values_by_rank(server):
-    for rank in (0, 2):
-        server.client.put(f"word-{rank}", rank)
-    for one in (server.client, server.here):
-        assert one.by_rank("word", range(3)) == {0: 0, 2: 2}
+STEP = "step 3"
+PREPARES = "the preparation of step 3"
+
+
+@pytest.mark.parametrize(
+    ("its", "silent_s", "found"),
+    [
+        (None, 0, "has given no sign of life"),
+        ((7, STEP), 9, "has stopped giving signs of life"),
+        ((7, STEP), 1, None),
+        ((6, "step 2 of fit"), 1, "is still in step 2 of fit"),
+        ((0, ""), 1, "is still outside of training"),
+        ((8, "step 4"), 1, None),
+        # It waits, too, but for something else.
+        ((7, "the end of epoch 1"), 1, "is in the end of epoch 1"),
+        # It has not come to where the others wait.
+        ((7, PREPARES), 1, f"is in {PREPARES}"),
+    ],
+)
+def test_who_reports_is_told_which_ranks_are_late(its, silent_s, found):
+    reports = {0: (100.0, Progress(2, 5, 7, STEP))}
+    if its:
+        reports[1] = 100 - silent_s, Progress(2, 5, *its)
+    assert late_ranks(0, reports) == ({"rank 1": found} if found else {})
+
+
+def test_of_many_that_are_late_some_are_named(server, monkeypatch):
+    monkeypatch.setattr(settings, "NAMED", 2)
+    silent = "has given no sign of life"
+    reply = server.client.report(2, Progress(6, 5, 1, "step 1"))
+    named = {"rank 0": silent, "rank 1": silent, "3 more": "likewise"}
+    assert reply == {"late": named, "gone": {}}
+    monkeypatch.setattr(settings, "LOOKED_AT", 1)
+    server.client.report(3, Progress(6, 5, 1, "step 1"))
+    assert server.client.report(2, Progress(6, 5, 1, "step 1"))["late"] == {}
+    # Those of a new round report anew.
+    server.here.begin(place_ranks(["h"] * 6))
+    late = server.client.report(2, Progress(6, 5))["late"]
+    assert late == {"rank 3": silent}
 
 
 def test_a_forged_answer_is_not_believed():

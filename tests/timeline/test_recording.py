@@ -42,17 +42,6 @@ def test_calls_that_trace_and_those_before_a_validation(clock):
     assert begins[4] - ended[3] == 4
 
 
-def test_only_the_last_calls_are_kept(clock):
-    host = recording.LoopClock()
-    host.restart(3, None)
-    run(host, clock, 10)
-    host.on_epoch_end(0)
-    clock.now += 50  # of callbacks behind the epoch, not behind a batch
-    begins, returned, ended, _ = host.calls()
-    assert begins.tolist() == [7 * 1.5, 8 * 1.5, 9 * 1.5]
-    np.testing.assert_array_equal(ended - returned, [0.5] * 3)
-
-
 def of_rank(machine, stamps, first_step=0):
     """The stamps of a rank, whose other times do not matter."""
     nothing = np.empty((0, 3)), np.empty((4, 0))

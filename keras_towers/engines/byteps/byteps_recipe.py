@@ -49,32 +49,15 @@ class BytePS(Recipe):
     revision = 2
     build_variables = (
         "CC",
-        "CXX",
         "CFLAGS",
-        "CPPFLAGS",
-        "LDFLAGS",
-        "CPATH",
-        "CPLUS_INCLUDE_PATH",
         "BYTEPS_CUDA_HOME",
         "BYTEPS_NCCL_HOME",
     )
-    overruled = (
-        "BYTEPS_WITH",
-        "BYTEPS_USE_MPI",
-        "BYTEPS_NCCL_LINK",
-    )
+    overruled = ("BYTEPS_WITH", "BYTEPS_USE_MPI", "BYTEPS_NCCL_LINK")
     build_tools = ("setuptools>=70,<81", "wheel>=0.43,<1")
     # It imports distutils, which Python 3.12 has no longer.
     runtime = ("setuptools",)
     probe = _PROBE
-
-    def libraries(self) -> list[toolchain.Tool]:
-        if not self.with_nccl:
-            return []
-        return [
-            toolchain.find_nvcc(self.prefix),
-            toolchain.find_nccl(self.prefix),
-        ]
 
     def tools(self) -> list[toolchain.Tool]:
         machine = platform.machine()
@@ -120,9 +103,6 @@ class BytePS(Recipe):
             {
                 "BYTEPS_CUDA_HOME": cuda,
                 "BYTEPS_NCCL_HOME": nccl,
-                "BYTEPS_WITH_TENSORFLOW": "1",
-                "BYTEPS_WITHOUT_PYTORCH": "1",
-                "BYTEPS_WITHOUT_MXNET": "1",
                 # Else its setup.py starts as many compilers as there are files.
                 "CI": "1",
                 # Its Makefile would download ZeroMQ, which comes with it.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from types import ModuleType
-from typing import Any, Unpack
+from typing import Unpack
 
 from keras_towers import devices as devices_lib
 from keras_towers.devices import share_machine
@@ -40,10 +39,6 @@ class BytePSStrategy(BaseStrategy):
         **options: those of ``TowerStrategy``, and those above; ``Options``
             describes them in more detail.
 
-    Attributes:
-        engine: BytePS's module, with the names that it shares with Horovod's:
-            ``engine.rank()``, ``engine.size()``.
-
     Raises:
         TowerError: BytePS is not installed or was built for another
             TensorFlow; the variables that describe the job are missing or
@@ -67,45 +62,8 @@ class BytePSStrategy(BaseStrategy):
                 "launcher started it: `keras-towers run -np 2 --strategy "
                 "byteps script.py` starts two."
             )
-        self.engine: EngineModule = EngineModule(transport.engine)
         devices = share_machine(transport, towers)
         super().__init__(
             devices_lib.resolve(devices), checked, transport=transport
         )
         self._compose()
-
-    def mpi_enabled(self) -> bool:
-        """Whether the engine runs over MPI: never."""
-        return False
-
-
-class EngineModule:
-    """BytePS's module, with the functions of Horovod that scripts call.
-
-    Code that was written for Horovod asks ``hvd.rank()`` and ``hvd.size()``;
-    with ``hvd = strategy.engine`` it runs on BytePS, too. Whatever else the
-    module has can be asked for as well.
-
-    Args:
-        module: ``byteps.tensorflow``.
-
-    Attributes:
-        module: the module itself.
-
-    Example:
-        >>> hvd = kt.BytePSStrategy().engine
-        >>> hvd.rank(), hvd.size(), hvd.mpi_enabled()
-        (0, 1, False)
-    """
-
-    def __init__(self, module: ModuleType):
-        self.module = module
-
-    def mpi_enabled(self) -> bool:
-        """Whether the engine runs over MPI: never."""
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module":  # Not yet there, as while it is copied.
-            raise AttributeError(name)
-        return getattr(self.module, name)

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
 
 from keras_towers.errors import TowerError
+from keras_towers.transport import Transport
+
+_connect: Callable[[], Transport] | None = None
+
+
+def connect_by(connect: Callable[[], Transport]) -> None:
+    """Make callbacks and ``fit`` use the ranks that a function connects."""
+    global _connect
+    _connect = connect
+
+
+def connection() -> Transport:
+    """Return the connection to the other ranks."""
+    if _connect is None:
+        raise TowerError(
+            "the ranks are not connected: call init() of keras_towers.horovod "
+            "or keras_towers.byteps first."
+        )
+    return _connect()
 
 
 def plain(variable: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.engines.dropin import plain, variable_key
+from keras_towers.engines.dropin import connection, plain, variable_key
 from keras_towers.errors import TowerError
 from keras_towers.fit.calls.callback_roles import listed, with_added
 from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
@@ -19,7 +19,6 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
 from keras_towers.fit.weights.model_state import optimizers_in
 from keras_towers.rendezvous import check
-from keras_towers.transport import Transport
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -37,8 +36,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Raises:
         TowerError: ``local_variables`` are not variables.
     """
-
-    _transport: Callable[[], Transport]
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Any = None
@@ -63,7 +60,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
-        if self._done or self._transport().size == 1:
+        if self._done or connection().size == 1:
             return
         optimizer = model.optimizer
         layers_built = all(layer.built for layer in model._flatten_layers())
@@ -79,7 +76,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast_at_first_batch(model.train_function)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self._done and self._transport().size > 1:
+        if not self._done and connection().size > 1:
             self._broadcast()
 
     def _broadcast_at_first_batch(self, train_function: Callable) -> None:
@@ -114,7 +111,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             for variable in _trained(self.model)
             if variable_key(variable) not in self._local
         ]
-        transport = self._transport()
+        transport = connection()
         transport.mark("the broadcast of initial state")
         with tf.device(self.device):
             rank_state.broadcast(transport, variables, self.root_rank)
@@ -134,15 +131,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
         device: ignored: the mean is computed on the host.
     """
 
-    _transport: Callable[[], Transport]
-
     def __init__(self, device: str = ""):
         super().__init__()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average the logs in place; ``TowerError`` if names differ."""
-        transport = self._transport()
+        transport = connection()
         if not logs or transport.size == 1:
             return
         values = {name: np.asarray(logs[name], "float64") for name in logs}
@@ -164,14 +159,13 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def with_synced_callbacks(
-    transport: Transport, arguments: dict[str, Any]
-) -> Iterator[None]:
+def with_synced_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     """Make callbacks that some ranks lack act for all ranks in this block.
 
     Callbacks that all ranks have act on each of them, as in Horovod; the ranks
     need not be at the same place in their epochs.
     """
+    transport = connection()
     callbacks = listed(arguments.get("callbacks"))
     own_names = [type(callback).__name__ for callback in callbacks]
     ranks = check.gather(transport, own_names, "is at the beginning of fit")
@@ -305,8 +299,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: print a message on rank 0 when the warm-up is over.
     """
 
-    _transport: Callable[[], Transport]
-
     def __init__(
         self,
         initial_lr: float,
@@ -318,7 +310,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # One batch ahead, so that an epoch ends on a round number.
             part = (epoch + 1 / self.steps_per_epoch) / warmup_epochs
-            return (1 - part) / self._transport().size + part
+            return (1 - part) / connection().size + part
 
         super().__init__(
             initial_lr,
@@ -333,11 +325,44 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         over = epoch + 1 == self.end_epoch
-        if over and self.verbose and self._transport().rank == 0:
+        if over and self.verbose and connection().rank == 0:
             print(
                 f"\nEpoch {epoch + 1}: warm-up is over, the learning rate is "
                 f"{self._rate():g}."
             )
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keeps the best model so far in one file.
+
+    As in Horovod, the file name is optional and may be set later
+    (``callback.filepath = "best.keras"``). Use it on rank 0 only.
+
+    Args:
+        monitor: the name in the logs to monitor.
+        verbose: 1: print a message when a model is saved.
+        mode: ``"min"``, ``"max"`` or ``"auto"``.
+        save_freq: ``"epoch"``, or a number of batches.
+        filepath: where the model is saved, a ``.keras`` or ``.h5`` file.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = "best_model.keras",
+    ):
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=False,
+            mode=mode,
+            save_freq=save_freq,
+        )
 
 
 def _inner(optimizer: Any) -> Any:

@@ -24,7 +24,6 @@ from keras_towers.engines.dropin.distributed_optimizer import (
 )
 from keras_towers.fit.context import patches
 from keras_towers.fit.weights.model_state import optimizers_in
-from keras_towers.transport import Transport
 
 # Keras 2 accepted this argument, and Horovod's examples pass it. It selected
 # between execution modes that Keras 3 does not have.
@@ -32,9 +31,7 @@ _FORGOTTEN = "experimental_run_tf_function"
 _patched: contextlib.ExitStack | None = None
 
 
-def patch_keras(
-    is_initialized: Callable[[], bool], transport: Callable[[], Transport]
-) -> None:
+def patch_keras(is_initialized: Callable[[], bool]) -> None:
     """Patch ``compile`` and ``fit`` of models until the engine shuts down.
 
     A ``LossScaleOptimizer`` is patched as well: it has to reduce gradients in
@@ -76,7 +73,7 @@ def patch_keras(
         if not is_initialized() or not any(r.of_all for r in reducers):
             return original(model, *args, **kwargs)
         arguments = fit_signature.bind(model, *args, **kwargs).arguments
-        with common_callbacks.with_synced_callbacks(transport(), arguments):
+        with common_callbacks.with_synced_callbacks(arguments):
             return original(arguments.pop("self"), **arguments)
 
     def scale(

@@ -56,12 +56,7 @@ class Horovod(Recipe):
     sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
     revision = 1
     build_variables = (
-        "CXX",
         "CXXFLAGS",
-        "CPPFLAGS",
-        "LDFLAGS",
-        "CPATH",
-        "CPLUS_INCLUDE_PATH",
         "MPI_HOME",
         "HOROVOD_ALLOW_MIXED_GPU_IMPL",
         "HOROVOD_BUILD_ARCH_FLAGS",
@@ -73,11 +68,7 @@ class Horovod(Recipe):
         "HOROVOD_NCCL_LIB",
         "HOROVOD_NCCL_LINK",
     )
-    overruled = (
-        "HOROVOD_WITH",
-        "HOROVOD_GPU",
-        "HOROVOD_SKIP_COMPILE",
-    )
+    overruled = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_SKIP_COMPILE")
     # Known to work with its setup.py, which dates from 2023.
     build_tools = (
         "setuptools>=70,<85",
@@ -86,20 +77,12 @@ class Horovod(Recipe):
         "cmake>=3.13,<5",
     )
     # From the install_requires of its setup.py.
-    runtime = (
-        "cloudpickle",
-        "psutil",
-        "pyyaml",
-        "packaging",
-    )
+    runtime = ("cloudpickle", "psutil", "pyyaml", "packaging")
     probe = _PROBE
 
     def libraries(self) -> list[toolchain.Tool]:
-        tools = [toolchain.find_mpi()] if self.with_mpi else []
-        if self.with_nccl:
-            tools.append(toolchain.find_nvcc(self.prefix))
-            tools.append(toolchain.find_nccl(self.prefix))
-        return tools
+        mpi = [toolchain.find_mpi()] if self.with_mpi else []
+        return [*mpi, *super().libraries()]
 
     def processor(self) -> str:
         return " ".join(f"-m{flag}" for flag in recipe.cpu_flags(_CPU_FLAGS))
@@ -114,9 +97,6 @@ class Horovod(Recipe):
                 # CMake 4 rejects the minimum version that its Gloo declares.
                 "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
                 "HOROVOD_CMAKE": str(tools / "bin" / "cmake"),
-                "HOROVOD_WITH_TENSORFLOW": "1",
-                "HOROVOD_WITHOUT_PYTORCH": "1",
-                "HOROVOD_WITHOUT_MXNET": "1",
                 "HOROVOD_WITH_GLOO": "1",
                 mpi: "1",
             }

@@ -10,6 +10,7 @@ be the same on all ranks, and no name may be in flight twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import threading
@@ -167,14 +168,10 @@ class HorovodTransport(EngineTransport):
         ]
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _send_bits(
-            tensor, self.engine.allgather, name=key, ignore_name_scope=True
-        )
+        return _send_bits(tensor, self.engine.allgather, name=key)
 
     def _exchange(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        return _send_bits(
-            tensor, self.engine.alltoall, name=key, ignore_name_scope=True
-        )
+        return _send_bits(tensor, self.engine.alltoall, name=key)
 
     def _broadcast(
         self, tensors: Sequence[tf.Tensor], key: str, root: int
@@ -185,7 +182,6 @@ class HorovodTransport(EngineTransport):
                 self.engine.broadcast,
                 root_rank=root,
                 name=f"{key}.{index}",
-                ignore_name_scope=True,
             )
             for index, tensor in enumerate(tensors)
         ]
@@ -212,7 +208,7 @@ def _send_bits(
     tensor: tf.Tensor, send: Callable[..., tf.Tensor], **options: Any
 ) -> tf.Tensor:
     """Send a tensor, as bytes if Horovod lacks its dtype."""
+    send = functools.partial(send, ignore_name_scope=True, **options)
     if tensor.dtype in _DTYPES:
-        return send(tensor, **options)
-    sent = send(messages.bytes_of(tensor), **options)
-    return messages.tensor_of(sent, tensor.dtype)
+        return send(tensor)
+    return messages.tensor_of(send(messages.bytes_of(tensor)), tensor.dtype)

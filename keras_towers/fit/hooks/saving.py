@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import functools
 import hashlib
 import inspect
 import logging
@@ -26,7 +27,7 @@ import keras
 from keras_towers import settings
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import patches
-from keras_towers.rendezvous.store import Store, wait
+from keras_towers.rendezvous.store import Store, wait_for
 
 logger: logging.Logger = logging.getLogger("keras_towers")
 
@@ -143,7 +144,10 @@ class _Saves:
                 continue
             left_s = until - time.monotonic()
             try:
-                wait(self._board, _key(f"saves-{rank}", path, count), left_s)
+                read = functools.partial(
+                    self._board.get, _key(f"saves-{rank}", path, count)
+                )
+                wait_for(read, left_s)
             except TimeoutError:
                 self._absent.add((rank, path))
                 logger.warning(

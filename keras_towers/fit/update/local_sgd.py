@@ -23,7 +23,7 @@ from keras_towers.fit.contract import NamedGradients, TowerConfig
 from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import trained_by
-from keras_towers.reduction import Gradient
+from keras_towers.reduction import Gradient, owned_by
 from keras_towers.rendezvous import check
 from keras_towers.transport import SingleProcess
 
@@ -116,11 +116,12 @@ class LocalSGD:
     def _average(self, round_: _Round, order: StepOrder) -> None:
         """Take the outer step on all ranks, with the mean of their changes."""
         changes = round_.changes()
-        (sums,) = order.reduce(
-            changes.describe_gradients(),
-            [changes.grads],
-            lambda rows: [self._over_ranks(list(rows[0]))],
-        )
+        with owned_by(round_):
+            (sums,) = order.reduce(
+                changes.describe_gradients(),
+                [changes.grads],
+                lambda rows: [self._over_ranks(list(rows[0]))],
+            )
         round_.assign(sums, self._momentum, self._learning_rate)
 
 

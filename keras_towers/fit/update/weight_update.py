@@ -39,6 +39,7 @@ from keras_towers.reduction import (
     Gradient,
     Gradients,
     Reduction,
+    owned_by,
     scaled,
     sum_at_variables,
 )
@@ -211,11 +212,13 @@ class WeightUpdate:
         present = [grad is not None for grad in rows[0]]
         trained = list(itertools.compress(call.variables, present))
         order = self.order if self.rounds is None else self.rounds.order
-        reduced = order.reduce(
-            dataclasses.replace(call, grads=list(rows[0])).describe_gradients(),
-            [[g for g in row if g is not None] for row in rows],
-            lambda rows: self._reduce(rows, trained),
-        )
+        given = dataclasses.replace(call, grads=list(rows[0]))
+        with owned_by(call.optimizer):
+            reduced = order.reduce(
+                given.describe_gradients(),
+                [[g for g in row if g is not None] for row in rows],
+                lambda rows: self._reduce(rows, trained),
+            )
         sums = map(iter, reduced)
         return [
             [

@@ -16,6 +16,8 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.context.identity_dict import IdentityDict
 from keras_towers.fit.contract import TowerConfig
 
+_SUM = tf.VariableAggregation.SUM
+
 
 class Mirrored(compat.MirroredVariable):
     """A variable with a copy on each tower."""
@@ -61,26 +63,41 @@ def _copy(variable: tf.Variable, value: tf.Tensor, device: str) -> Any:
         )
 
 
-def unbind(variable: Any) -> tf.Variable:
-    """Return the variable on the first device of a distributed variable."""
+def unbind(variable: Any, has_parts: bool) -> tf.Variable:
+    """Return the variable on the first device of a distributed variable.
+
+    Args:
+        variable: the distributed variable.
+        has_parts: whether replicas hold parts of a sum or of a mean, which are
+            reduced over all ranks; otherwise all hold the same, and no rank is
+            asked.
+    """
     primary = variable.values[0]
     if isinstance(variable, compat.SyncOnReadVariable):
-        # Each may hold a part of a sum, or of a mean.
-        primary.assign(variable.read_value())
+        value = variable.read_value() if has_parts else primary.read_value()
+        if not has_parts and variable.aggregation == _SUM:
+            count = variable.distribute_strategy.num_replicas_in_sync
+            value *= tf.cast(count, value.dtype)
+        primary.assign(value)
     for holder in (primary, getattr(primary, "handle", None)):
         if holder is not None and hasattr(holder, "_distributed_container"):
             del holder._distributed_container
     return primary
 
 
-def bind(variable: Any) -> None:
-    """Give all devices the first one's value; undoes ``unbind``."""
+def bind(variable: Any, rank: int) -> None:
+    """Give all devices the first one's value; undoes ``unbind``.
+
+    A sum is that of the first device of rank 0.
+    """
     primary, *others = variable.values
     for component in variable.values:
         component._distributed_container = weakref.ref(variable)
     value = primary.read_value()
-    if variable.aggregation == tf.VariableAggregation.SUM:
+    if variable.aggregation == _SUM:
         value = tf.zeros_like(value)
+        if rank > 0:
+            primary.assign(value)
     for other in others:
         with tf.device(other.device):
             other.assign(value, read_value=False)
@@ -157,6 +174,9 @@ class TowerVariables:
         self._config = config
         self.mirrors: bool = mirrors and config.num_towers > 1
         self._mirrored: IdentityDict[keras.Variable, Mirrored] = IdentityDict()
+        # Whether replicas may have written parts. One process reduces them
+        # without asking others.
+        self.has_parts: bool = config.peers.size == 1
         # What variables of replicas were before a call held them once.
         self._of_replicas: IdentityDict[keras.Variable, Any] = IdentityDict()
         # The original tf.Variable of each that was moved, to which users may
@@ -178,14 +198,15 @@ class TowerVariables:
             )
         known = variable in self._of_replicas
         self._of_replicas[variable] = value
-        variable._value = unbind(value)
+        variable._value = unbind(value, self.has_parts)
         return not known
 
     def give_to_replicas(self) -> None:
         """Give replicas their own copies of variables that are held once."""
+        self.has_parts = True
         for variable, value in self._of_replicas.items():
             if variable._value is value.values[0]:
-                bind(value)
+                bind(value, self._config.peers.rank)
                 variable._value = value
 
     def place(self, variable: keras.Variable) -> bool:
@@ -255,7 +276,7 @@ class TowerVariables:
         value = variable._value
         strategy = self._config.strategy
         if is_copied(value) and value.distribute_strategy is strategy:
-            variable._value = unbind(value)
+            variable._value = unbind(value, self.has_parts)
         for known in (self._moved, self._mirrored, self._of_replicas):
             known.pop(variable, None)
 

@@ -17,7 +17,6 @@ pytestmark = [
         reason="BytePS is not installed: make .venv/byteps-cpu",
     ),
 ]
-LIMIT_S = 100
 
 
 def role(process: psutil.Process) -> str:
@@ -36,14 +35,13 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
         tmp_path,
         ("-np", "2", "--servers", "1", "--output", str(tmp_path))
         + ("-m", "tests.processes.faults", "sleep", "BytePSStrategy"),
-        warm=True,
     )
-    job.wait_for(tmp_path / "rank.1.txt", "here it comes", limit_s=LIMIT_S)
+    job.wait_for(tmp_path / "rank.1.txt", "here it comes")
     family = job.family()
     roles = {role(process): process for process in family}
     assert {"scheduler", "server", "worker"} <= roles.keys()
     roles["server"].kill()
-    done = job.finish(LIMIT_S)
+    done = job.finish()
     assert done.code == 137, done.err
     assert "server 0 was killed by SIGKILL" in done.last
     assert "trained to the end" not in done.out
@@ -67,6 +65,6 @@ def test_others_that_do_not_come_are_an_error(tmp_path):
             DMLC_NODE_HOST="127.0.0.1",
             KERAS_TOWERS_START_TIMEOUT="3",
         )
-        assert rank.end(LIMIT_S) == 75, rank.output
+        assert rank.end() == 75, rank.output
     for said in "worker 0 of 2", "has waited 3 s for":
         assert said in rank.output

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engines.byteps.test_jobs import pytestmark as pytestmark
-from tests.kit.ranks import Job, names
+from tests.kit.ranks import Job, cases, names
 
 # What does not depend on the engine is shown over the others.
 KEPT = (
@@ -15,11 +15,11 @@ MORE = (
     *("own_data_of_unequal_length", "accumulation", "steps-per-execution"),
     "other_gradients_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
-    *("weights_optimizer_and_shuffles_are_those_of_rank_0", "own_loop"),
+    *("weights_optimizer_shuffles_and_draws_are_those_of_rank_0", "own_loop"),
 )
 
 
-def job(ranks, servers, wanted):
+def job(wanted, ranks=2, servers=1):
     return Job(
         "tests.engines.byteps.two_ranks",
         ranks,
@@ -30,27 +30,16 @@ def job(ranks, servers, wanted):
     )
 
 
-JOB = job(2, 1, KEPT)
-MORE_JOB = job(2, 1, MORE)
-# Tensors are spread over the servers.
-THREE_RANKS = job(3, 2, ("embedding-clipped",))
+JOBS = {"two ranks": job(KEPT)}
+LONG = {
+    "more": job(MORE),
+    # Tensors are spread over the servers.
+    "three ranks": job(("embedding-clipped",), ranks=3, servers=2),
+}
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_two_ranks(name):
-    JOB.assert_passed(name)
-
-
-def test_the_job_ends_well():
-    JOB.assert_ended_well()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MORE)
-def test_more(name):
-    MORE_JOB.assert_passed(name)
-
-
-@pytest.mark.long
-def test_three_ranks_and_two_servers():
-    THREE_RANKS.assert_passed("embedding-clipped")
+@pytest.mark.parametrize(
+    "job, name", cases(JOBS) + cases(LONG, pytest.mark.long)
+)
+def test_ranks(job, name):
+    job.assert_passed(name)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_towers as kt
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
@@ -96,17 +95,6 @@ def ranks_that_sum_different_tensors_are_told():
         transport.all_reduce([tf.ones([2 + transport.rank])], "different")
     # And go on.
     assert transport.gather_objects(transport.rank) == [0, 1]
-
-
-@check
-def the_engine_for_code_of_ones_own():
-    strategy = kt.BytePSStrategy()
-    engine = strategy.engine
-    assert (engine.rank(), engine.size()) == (strategy.rank, 2)
-    assert engine.module.__name__ == "byteps.tensorflow"
-    assert engine.push_pull is engine.module.push_pull
-    assert not engine.mpi_enabled() and not strategy.mpi_enabled()
-    assert strategy.local_size == 2 and strategy.local_rank == strategy.rank
 
 
 @check

@@ -253,3 +253,34 @@ def test_the_best_model_is_kept(tmp_path):
     callback.filepath = str(tmp_path / "best.keras")
     trained(SGD(0.01), callbacks=[callback])
     assert (tmp_path / "best.keras").exists()
+
+
+def test_an_elastic_script_goes_on_from_the_last_commit():
+    made, optimizer = model(), hvd.DistributedOptimizer(SGD(0.1))
+    made.compile(optimizer, "mse", run_eagerly=True)
+    state = hvd.elastic.KerasState(made, batch=0, epoch=0)
+    places = []
+
+    class Log(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            # The weights are those of the place, also after going back.
+            places.append(4 * state.epoch + state.batch)
+            assert int(optimizer.iterations) == places[-1]
+            if len(places) == 8:
+                raise hvd.elastic.HorovodInternalError("a rank is lost")
+
+    @hvd.elastic.run
+    def train(state):
+        callbacks = [
+            hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+            Log(),
+        ]
+        left = 3 - state.epoch
+        made.fit(X, Y, 8, epochs=left, callbacks=callbacks, verbose=0)
+
+    train(state)
+    # The last commit before the loss is that behind batch 7.
+    assert places == [*range(1, 9), *range(8, 13)]
+    assert (state.epoch, state.batch) == (3, 0)

@@ -51,18 +51,6 @@ def tell(monkeypatch, described):
     tensorflow_task.prepare()
 
 
-def test_a_task_is_described_when_tensorflow_starts(
-    context, ports, monkeypatch
-):
-    tell(monkeypatch, cluster(ports, evaluator=("127.0.0.1:1",)))
-    assert context._collective_leader == "/job:chief/replica:0/task:0"
-    definition = tf.train.ServerDef.FromString(context.task.SerializeToString())
-    assert (definition.job_name, definition.task_index) == ("worker", 0)
-    assert [job.name for job in definition.cluster.job] == ["chief", "worker"]
-    # As TensorFlow has it by then, not as it was when it was told.
-    assert definition.default_session_config.device_count["CPU"] == 3
-
-
 def test_tasks_that_are_not_ours(context, ports, monkeypatch):
     servers = {"ps": ("127.0.0.1:1",), "evaluator": ("127.0.0.1:2",)}
     tell(monkeypatch, cluster(ports, **servers))

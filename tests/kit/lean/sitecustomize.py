@@ -9,8 +9,3 @@ if "PYTEST_CURRENT_TEST" in os.environ:
     # rank. No process that a test starts asks for them.
     for name in ("matplotlib", "sklearn"):
         sys.modules[name] = None
-
-if "KERAS_TOWERS_TEST_WARM" in os.environ:
-    import warm_client
-
-    warm_client.hand_over(os.environ.pop("KERAS_TOWERS_TEST_WARM"))

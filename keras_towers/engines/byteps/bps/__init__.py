@@ -38,6 +38,7 @@ from byteps.tensorflow import (
 from keras_towers.engines.byteps.bps import callbacks as callbacks
 from keras_towers.engines.dropin import (
     check_compression,
+    connect_by,
     distributed_models,
     plain,
     refuse_global_variables,
@@ -64,7 +65,8 @@ def init(lazy: bool = True) -> None:
     """
     del lazy
     transport()
-    distributed_models.patch_keras(lambda: True, transport)
+    connect_by(transport)
+    distributed_models.patch_keras(lambda: True)
 
 
 def shutdown() -> None:

@@ -32,24 +32,14 @@ from horovod.tensorflow import rank as rank
 from keras_towers.engines.dropin.distributed_optimizer import restart_passes
 from keras_towers.engines.horovod.elastic_state import (
     ModelState,
-    VariablesState,
-)
-from keras_towers.engines.horovod.elastic_state import (
     ObjectState as ObjectState,
-)
-from keras_towers.engines.horovod.elastic_state import (
+    VariablesState,
     run as run,
 )
 from keras_towers.engines.horovod.hvd.operations import (
     broadcast_object as broadcast_object,
-)
-from keras_towers.engines.horovod.hvd.operations import (
     broadcast_variables as broadcast_variables,
-)
-from keras_towers.engines.horovod.hvd.operations import (
     init as init,
-)
-from keras_towers.engines.horovod.hvd.operations import (
     shutdown as shutdown,
 )
 from keras_towers.errors import TowerError

@@ -17,6 +17,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from keras_towers.engines.dropin import (
+    connect_by,
     distributed_models,
     plain,
     refuse_global_variables,
@@ -46,7 +47,8 @@ def shutdown() -> None:
 def prepare_process() -> None:
     """Prepare this process as ``init`` does, after Horovod's own ``init``."""
     HorovodTransport()  # Starts the stall watch.
-    distributed_models.patch_keras(hvd.is_initialized, HorovodTransport)
+    connect_by(HorovodTransport)
+    distributed_models.patch_keras(hvd.is_initialized)
 
 
 def _tensor(value: Any) -> Any:
