@@ -118,6 +118,10 @@ _push_mode = resolve(f"{_LIB}:_push_per_thread_mode")
 _pop_mode = resolve(f"{_LIB}:_pop_per_thread_mode")
 _default_mode = resolve(f"{_LIB}:_get_default_replica_mode")
 
+# TensorFlow: how many elements a dataset was told to batch.
+resolve(f"{_TF}.data.ops.batch_op:_BatchDataset", "_batch_size _input_dataset")
+_constant_value = resolve(f"{_TF}.framework.tensor_util:constant_value")
+
 # TensorFlow: variables.
 _VARIABLES = f"{_TF}.ops.resource_variable_ops"
 BaseResourceVariable = resolve(
@@ -246,11 +250,6 @@ _run_independently = resolve(
     ":AutomaticControlDependencies.run_independently"
 )
 op_definition = resolve(f"{_TF}.framework.op_def_registry:get")
-optimize_graph = resolve(f"{_TF}.grappler.tf_optimizer:OptimizeGraph")
-GrapplerCluster = resolve(f"{_TF}.grappler.cluster:Cluster")
-NamedDevice = resolve(
-    "tensorflow.core.protobuf.device_properties_pb2:NamedDevice"
-)
 in_xla_context = resolve(
     f"{_TF}.ops.control_flow_util:GraphOrParentsInXlaContext"
 )
@@ -372,6 +371,17 @@ def traced_by(function: Any) -> Any:
 
 # The priority of the creators of variables by which a tf.function notices them.
 _OF_FUNCTIONS = 50
+
+
+def batch_size_of(dataset: Any) -> int | None:
+    """Return how many elements a dataset was told to batch, if it was."""
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)
+        if size is not None:
+            value = _constant_value(size)
+            return None if value is None else int(value)
+        dataset = getattr(dataset, "_input_dataset", None)
+    return None
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def _check(model: Any) -> None:
         raise TowerError(f"verify takes a compiled keras.Model, not {model!r}.")
     inside = tf.distribute.has_strategy()
     if not inside:
-        adoption.release_from_home(model)
+        adoption.release_from_default(model)
     if inside or contract.strategy_of(model) is not None:
         what = "was called in a strategy's scope, or its model is on one"
         raise TowerError(f"verify {what}: call it before the `with` block.")
@@ -168,7 +168,8 @@ def _results(
         on_train_batch_end=note_logs,
     )
     with _values_kept(model):
-        with adoption.without_home(model), strategy or contextlib.nullcontext():
+        block = strategy or contextlib.nullcontext()
+        with adoption.without_default(model), block:
             model.fit(data, callbacks=[noting], verbose=0, shuffle=False)
         # State of metrics and of draws is not compared: what it results in is.
         state = model_state.collect(model)

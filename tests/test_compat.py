@@ -105,6 +105,13 @@ def test_keras_can_be_imported_where_nothing_fits(monkeypatch, caplog):
     assert "no such name" in caplog.text
 
 
+def test_the_batch_size_of_a_dataset_is_what_it_was_told():
+    data = tf.data.Dataset.range(9)
+    batched = data.batch(4, num_parallel_calls=2).map(lambda x: x).prefetch(1)
+    sizes = [compat.batch_size_of(d) for d in (data, data.batch(3), batched)]
+    assert sizes == [None, 3, 4]
+
+
 def test_single_device_mode_hides_the_strategy():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     seen = []

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from keras_towers._strategy import Strategy
 from keras_towers.errors import TowerError
+from keras_towers.reduction import CommunicationHook, CompressionName
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
 
@@ -68,6 +69,7 @@ class StepOptions:
     sync_every_epoch: bool = True
     batch_norm: Extent = "global"
     micro_batches: MicroBatches = 1
+    compression: CompressionName | CommunicationHook | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -37,15 +37,13 @@ def shares_rendezvous(original: Callable[..., Any], *given: Any) -> Any:
     """
     name, graph, attributes, *rest = given
     attributes = attributes or {}
-    if attributes.get(SHARED, not _resources(graph)):
+    # Which may be on another device than the function.
+    variables = (tf.resource, tf.variant)
+    has_variables = any(t.dtype in variables for t in graph.inputs)
+    if attributes.get(SHARED, not has_variables):
         shared = len(_devices(graph)) < 2
         attributes = {**attributes, SHARED: shared}
     return original(name, graph, attributes, *rest)
-
-
-def _resources(graph: Any) -> list[Any]:
-    """The inputs that may be on another device than the function."""
-    return [t for t in graph.inputs if t.dtype in (tf.resource, tf.variant)]
 
 
 def _devices(graph: Any) -> set[str]:

@@ -219,7 +219,6 @@ class ServedFit(ReplicaCall):
         super()._make("train", force)
         function: Any = getattr(self.model, "train_function")  # noqa: B009
         self.model.train_function = TrainFunction(self, function)
-        self.adoption.remember_function(self.model, "train_function")
 
     def run_step(self, step: Callable[[Any], Any], batch: Any) -> Any:
         with self.session.updates.trace_step():

@@ -90,7 +90,7 @@ class ServerVariables:
         if beside is not None and beside in self._copies:
             device = self._copies[beside].device
         else:
-            device = self._placement.of(local)
+            device = self._placement(local)
         name = f"{self._name}/{self._count}"
         dtype = tf.as_dtype(local.dtype)
         made: Any = variable(name, device, local.shape, dtype)

@@ -45,7 +45,9 @@ class Converter:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
         builder: takes the operations.
-        shares_memory: whether all towers do.
+        gather_ratio: how many times as many entries as one unit's rows a sum
+            over all rows needs to have for the rows to be gathered, and the sum
+            to be computed once; None: towers always add up parts of it.
 
     Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
@@ -59,12 +61,12 @@ class Converter:
         unit: Unit,
         is_first: Tensor,
         builder: Builder,
-        shares_memory: bool = False,
+        gather_ratio: float | None = None,
     ):
         self.unit = unit
         self.is_first = is_first
         self.builder = builder
-        self.shares_memory = shares_memory
+        self.gather_ratio = gather_ratio
         self.sizes: dict[str, Tensor] = {}
         self.units: dict[Any, DataDependentUnit] = {}
         self._fractions: dict[Any, Tensor] = {}

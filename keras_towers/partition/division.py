@@ -23,10 +23,6 @@ from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size
 
-# Of how many units on a tower rows are gathered rather than larger parts of a
-# sum added: with more, it is the product that takes the time.
-_MOST_ROWS = 64
-
 
 def divided(
     partition: Converter, node: Node, inputs: Values, factors: Factors
@@ -73,7 +69,7 @@ def divided(
     if factors.needs_rows:
         for output in outputs:
             output.local = _without_a_row(partition, output, layout)
-    if partition.shares_memory and _has_short_rows(node, inputs, outputs):
+    if _has_short_rows(partition, node, inputs, outputs):
         (output,) = outputs
         output.whole_from = WholeFrom(
             node.operation, 0, list(inputs), gathers=True
@@ -81,14 +77,17 @@ def divided(
     return outputs
 
 
-def _has_short_rows(node: Node, inputs: Values, outputs: Values) -> bool:
-    """Whether a sum over rows is much larger than the rows.
+def _has_short_rows(
+    partition: Converter, node: Node, inputs: Values, outputs: Values
+) -> bool:
+    """Whether a sum over rows is so much larger that the rows are gathered.
 
     Such is the gradient of a large matrix, the product of a layer's inputs and
-    of gradients. Both are gathered then, as in Xie et al., "Distributed
+    of gradients. Both are gathered, as in Xie et al., "Distributed
     Machine Learning via Sufficient Factor Broadcasting" (arXiv 1511.08486).
     """
-    if len(outputs) != 1 or not outputs[0].is_partial:
+    ratio = partition.gather_ratio
+    if ratio is None or len(outputs) != 1 or not outputs[0].is_partial:
         return False
     if not all(value.sharded for value in inputs):
         return False
@@ -100,7 +99,7 @@ def _has_short_rows(node: Node, inputs: Values, outputs: Values) -> bool:
             return False
         entries += layout.count * math.prod(others)
     size = node.shapes[0].num_elements()
-    return size is not None and size >= _MOST_ROWS * entries
+    return size is not None and size >= ratio * entries
 
 
 def _common_input(

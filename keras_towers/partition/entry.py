@@ -60,7 +60,7 @@ def lay_out(
     ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
     xla: bool = False,
-    shares_memory: bool = False,
+    gather_ratio: float | None = None,
     lists: bool = True,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
@@ -75,7 +75,7 @@ def lay_out(
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
         xla: whether XLA compiles what towers compute.
-        shares_memory: whether all towers do, with all cores.
+        gather_ratio: as of ``Converter``.
         lists: whether lists of rows may be divided.
 
     Returns:
@@ -101,7 +101,7 @@ def lay_out(
     # Of data without rows all is done once: whatever a tower has.
     unit = Unit(_examples(graph, layouts), total, start, total)
     partition = Partitioner(
-        unit, is_first, builder, lists, ranks, xla, shares_memory
+        unit, is_first, builder, lists, ranks, xla, gather_ratio
     )
     count = _examples_of_tower(partition, tensors, layouts)
     partition.unit = unit = dataclasses.replace(unit, count=count)
@@ -136,7 +136,7 @@ def lay_out(
             ranks,
             mirrored,
             xla,
-            shares_memory,
+            gather_ratio,
             lists=False,
         )
     ends = [*results, *(t for u in partition.updates for t in u.given)]

@@ -56,8 +56,7 @@ class Partitioner(Converter):
         lists: whether lists may be divided.
         ranks: whether several processes run the program.
         xla: whether XLA compiles what towers compute.
-        shares_memory: whether all towers do, so that what is computed once
-            costs as much as if each computed a part of it.
+        gather_ratio: as of ``Converter``.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -79,9 +78,9 @@ class Partitioner(Converter):
         lists: bool = True,
         ranks: bool = False,
         xla: bool = False,
-        shares_memory: bool = False,
+        gather_ratio: float | None = None,
     ):
-        super().__init__(unit, is_first, builder, shares_memory)
+        super().__init__(unit, is_first, builder, gather_ratio)
         self.lists = lists
         self.ranks = ranks
         self.xla = xla

@@ -15,6 +15,7 @@ from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.step.keras_function import TowerFunction
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
@@ -75,19 +76,18 @@ class ReplicaCall(TowerCall):
         return {**logs, **self.dropped.logged()} if self.dropped else logs
 
 
-class TrainFunction:
+class TrainFunction(TowerFunction):
     """Hands the next batches of Keras's loop to the call that runs."""
 
     def __init__(self, call: ReplicaCall, steps: Any):
         self._kind = type(call)
         self.steps = steps
 
-    def __call__(self, iterator: Any) -> Any:
-        """Train on the next ``steps_per_execution`` batches."""
+    def __call__(self, data: Any) -> Any:
         call = call_lib.current()
         if not isinstance(call, self._kind):
             raise TowerError(self._kind.refusal)
-        return call.train(self.steps, iterator)
+        return call.train(self.steps, data)
 
 
 def refuse_eager(config: TowerConfig, model: keras.Model) -> None:

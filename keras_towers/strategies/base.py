@@ -29,7 +29,7 @@ from keras_towers.fit.contract import (
     words_for_another,
 )
 from keras_towers.fit.hooks import keras as hooks
-from keras_towers.fit.step import description as step_costs
+from keras_towers.fit.step import step_costs
 from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.alone import permit_alone
@@ -301,7 +301,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.enter_context(blocks.entered(type(self).__name__))
             self._announce()
             self._entered = stack.pop_all()
-        self._components.adoption.note_what_is_made()
+        self._components.adoption.in_block = True
         return self
 
     def _announce(self) -> None:

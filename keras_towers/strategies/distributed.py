@@ -171,7 +171,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         where, places = choose_places(self._config.devices, caching_device)
         self.caching_device: Where = where
         place = LeastLoadedPlacement(places, places[0], _SMALL_BYTES)
-        self._train(CachedOnce(self._config, place.of), sync)
+        self._train(CachedOnce(self._config, place), sync)
 
 
 class DistributedReplicatedStrategy(_WorkerStrategy):

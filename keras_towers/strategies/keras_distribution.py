@@ -275,7 +275,7 @@ def _move_models_to(strategy: BaseStrategy | None) -> None:
         _thread.patched = contextlib.ExitStack()
         _thread.patched.enter_context(keras_hooks.installed())
         _thread.strategy = strategy
-        strategy._components.adoption.note_what_is_made()
+        strategy._components.adoption.in_block = True
 
 
 def _check_kind(distribution: Any) -> None:

@@ -111,7 +111,6 @@ class Options(StepOptions):
     mode: ModeName | None = None
     updates: Updates | None = None
     packer: GradientPacker | bool | None = None
-    compression: CompressionName | CommunicationHook | None = None
     sync_every: int | None = None
     outer_momentum: float = 0.0
     outer_learning_rate: float = 1.0

@@ -92,7 +92,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         self.ps_device: Where = where
         self.placement: LeastLoadedPlacement = LeastLoadedPlacement(places)
         super().__init__(devices, checked)
-        self._compose(UpdateAtVariable(self._config, self.placement.of))
+        self._compose(UpdateAtVariable(self._config, self.placement))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -105,7 +105,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
             "gpu": "spread over the towers",
         }[self.ps_device]
         held = f"trained weights are {where}"
-        if self.placement.placed:
-            table = self.placement.describe().replace("\n", "\n      ")
+        table = self.placement.describe().replace("\n", "\n      ")
+        if table:
             held += f":\n      {table}"
         return [held, *super()._description_lines()[1:]]

@@ -74,5 +74,5 @@ def test_search(of_tuner, reference, tmp_path):
         close(outputs(inside), outputs(best), 1e-5)
     (outside,) = tuner.get_best_models()
     close(outputs(outside), outputs(best), 1e-5)
-    assert_ordinary(inside, trains_at_home=True)
+    assert_ordinary(inside, trains_on_towers=True)
     same_model(inside, best)

@@ -200,6 +200,11 @@ CASES = {
     "own-train-step": case(build=_subclassed(m.OwnStep), metrics=list),
     "gan": Case(m.gan, fit(m.FEATURES, count=_UNEVEN)),
     "contrastive": Case(coupled.contrastive),
+    # So large matrices that rows are exchanged, not their gradients.
+    "wide": case(
+        build=m.wide,
+        optimizer=_momentum(gradient_accumulation_steps=2, global_clipnorm=0.1),
+    ),
 }
 
 # Where reductions differ most: sparse gradients, uneven ends, state in a

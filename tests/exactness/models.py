@@ -43,6 +43,12 @@ def mlp(*middle, regularizer=None):
     )
 
 
+def wide():
+    """A classifier of ``FEATURES`` with a large matrix."""
+    keras.utils.set_random_seed(8)
+    return mlp(layers.Dense(160, "tanh"), layers.Dense(160, "tanh"))
+
+
 def with_embedding():
     """A classifier of ``TOKENS``: its gradients include IndexedSlices."""
     keras.utils.set_random_seed(2)

@@ -41,11 +41,11 @@ class Originals:
             assert variable._value is value, variable.path
 
 
-def assert_ordinary(model, trains_at_home=False):
+def assert_ordinary(model, trains_on_towers=False):
     """Nothing of a strategy is left in the model.
 
     Args:
-        trains_at_home: it was made in a block, and trains on its towers.
+        trains_on_towers: it was made in a block, and trains on its towers.
     """
     default = tf.distribute.get_strategy()
     assert not tf.distribute.has_strategy()
@@ -62,5 +62,5 @@ def assert_ordinary(model, trains_at_home=False):
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model):
             assert layer._distribute_strategy is None
-            assert bool(strategy_for(layer, "fit")) == trains_at_home
+            assert bool(strategy_for(layer, "fit")) == trains_on_towers
             assert "_make_function" not in vars(layer)

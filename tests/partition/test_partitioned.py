@@ -256,8 +256,8 @@ def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
     assert not once(program)
 
 
-@pytest.mark.parametrize("shares_memory", [False, True])
-def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(shares_memory):
+@pytest.mark.parametrize("ratio", [None, 100])
+def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(ratio):
     """Two gradients, of a large and a small matrix; the large one is scaled."""
 
     def function(x, w, v):
@@ -265,9 +265,9 @@ def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(shares_memory):
         return large / 3, small
 
     given = rows(-1, 600), same(600, 700), same(700, 1)
-    program = check(function, *given, shares_memory=shares_memory)
-    assert kinds(program)["gather"] == (2 if shares_memory else 0)
-    assert kinds(program)["sum"] == (1 if shares_memory else 2)
+    program = check(function, *given, gather_ratio=ratio)
+    assert kinds(program)["gather"] == (2 if ratio else 0)
+    assert kinds(program)["sum"] == (1 if ratio else 2)
     assert not once(program)
 
 

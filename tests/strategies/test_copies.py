@@ -33,7 +33,7 @@ def test_what_is_copied_inside_is_on_no_towers(strategy):
         copies = copy.deepcopy(model.weights)
         other = copy.deepcopy(model)
         copy.deepcopy(model.optimizer)
-    assert_ordinary(other, trains_at_home=True)
+    assert_ordinary(other, trains_on_towers=True)
     for variable in copies:
         assert isinstance(variable.value, tf.Variable)
         assert not isinstance(variable.value, tf.distribute.DistributedValues)

@@ -56,8 +56,7 @@ def test_weights_are_spread_by_bytes_and_exist_once():
     with strategy:
         strategy.adopt(model)
         # Placed anew; slots, which are there already, beside their weights.
-        placed = strategy.placement.placed
-        assert len(placed) == len(model.trainable_variables)
+        assert loads == list(strategy.placement.loads.values())
         for weight, *slots in with_slots(model):
             assert {place(slot) for slot in slots} == {place(weight)}
 

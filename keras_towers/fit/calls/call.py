@@ -18,8 +18,12 @@ from keras_towers.fit.context import patches
 from keras_towers.fit.context.blocks import Slot
 from keras_towers.fit.contract import TRAINING, KerasCall, Start, TowerConfig
 from keras_towers.fit.data.iterator import TowerEpochIterator
-from keras_towers.fit.step.first_steps import FirstSteps
 from keras_towers.fit.step.global_batch import GlobalStep
+from keras_towers.fit.step.keras_function import (
+    KerasFunction,
+    TowerFunction,
+    made_by_keras,
+)
 from keras_towers.fit.weights import adoption as adoption_lib
 from keras_towers.fit.weights.adoption import Adoption
 
@@ -169,55 +173,23 @@ class TowerCall:
         A function that was traced outside of any call knows no towers, and may
         be compiled by XLA.
         """
-        if kind == "predict" and self.epoch_iterator is not None:
-            self.prepare(batch_spec(self.epoch_iterator))
-        name = f"{kind}_function"
-        is_ours = self.adoption.made_function(self.model, name)
-        force_anew = force or (
-            getattr(self.model, name) is not None and not is_ours
-        )
-        self._make_own(name, force_anew)
-        if self._looks_at_batches():
-            self._look_at_batches(name)
-        self.adoption.remember_function(self.model, name)
-
-    def _make_own(self, name: str, anew: bool) -> None:
-        """Make the model create one of its functions."""
-        with adoption_lib.without_xla(self.model):
-            # A model that overrides it may take no argument.
-            self._original_method(f"make_{name}")(
-                **({"force": True} if anew else {})
-            )
-
-    def _looks_at_batches(self) -> bool:
-        """Whether the first batches decide how batches are divided."""
-        if self.model.run_eagerly:
-            return False
-        return self.config.micro_batches == "auto" or (
-            self.config.batches == "split"
-            and self.epoch_iterator is not None
-            and self.epoch_iterator.has_unknown_rows()
-        )
-
-    def _look_at_batches(self, name: str) -> None:
-        """Wrap a function of the model to look at the first batches."""
-        model = self.model
-        function = getattr(model, name)
-        if not isinstance(function, FirstSteps):
-            make = functools.partial(self._made_anew, name)
-            function = FirstSteps(function, make, model, self._step)
-            setattr(model, name, function)
-        if not self.kind.endswith("_on_batch"):
-            function.begin()
-
-    def _made_anew(self, name: str) -> Any:
-        """Recreate one of the model's functions, to be traced again."""
-        model = self.model
+        iterator = self.epoch_iterator
+        if kind == "predict" and iterator is not None:
+            self.prepare(batch_spec(iterator))
+        model, name = self.model, f"{kind}_function"
         before = getattr(model, name)
-        self._make_own(name, True)
-        made = getattr(model, name)
-        setattr(model, name, before)
-        return made
+        knows_towers = before is None or isinstance(before, TowerFunction)
+        made = made_by_keras(model, name, force or not knows_towers)
+        if not isinstance(made, TowerFunction):
+            made = KerasFunction(model, name, self._step)
+            setattr(model, name, made)
+        if isinstance(made, KerasFunction):
+            made.look_at_batches(
+                rows_may_differ=self.config.batches == "split"
+                and iterator is not None
+                and iterator.has_unknown_rows(),
+                from_now=not self.kind.endswith("_on_batch"),
+            )
 
     def _make_function(self, step: Callable[[Any], Any]) -> Any:
         """Replacement for ``_make_function``, given a marked step."""
@@ -256,6 +228,7 @@ class TowerCall:
             iterator.skip_to(self.start)
         if first:
             self.epoch_iterator = iterator
+            self._step.examples = iterator.batch_size
         return iterator
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
@@ -350,7 +323,7 @@ def build(
             if not part.built:
                 part.built = True
                 stack.callback(setattr, part, "built", False)
-        unbuilt = _unbuilt(model)
+        unbuilt = [p for p in _losses_and_metrics(model) if not p.built]
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
@@ -387,7 +360,3 @@ def _losses_and_metrics(model: keras.Model) -> list[Any]:
     names = ("_compile_metrics", "_compile_loss")
     parts = [getattr(model, name, None) for name in names]
     return [part for part in parts if part is not None]
-
-
-def _unbuilt(model: keras.Model) -> list[Any]:
-    return [part for part in _losses_and_metrics(model) if not part.built]

@@ -29,6 +29,7 @@ _COUNTING = (
 
 _Kind = TypeVar("_Kind")
 EVENTS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+_FORWARDED = frozenset((*EVENTS, "set_params", "set_model"))
 
 
 class _Marked(keras.callbacks.Callback):
@@ -43,27 +44,11 @@ class _Marked(keras.callbacks.Callback):
             )
         self.callback = callback
 
-    def set_params(self, params: Any) -> None:
-        """Forward the parameters."""
-        super().set_params(params)
-        self.callback.set_params(params)
-
-    def set_model(self, model: Any) -> None:
-        """Forward the model."""
-        super().set_model(model)
-        self.callback.set_model(model)
-
-
-def _forwarding(name: str) -> Callable[..., None]:
-    def forward(self: _Marked, *args: Any, **kwargs: Any) -> None:
-        getattr(self.callback, name)(*args, **kwargs)
-
-    return forward
-
-
-# Where there is one process, nobody unwraps it, also without a strategy.
-for _name in EVENTS:
-    setattr(_Marked, _name, _forwarding(_name))
+    def __getattribute__(self, name: str) -> Any:
+        """Forward what Keras calls: a single process does not unwrap it."""
+        if name in _FORWARDED:
+            return getattr(self.callback, name)
+        return super().__getattribute__(name)
 
 
 class ChiefOnly(_Marked):
@@ -179,22 +164,14 @@ def with_added(callbacks: Any, added: keras.callbacks.Callback) -> Any:
     return copied
 
 
-def resuming(keras_call: KerasCall) -> ResumesFit | None:
-    """Find the callback that makes ``fit`` resume an epoch, if any."""
-    callbacks = _of_kind(ResumesFit, keras_call)
-    if len(callbacks) > 1:
-        names = " and ".join(type(c).__name__ for c in callbacks)
-        raise TowerError(
-            f"fit can resume from one place only, but got {names}: give one of "
-            "them."
-        )
-    return callbacks[0] if callbacks else None
+def only_one(wanted: type[_Kind], keras_call: KerasCall) -> _Kind | None:
+    """Return the callback of a type that was passed to ``fit``, or None.
 
-
-def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
-    """Find the callbacks of a type passed to ``fit``."""
+    Raises:
+        TowerError: there are several, or another callback holds one.
+    """
     if keras_call.kind != "fit":
-        return []
+        return None
     callbacks = listed(keras_call.arguments.get("callbacks"))
     for callback in callbacks:
         held = getattr(callback, "callback", None)
@@ -205,18 +182,11 @@ def _of_kind(wanted: type[_Kind], keras_call: KerasCall) -> list[_Kind]:
                 f"{type(held).__name__} already decides which rank does what: "
                 f"give it without {type(callback).__name__}."
             )
-    return [c for c in callbacks if isinstance(c, wanted)]
-
-
-def observing(keras_call: KerasCall) -> ObservesFit | None:
-    """Find the callback that observes a ``fit``, if any."""
-    callbacks = _of_kind(ObservesFit, keras_call)
-    if len(callbacks) > 1:
-        raise TowerError(
-            f"fit got {len(callbacks)} callbacks of type "
-            f"{type(callbacks[0]).__name__}: give one."
-        )
-    return callbacks[0] if callbacks else None
+    chosen = [c for c in callbacks if isinstance(c, wanted)]
+    if len(chosen) > 1:
+        names = " and ".join(type(callback).__name__ for callback in chosen)
+        raise TowerError(f"fit cannot run {names} together: give one of them.")
+    return chosen[0] if chosen else None
 
 
 @contextlib.contextmanager
@@ -225,7 +195,7 @@ def observed(
 ) -> Iterator[None]:
     """Run the observing callback, if any, around this block."""
     # Without towers (``config`` is None) Keras trains as without a strategy.
-    observer = observing(keras_call)
+    observer = only_one(ObservesFit, keras_call)
     if observer is None:
         yield
         return

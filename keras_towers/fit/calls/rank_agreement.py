@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls import callback_roles
+from keras_towers.fit.calls.callback_roles import ObservesFit, only_one
 from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.rendezvous import check as check_lib
 
@@ -73,7 +73,7 @@ def check(config: TowerConfig, keras_call: KerasCall) -> None:
     if keras_call.trains:
         settings |= _compiled(model) | {_LAYERS: _layers(model)}
     if keras_call.trains and config.transport.size > 1:
-        observer = callback_roles.observing(keras_call)
+        observer = only_one(ObservesFit, keras_call)
         # It brings together what all ranks have observed.
         name = None if observer is None else type(observer).__name__
         settings["callback that measures"] = str(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import itertools
 import logging
@@ -182,19 +183,37 @@ class SyncedCallbacks(keras.callbacks.Callback):
             self._take_over()
 
     def _take_over(self) -> None:
-        written = rank_state.gather_written(
-            self._transport,
-            self._variables(self.model),
-            self._written,
-            self._adoption is not None and self._adoption.ranks_train_apart,
-        )
+        """Give all ranks what any of them has written."""
+        variables = self._variables(self.model)
+        written = {
+            str(place): (_digest(variable), self._written[variable])
+            for place, variable in enumerate(variables)
+            if variable in self._written
+        }
         self._written.clear()
-        if written.by_root and self._adoption is not None:
+        ranks = check.gather(
+            self._transport, written, "takes over what callbacks wrote"
+        )
+        apart = self._adoption is not None and self._adoption.ranks_train_apart
+        roots: dict[int, list[keras.Variable]] = {}
+        conflict = ""
+        for place in dict.fromkeys(itertools.chain(*ranks)):
+            by_rank = {
+                r: own[place] for r, own in enumerate(ranks) if place in own
+            }
+            differ = len({digest for digest, _ in by_rank.values()}) > 1
+            if len(by_rank) == len(ranks) and (apart or not differ):
+                continue
+            variable = variables[int(place)]
+            roots.setdefault(min(by_rank), []).append(variable)
+            if differ:
+                who = (f"rank {r}: {name}" for r, (_, name) in by_rank.items())
+                conflict = f"{variable.path} ({', '.join(who)})"
+        if roots and self._adoption is not None:
             self._adoption.update.gather_slots()
-        for root, variables in written.by_root.items():
-            values = [variable._value for variable in variables]
+        for root, theirs in roots.items():
+            values = [variable._value for variable in theirs]
             rank_state.broadcast(self._transport, values, root)
-        conflict = written.conflict
         if conflict and self._transport.rank == 0 and first_time(conflict):
             logger.warning(
                 "callbacks wrote different values into %s on different "
@@ -234,6 +253,11 @@ def _value(variable: keras.Variable) -> Any:
     held = variables_lib.component(variable._value)
     # Another rank may have it.
     return held.read_value() if hasattr(held, "read_value") else None
+
+
+def _digest(variable: keras.Variable) -> str:
+    value = variable._value.numpy()
+    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def _is_same(before: Any, after: Any) -> bool:

@@ -13,6 +13,7 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
+from keras_towers.fit.calls.callback_roles import ResumesFit
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import KerasCall, Start, TowerConfig
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -31,7 +32,7 @@ class TowerCalls:
     def run(self, keras_call: KerasCall) -> Any:
         """Run a call of a method of Keras."""
         is_outermost = call_lib.current() is None
-        resuming = callback_roles.resuming(keras_call)
+        resuming = callback_roles.only_one(ResumesFit, keras_call)
         with contextlib.ExitStack() as stack:
             if is_outermost:
                 stack.enter_context(error_notes.explained(self._config))

@@ -88,18 +88,10 @@ class StepMarks:
         self._marks: list[list[tuple[Point, list[Any]]]] = [[] for _ in devices]
         self._queues: list[Any] = []
 
-    def reached(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
-        """Mark where a tower has come to a point."""
+    def add(self, tower: int, point: Point, ends: Sequence[Any]) -> None:
+        """Note what a tower's mark waits for."""
         if compat.get_default_graph() is self._graph:
             self._marks[tower].append((point, list(ends)))
-
-    @contextlib.contextmanager
-    def until(self, tower: int, point: Point) -> Iterator[None]:
-        """Mark when all operations of this block have ended."""
-        before = len(self._graph.get_operations())
-        yield
-        made = self._graph.get_operations()[before:]
-        self.reached(tower, point, [o for o in made if o.op_def.is_stateful])
 
     def finish(self) -> None:
         """Add the operations of the marks."""
@@ -180,26 +172,30 @@ def marked(
             yield
         return
     marks = recorder.begin_trace(devices)
-    for tower, piece in enumerate(pieces):
-        marks.reached(tower, "begun", _tensors(piece))
     with _marks.filled(marks):
+        for tower, piece in enumerate(pieces):
+            reached(tower, "begun", piece)
         yield
     marks.finish()
 
 
 def reached(tower: int, point: Point, ends: Any) -> None:
-    """Mark where a tower has come to a point."""
+    """Mark where a tower has come to a point: the end of some tensors."""
     marks = _marks.get()
     if marks is not None:
-        marks.reached(tower, point, _tensors(ends))
+        marks.add(tower, point, _tensors(ends))
 
 
-def until(tower: int, point: Point) -> contextlib.AbstractContextManager[None]:
-    """Mark when this block has ended; see ``StepMarks.until``."""
+@contextlib.contextmanager
+def until(tower: int, point: Point) -> Iterator[None]:
+    """Mark when all operations of this block have ended."""
     marks = _marks.get()
-    return (
-        contextlib.nullcontext() if marks is None else marks.until(tower, point)
-    )
+    graph = compat.get_default_graph()
+    before = 0 if marks is None else len(graph.get_operations())
+    yield
+    if marks is not None:
+        made = graph.get_operations()[before:]
+        marks.add(tower, point, [o for o in made if o.op_def.is_stateful])
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:

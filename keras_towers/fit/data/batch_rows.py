@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 
 _PARTS = ("x", "y", "sample_weight")
@@ -16,12 +17,10 @@ _SPLIT = (
     "is read, as with drop_remainder=True or tf.ensure_shape, towers divide "
     "what has a row for each example, and all get the rest."
 )
-_EACH = (
+EACH: str = (
     'With batches="each" all parts need a row for each example; with '
     'batches="split" all towers can get the others as a whole.'
 )
-NO_ROWS: Final = -1
-"""In place of a number of rows: no part has any."""
 
 
 class RowCheck:
@@ -50,7 +49,7 @@ class RowCheck:
 
     def divided_leaves(self, batch: Any) -> list[bool]:
         """Return for each leaf of a batch, or its specs, if it is divided."""
-        first, names = first_rows_of(batch), names_of(batch)
+        first, names = static_rows(batch), names_of(batch)
         undivided = self._undivided.get(tuple(names), set())
         leaves = zip(names, tf.nest.flatten(batch), strict=True)
         return [
@@ -60,45 +59,58 @@ class RowCheck:
 
     def check(self, batch: Any) -> list[Any]:
         """Return assertions that all divided parts have equally many rows."""
-        return self._check(batch, self.divided_leaves(batch), _SPLIT)
-
-    def check_each(self, pieces: Sequence[Any]) -> list[Any]:
-        """Like ``check``, for the K towers' batches."""
-        checks = []
-        for piece in pieces:
-            leaves = map(has_rows, tf.nest.flatten(piece))
-            checks += self._check(piece, list(leaves), _EACH)
-        return checks
-
-    def _check(
-        self, batch: Any, chosen: Sequence[bool], advice: str
-    ) -> list[Any]:
-        """Compare the numbers of rows, unless they are static."""
-        if first_rows_of(batch) is not None or sum(chosen) < 2:
-            return []
-        leaves = zip(
-            names_of(batch), tf.nest.flatten(batch), chosen, strict=True
-        )
-        rows = {
-            name: tf.cast(rows_of(leaf), tf.int64)
-            for name, leaf, is_chosen in leaves
-            if is_chosen
-        }
-        counts = list(rows.values())
-        listed = ", ".join(f"{name} has {{}}" for name in rows)
-        return error_notes.assert_for_user(
-            tf.reduce_all(tf.stack(counts) == counts[0]),
-            f"the parts of a batch have different numbers of rows: {listed}. "
-            f"{advice} A dataset of single examples needs .batch(n).",
-            counts,
-        )
+        return check_rows(batch, _SPLIT, self.divided_leaves(batch))
 
 
-def first_rows_of(batch: Any) -> int | None:
-    """Return the static number of rows of the first part that has rows."""
-    for leaf in _with_rows(batch):
-        return tf.TensorShape(leaf.shape)[0]
-    return NO_ROWS
+def check_rows(
+    batch: Any, advice: str, chosen: Sequence[bool] | None = None
+) -> list[Any]:
+    """Return assertions that parts of a batch have equally many rows.
+
+    Args:
+        batch: the batch.
+        advice: what to do otherwise, for the error.
+        chosen: for each leaf, whether to look at it; None: all that have rows.
+    """
+    leaves_of_batch = tf.nest.flatten(batch)
+    if chosen is None:
+        chosen = list(map(has_rows, leaves_of_batch))
+    named = zip(names_of(batch), leaves_of_batch, chosen, strict=True)
+    leaves = {name: leaf for name, leaf, is_chosen in named if is_chosen}
+    # No step needs to look at numbers that are static, and equal.
+    static = {tf.TensorShape(leaf.shape)[0] for leaf in leaves.values()}
+    if len(leaves) < 2 or (len(static) == 1 and None not in static):
+        return []
+    counts = [tf.cast(rows_of(leaf), tf.int64) for leaf in leaves.values()]
+    listed = ", ".join(f"{name} has {{}}" for name in leaves)
+    return error_notes.assert_for_user(
+        tf.reduce_all(tf.stack(counts) == counts[0]),
+        f"the parts of a batch have different numbers of rows: {listed}. "
+        f"{advice} A dataset of single examples needs .batch(n).",
+        counts,
+    )
+
+
+def refuse_without_rows(batch: Any) -> None:
+    """Reject a tower's own batch if a part of it is the same for all rows.
+
+    Of several such batches it would not be known whose part counts.
+    """
+    for name, leaf in zip(names_of(batch), tf.nest.flatten(batch), strict=True):
+        is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
+        if is_value and not has_rows(leaf):
+            raise TowerError(f"part {name} of a batch has no rows. {EACH}")
+
+
+def first_with_rows(batch: Any) -> Any:
+    """Return the first part of a batch, or spec, that has rows, or None."""
+    return next(filter(has_rows, tf.nest.flatten(batch)), None)
+
+
+def static_rows(batch: Any) -> int | None:
+    """Return the static number of rows of a batch, or its specs, or None."""
+    leaf = first_with_rows(batch)
+    return None if leaf is None else tf.TensorShape(leaf.shape)[0]
 
 
 def is_divided(leaf: Any, rows: int | None) -> bool:
@@ -106,7 +118,7 @@ def is_divided(leaf: Any, rows: int | None) -> bool:
 
     Args:
         leaf: the part.
-        rows: the result of ``first_rows_of`` for the batch.
+        rows: the static number of rows of the batch.
     """
     return (
         has_rows(leaf)
@@ -122,10 +134,6 @@ def rows_of(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     return tf.shape(leaf, out_type=tf.int64)[0]
-
-
-def _with_rows(batch: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
 
 
 def names_of(batch: Any) -> list[str]:

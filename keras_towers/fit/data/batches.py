@@ -11,9 +11,14 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.fit.data.batch_rows import (
+    EACH,
     RowCheck,
+    check_rows,
+    first_with_rows,
     has_rows,
+    refuse_without_rows,
     rows_of,
+    static_rows,
 )
 
 _PREFETCHED_BATCHES = 2
@@ -32,30 +37,32 @@ class TowerBatch(NamedTuple):
     total: Any = ()
     start: Any = ()
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the number of examples of all processes is known."""
+        return not isinstance(self.total, tuple)
+
 
 def counts_of(batch: TowerBatch) -> list[Any]:
     """Return the K towers' numbers of examples: ints or scalar tensors."""
     return [batch_size_of(piece) for piece in batch.pieces]
 
 
-def spec_of(batch: Any) -> Any:
-    """Return the specs of a batch."""
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf),
-        batch,
-    )
+def spec_of(batch: Any, any_size: bool = False) -> Any:
+    """Return the specs of a batch.
 
+    Args:
+        batch: the batch, or a tower's part of it.
+        any_size: whether to leave its number of rows open.
+    """
 
-def spec_across_towers(batch: TowerBatch) -> Any:
-    """Return the specs of the whole batch, given the towers' parts."""
-    return tf.nest.map_structure(_spec_across_towers, batch.pieces[0])
+    def spec_of_leaf(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        spec = tf.type_spec_from_value(leaf)
+        return _of_any_size(spec) if any_size and has_rows(leaf) else spec
 
-
-def _spec_across_towers(leaf: Any) -> Any:
-    if leaf is None:
-        return None
-    spec = tf.type_spec_from_value(leaf)
-    return of_any_size(spec) if has_rows(leaf) else spec
+    return tf.nest.map_structure(spec_of_leaf, batch)
 
 
 def batch_size_of(structure: Any) -> Any:
@@ -63,23 +70,15 @@ def batch_size_of(structure: Any) -> Any:
 
     A batch without rows is one example.
     """
-    leaf = _leaf_with_rows(structure)
+    leaf = first_with_rows(structure)
     if leaf is None:
         return 1
-    size = _static_rows(leaf)
+    size = static_rows(leaf)
     return rows_of(leaf) if size is None else size
 
 
-def static_size(structure: Any) -> int | None:
-    """Return the static batch size of a batch or spec, or None."""
-    leaf = _leaf_with_rows(structure)
-    return None if leaf is None else _static_rows(leaf)
-
-
-def of_any_size(spec: Any) -> Any:
+def _of_any_size(spec: Any) -> Any:
     """Return the spec of a tensor that may have any number of rows."""
-    if not spec.shape.rank:
-        return spec
     shape = [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         of_rows: Any = spec
@@ -89,14 +88,6 @@ def of_any_size(spec: Any) -> Any:
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensorSpec(shape, spec.dtype)
     return tf.TensorSpec(shape, spec.dtype)
-
-
-def _static_rows(leaf: Any) -> int | None:
-    return tf.TensorShape(leaf.shape)[0]
-
-
-def _leaf_with_rows(structure: Any) -> Any:
-    return next(filter(has_rows, tf.nest.flatten(structure)), None)
 
 
 def split(
@@ -201,26 +192,21 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
     return leaf[start : start + length]
 
 
-def first_rows(leaf: Any, count: Any) -> Any:
-    """Return the first ``count`` rows of a tensor of any kind."""
-    return _slice(leaf, tf.zeros_like(count), count)
-
-
 def rows_if(leaf: Any, condition: Any) -> Any:
     """Return all rows of a tensor of any kind, or no rows."""
     if not has_rows(leaf):
         return leaf
     rows = tf.cast(rows_of(leaf), tf.int64)
-    return first_rows(leaf, tf.where(condition, rows, 0))
+    return _slice(leaf, tf.zeros_like(rows), tf.where(condition, rows, 0))
 
 
-def concatenate(pieces: Any) -> Any:
-    """Concatenate the towers' tensors in order, or stack scalars."""
-    if isinstance(pieces[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(pieces))
-    if not has_rows(pieces[0]):
-        return tf.stack(pieces)
-    return tf.concat(pieces, 0)
+def _joined(*leaves: Any) -> Any:
+    """Join the rows of the towers' tensors; without rows they are the same."""
+    if not has_rows(leaves[0]):
+        return leaves[0]
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(leaves))
+    return tf.concat(leaves, 0)
 
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
@@ -283,21 +269,10 @@ def distribute(
 def _with_equal_rows(*batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would cut them all by the first.
-    rows = [rows_of(leaf) for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
-    checks = [
-        tf.debugging.assert_equal(
-            count,
-            rows[0],
-            "all parts of a batch must have the same number of rows to be "
-            "split over accelerators",
-        )
-        for count in rows[1:]
-    ]
-    with tf.control_dependencies(checks):
-        batch = tf.nest.map_structure(
-            tf.identity, batch, expand_composites=True
-        )
-    return batch[0] if len(batch) == 1 else batch
+    advice = "To be split over accelerators, all parts need as many."
+    whole = batch[0] if len(batch) == 1 else batch
+    with tf.control_dependencies(check_rows(whole, advice)):
+        return identity_of(whole)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -336,16 +311,32 @@ def as_tower_batch(
                 batch, config.num_replicas, config.first_tower, towers, rows
             )
         return split(batch, towers, rows=rows)._replace(total=(), start=())
+    is_own = config.batches == "each"
     if not isinstance(batch, TowerBatch):
         batch = TowerBatch(
             tuple(compat.select_replica(k, batch) for k in range(towers))
         )
-    with tf.control_dependencies(rows.check_each(batch.pieces)):
-        return tf.nest.map_structure(
-            lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
-            batch,
-            expand_composites=True,
-        )
+        is_own = True
+    if is_own and (towers > 1 or config.transport.size > 1):
+        refuse_without_rows(batch.pieces[0])
+    checks = [check for p in batch.pieces for check in check_rows(p, EACH)]
+    with tf.control_dependencies(checks):
+        return identity_of(batch)
+
+
+def identity_of(structure: Any) -> Any:
+    """Return a structure of identities of its tensors."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
+        structure,
+        expand_composites=True,
+    )
+
+
+def tensors_in(structure: Any) -> list[tf.Tensor]:
+    """Return the tensors of a structure, and those of its ragged ones."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
 def as_one_batch(config: TowerConfig, batch: Any) -> Any:
@@ -353,11 +344,4 @@ def as_one_batch(config: TowerConfig, batch: Any) -> Any:
     if is_whole(batch):
         return batch
     pieces = as_tower_batch(config, batch, RowCheck()).pieces
-    if len(pieces) == 1:
-        return pieces[0]
-    return tf.nest.map_structure(
-        lambda *leaves: (
-            concatenate(leaves) if has_rows(leaves[0]) else leaves[0]
-        ),
-        *pieces,
-    )
+    return tf.nest.map_structure(_joined, *pieces)

@@ -16,7 +16,7 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import rank_data as ranks_lib
-from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
+from keras_towers.fit.data.batch_rows import is_divided, static_rows
 
 logger = logging.getLogger("keras_towers")
 
@@ -104,7 +104,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
         numbers = ranks_lib.agree(config.peers, kind, self.data_adapter, same)
         if not self._each:
             if config.peers.rank == 0:
-                self._warn_of_idle_ranks(dataset, config.num_replicas)
+                self._warn_of_idle_ranks(config.num_replicas)
             return
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers) or self.steps_per_epoch:
@@ -112,12 +112,8 @@ class TowerEpochIterator(compat.TFEpochIterator):
         else:
             self._agreed = max(-(-n // self._towers) for n in known)
 
-    def _warn_of_idle_ranks(
-        self, dataset: tf.data.Dataset, replicas: int
-    ) -> None:
-        size = data_lib.static_size(dataset.element_spec)
-        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
-            size = self.data_adapter._batch_size
+    def _warn_of_idle_ranks(self, replicas: int) -> None:
+        size = self.batch_size
         if size and size < replicas:
             logger.warning(
                 "a batch of %d cannot occupy %d towers: in every step some "
@@ -147,7 +143,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _check_enough(self, dataset: tf.data.Dataset) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._towers
-        size = data_lib.static_size(dataset.element_spec)
+        size = static_rows(dataset.element_spec)
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
         if self._each and have is not None and have < need:
@@ -231,13 +227,23 @@ class TowerEpochIterator(compat.TFEpochIterator):
         self._epoch_iterator = self._current_iterator = self._unused = None
         threading.Thread(target=held.clear, name=RELEASES).start()
 
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples of a global batch, as far as the data say."""
+        if self._each:
+            return None
+        if isinstance(self.data_adapter, compat.ArrayDataAdapter):
+            return self.data_adapter._batch_size
+        size = static_rows(self.source.element_spec)
+        return size or compat.batch_size_of(self.source)
+
     def has_unknown_rows(self) -> bool:
         """Whether numbers of rows of a batch's parts may differ, and how."""
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return False
         batch = self.source.element_spec
         rows = [is_divided(leaf, None) for leaf in tf.nest.flatten(batch)]
-        return first_rows_of(batch) is None and sum(rows) > 1
+        return static_rows(batch) is None and sum(rows) > 1
 
     def was_empty(self) -> bool:
         """Whether an epoch without logs had no batches at all."""

@@ -15,9 +15,10 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
+from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import first_rows_of, is_divided
+from keras_towers.fit.data.batch_rows import is_divided, static_rows
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
@@ -63,38 +64,25 @@ class ShuffleOrder:
         self._number = -1 if start is None else start.epoch - 1
         self._epoch: tf.Variable | None = None
 
-    @contextlib.contextmanager
-    def of_sequences(self) -> Iterator[None]:
+    def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        module: Any = compat.py_dataset_module
-        if self._python_agrees:
-            yield
-            return
-        module.random = random.Random(self._seed)
-        try:
-            yield
-        finally:
-            module.random = random
+        ours: dict[str, Any] = {}
+        if not self._python_agrees:
+            ours["random"] = random.Random(self._seed)
+        return patches.shadowed(compat.py_dataset_module, ours)
 
-    @contextlib.contextmanager
-    def of_arrays(self) -> Iterator[None]:
+    def of_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle examples identically in datasets created inside."""
-        if self._tensorflow_agrees:
-            yield
-            return
-        original = tf.random.shuffle
-        self._epoch = compat.hidden_variable("CPU:0", self._number)
+        ours: dict[str, Any] = {}
+        if not self._tensorflow_agrees:
+            self._epoch = compat.hidden_variable("CPU:0", self._number)
+            ours["shuffle"] = self._shuffle
+        return patches.shadowed(tf.random, ours)
 
-        def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
-            return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
-                value, tf.stack([self._seed, self._epoch])
-            )
-
-        tf.random.shuffle = shuffle
-        try:
-            yield
-        finally:
-            tf.random.shuffle = original
+    def _shuffle(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]
+            value, tf.stack([self._seed, self._epoch])
+        )
 
     def next_epoch(self) -> None:
         """Use a new order for the next iterator."""
@@ -255,7 +243,7 @@ class EagerDraws:
 
 def joined(batch: Any, transport: Transport) -> Any:
     """Return the batch of all ranks, given this rank's part; eager only."""
-    rows = first_rows_of(batch)
+    rows = static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
         if leaf is None or not is_divided(leaf, rows):

@@ -16,10 +16,10 @@ BytePS patch ``compile`` and ``fit`` of models, and ``LossScaleOptimizer``,
 until the engine shuts down (``engines/dropin/distributed_models.py``).
 
 All other patches are attributes of a single object, not of a class: model
-attributes during a call (``TowerCall.shadows``, ``without_xla``,
-``calls/noop_calls.py``), methods of an optimizer during an update
-(``fit/update/optimizers.py``), and of a ``SwapEMAWeights`` callback
-(``calls/callback_roles.py``).
+attributes during a call (``TowerCall.shadows``, ``calls/noop_calls.py``) and
+while Keras makes functions (``fit/step/keras_function.py``), methods of an
+optimizer during an update (``fit/update/optimizers.py``), and of a
+``SwapEMAWeights`` callback (``calls/callback_roles.py``).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import keras_towers
 from keras_towers import compat
+from keras_towers._notices import first_time
 from keras_towers.fit import contract
 from keras_towers.fit.context import active_step, blocks, patches
 from keras_towers.fit.contract import METHODS
@@ -31,8 +32,6 @@ _PACKAGE = os.path.dirname(keras_towers.__file__) + os.sep
 
 
 logger = logging.getLogger("keras_towers")
-
-_warned_of_threads: set[tuple[str, str]] = set()
 
 
 def connect(
@@ -98,13 +97,13 @@ def _run(
     in_block = tf.distribute.has_strategy()
     if in_block and contract.in_force() is None:
         # The block of any strategy may train an ordinary model.
-        adoption.release_from_home(model)
+        adoption.release_from_default(model)
     strategy = adoption.strategy_for(model, kind)
     in_replica = in_block and tf.distribute.get_replica_context() is not None
     if strategy is not None and not in_replica:
         components = strategy._components
         if not in_block:
-            adoption.announce_home(model, kind, components.config)
+            adoption.announce_default(model, kind, components.config)
         call = contract.KerasCall.of(kind, original, model, args, kwargs)
         with strategy.scope():
             return components.calls.run(call)
@@ -130,9 +129,8 @@ def _resolve_auto(original: Callable[[Any], bool], model: Any) -> bool:
 
 def _warn_of_thread(kind: str, model: Any) -> None:
     block = blocks.elsewhere()
-    if block is None or block in _warned_of_threads:
+    if block is None or not first_time(("entered elsewhere", *block)):
         return
-    _warned_of_threads.add(block)
     logger.warning(
         "%s of model %r runs on one device: the block of %s was entered in "
         "thread %r and holds only there, but this is thread %r. Enter it in "

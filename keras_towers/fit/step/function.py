@@ -1,16 +1,15 @@
 """A traced function, called as one operation or inlined into its caller.
 
 TensorFlow would inline every call of a function and optimise each copy, at a
-cost that grows with their number. A ``called`` function is optimised once, if
-it is large, and its calls stay calls, as those of a function that XLA compiles
-do. Where other ranks need an output before the rest is computed, such as a
-gradient, functions are ``inlined``: TensorFlow makes their operations those of
-the caller.
+cost that grows with their number. The calls of a ``called`` function stay
+calls, as those of a function that XLA compiles do, and it runs as it is. Where
+other ranks need an output before the rest is computed, such as a gradient,
+functions are ``inlined``: TensorFlow makes their operations those of the
+caller.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -31,10 +30,6 @@ _ATTRIBUTES: dict[Way, dict[str, bool]] = {
 # batches may be large for it, but no image must be smaller than a kernel, and
 # some steps need a multiple of a number.
 _SIZES = (8, 64, 840)
-# The operations of a function that is not worth optimising. Where layers of
-# BatchNormalization make many such functions, it takes a seventh of the first
-# step, and saves nothing.
-_SMALL = 300
 _UNKNOWN_OPERATION = re.compile(r"No registered '(\w+)' OpKernel for XLA")
 _numbers = itertools.count()
 
@@ -53,13 +48,14 @@ class GraphFunction:
         self._is_final: bool = way == "called" and not (
             graph.as_graph_def().library.function
         )
-        optimised = self._is_final and len(graph.get_operations()) > _SMALL
         self._function = compat.function_module.from_func_graph(
             f"{graph.name}_{next(_numbers)}",
-            _optimised(graph) if optimised else graph,
+            graph,
             _ATTRIBUTES[way],
         )
-        config = _config()
+        config = tf.compat.v1.ConfigProto()
+        # The options that the user has set for all functions.
+        config.CopyFrom(compat.eager_context().config)
         if self._is_final:
             config.graph_options.rewrite_options.disable_meta_optimizer = True
         self._config = config.SerializeToString()
@@ -110,64 +106,6 @@ def _held(tensor: tf.Tensor) -> Any:
     if tensor.shape.rank != 0 or tensor.dtype in (tf.resource, tf.variant):
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=[])
-
-
-def _config() -> Any:
-    """The options that the user has set for all functions."""
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(compat.eager_context().config)
-    return config
-
-
-def _optimised(graph: Any) -> Any:
-    """Return a flat graph, optimised, with the same inputs and outputs."""
-    ends = [*graph.inputs, *graph.outputs]
-    kept = {tensor.op.name for tensor in ends}
-    kept |= {operation.name for operation in graph.control_outputs}
-    meta = tf.compat.v1.MetaGraphDef()
-    meta.graph_def.CopyFrom(graph.as_graph_def(add_shapes=True))
-    # What TensorFlow takes for the results of a graph.
-    meta.collection_def["train_op"].node_list.value.extend(sorted(kept))
-    config = _config()
-    # Otherwise small graphs stay as they are.
-    config.graph_options.rewrite_options.min_graph_nodes = -1
-    definition = compat.optimize_graph(
-        config, meta, verbose=False, cluster=_host()
-    )
-    for node in definition.node:
-        node.device = ""
-    result = compat.FuncGraph(graph.name)
-    with result.as_default():
-        tf.graph_util.import_graph_def(definition, name="")
-    result.inputs = [_counterpart(result, tensor) for tensor in graph.inputs]
-    result.outputs = [_counterpart(result, tensor) for tensor in graph.outputs]
-    result.control_outputs = [
-        result.get_operation_by_name(operation.name)
-        for operation in graph.control_outputs
-    ]
-    result.structured_outputs = result.outputs
-    return result
-
-
-def _counterpart(graph: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor of this name in a graph, with shape or handle data."""
-    copy = graph.get_tensor_by_name(tensor.name)
-    if tensor.dtype == tf.resource:
-        compat.set_handle_data(copy, compat.get_resource_handle_data(tensor))
-    else:
-        copy.set_shape(tensor.shape)
-    return copy
-
-
-@functools.cache
-def _host() -> Any:
-    """A CPU to optimise for, without a session on this machine's devices."""
-    device = compat.NamedDevice(name="/job:localhost/replica:0/task:0/cpu:0")
-    # TensorFlow estimates costs, and prints a warning without a speed.
-    device.properties.type = "CPU"
-    device.properties.num_cores = 1
-    device.properties.frequency = 1000
-    return compat.GrapplerCluster(devices=[device])
 
 
 def _filled(shape: tf.TensorShape, size: int) -> list[int]:

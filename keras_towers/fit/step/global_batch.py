@@ -18,7 +18,7 @@ from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
-from keras_towers.fit.step import description
+from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import Way
 from keras_towers.fit.step.inputs import (
     DividedBatch,
@@ -40,6 +40,15 @@ from keras_towers.transport import SingleProcess, Transport
 
 logger = logging.getLogger("keras_towers")
 
+# Batches may have so many examples if nobody knows.
+_USUAL = 64
+# Rows of fewer are not worth an exchange of their own.
+_LEAST_ROWS = 32
+# Ranks gather rows if they are so much less to send than a gradient, of batches
+# that are not so large that computing it takes longer than sending it.
+_LESS_TO_SEND = 4
+_MOST_EXAMPLES = 256
+
 
 class GlobalStep:
     """Runs steps of Keras on all towers, with the results of one device.
@@ -48,6 +57,8 @@ class GlobalStep:
         micro_batches: the number of parts that each tower has of a batch, in
             steps that are traced from now on.
         on_trace: called with the graph of a step that has been traced.
+        examples: how many examples most batches have, which decides what is
+            faster; None: nobody knows.
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
@@ -58,6 +69,7 @@ class GlobalStep:
         number = self.config.micro_batches
         self.micro_batches: int = 1 if number == "auto" else number
         self.on_trace: Callable[[Any], None] = lambda graph: None
+        self.examples: int | None = None
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
@@ -88,25 +100,21 @@ class GlobalStep:
             kind: the method of Keras that it belongs to.
         """
         whole = data_lib.is_whole(batch)
-        given, transport = batch, self._transport_of(kind)
+        data, transport = batch, self._transport_of(kind)
         if tf.executing_eagerly():
             if self.same is not None and whole:
-                self.same.check(given)
-            return self._on_one_device(step, given, model, kind, transport)
+                self.same.check(data)
+            return self._on_one_device(step, data, model, kind, transport)
         batch = data_lib.as_tower_batch(self.config, batch, self.rows)
         batch = self.order.begin(batch)
         if self.same is not None and whole:
-            check = functools.partial(self.same.check, given)
+            check = functools.partial(self.same.check, data)
             batch = self.order.begin_after(check, batch)
-        batch = self._with_total(batch, kind)
-        of_all = batch
-        batch = self._of_this_process(batch, kind)
+        of_all, batch = self._counted(batch, kind)
         pieces = batch.pieces
-        has_rows = self.rows.divided_leaves(given if whole else pieces[0])
-        if whole and self._is_global:
-            spec = data_lib.spec_of(given)
-        else:
-            spec = data_lib.spec_across_towers(batch)
+        has_rows = self.rows.divided_leaves(data if whole else pieces[0])
+        is_global = whole and self._is_global
+        spec = data_lib.spec_of(data if is_global else pieces[0], not is_global)
         batch = data_lib.micro_batches_of(batch, self.micro_batches, has_rows)
         divided = DividedBatch(batch, spec, layouts_of(spec, has_rows), of_all)
         recorded = model if kind in TRAINING else None
@@ -200,33 +208,26 @@ class GlobalStep:
             ranks=transport.size > 1,
             mirrored=[False] * first + [m is not None for m in mirrors],
             xla=xla,
-            shares_memory=self._shares_memory,
+            gather_ratio=self._gather_ratio(transport),
         )
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program
         if own_rows is not None and len(own_rows.parts) < len(program.updates):
             _say_of_own_rows(model.name, config)
-        number_of_parts = config.num_replicas * self.micro_batches
-        description.record_costs(
-            config, kind, model.name, program, number_of_parts
-        )
+        all_parts = config.num_replicas * self.micro_batches
+        step_costs.record_costs(config, kind, model.name, program, all_parts)
         common, parts = divided.values_of(program.inputs, transport.rank == 0)
         if own_rows is not None:
-            divided.give_all(own_rows, common, parts, config.peers.rank == 0)
+            divided.add_whole_batch(
+                own_rows, common, parts, config.peers.rank == 0
+            )
         common.update(
             zip(program.inputs.of_graph[first:], captures, strict=True)
         )
-        number = self.micro_batches
-        towers = [
-            parts[k * number : (k + 1) * number]
-            for k in range(config.num_towers)
-        ]
         for index, tensor in program.inputs.copies.items():
-            for tower, handle in zip(
-                towers, mirrors[index - first] or (), strict=True
-            ):
-                for own in tower:
-                    own[tensor] = _inside(handle)
+            copies = mirrors[index - first] or ()
+            for k, part in enumerate(parts):
+                part[tensor] = _inside(copies[k // self.micro_batches])
         way = "xla" if xla else self._way()
         ready = TowerProgram(program, way, config.devices[0])
         if ready.not_compiled and not ready.compiled:
@@ -238,7 +239,7 @@ class GlobalStep:
             )
         results = ready.run(
             common,
-            towers,
+            parts,
             self._devices(bool(program.inputs.copies)),
             transport,
             self.order,
@@ -255,11 +256,23 @@ class GlobalStep:
         split = self.config.batches == "split"
         return split and others is not None and others.size > 1
 
-    @property
-    def _shares_memory(self) -> bool:
-        """Whether all towers do, and have all of a batch at once."""
-        alone = self.config.peers.size == 1 and self.micro_batches == 1
-        return alone and devices.all_on_host(self.config.devices)
+    def _gather_ratio(self, transport: Transport) -> float | None:
+        """Return by how much a sum must be larger for rows to be gathered."""
+        config, examples = self.config, self.examples
+        on_host = devices.all_on_host(config.devices)
+        if self._is_of_several or self.micro_batches > 1:
+            return None
+        if transport.size == 1:
+            # Whoever computes it, it takes as long.
+            rows = -(-(examples or _USUAL) // config.num_towers)
+            return max(rows, _LEAST_ROWS) if on_host else None
+        # All ranks compute it.
+        few = examples is not None and examples <= _MOST_EXAMPLES
+        is_lossless = config.compression in (None, "none")
+        one_place = on_host or config.num_towers == 1
+        if not (few and is_lossless and one_place):
+            return None
+        return _LESS_TO_SEND * (examples or 0)
 
     def _devices(self, copied: bool) -> Sequence[str]:
         """Return where the towers of this process compute.
@@ -267,18 +280,18 @@ class GlobalStep:
         Args:
             copied: whether each has copies of variables on its device.
         """
-        every = self.config.devices
-        if copied or not devices.all_on_host(every):
-            return every
+        towers = self.config.devices
+        if copied or not devices.all_on_host(towers):
+            return towers
         # They share all cores anyway, and what is made ready for one device
         # serves all towers.
-        return [every[0]] * len(every)
+        return [towers[0]] * len(towers)
 
     def _way(self) -> Way:
         """Return how towers call their functions.
 
-        Other ranks get gradients while the step computes others. Functions that
-        are called are optimised for the host.
+        Other ranks get gradients while the step computes others. TensorFlow
+        does not optimise functions that are called, as accelerators need.
         """
         on_host = devices.all_on_host(self.config.devices)
         alone = self.config.transport.size == 1
@@ -313,19 +326,29 @@ class GlobalStep:
         alone = apart or self._counts_alone(kind)
         return SingleProcess() if alone else self.config.transport
 
-    def _of_this_process(
+    def _counted(
         self, batch: data_lib.TowerBatch, kind: str
-    ) -> data_lib.TowerBatch:
-        """Return the batch that this process computes alone."""
+    ) -> tuple[data_lib.TowerBatch, data_lib.TowerBatch]:
+        """Count the examples of a step.
+
+        Returns:
+            The batch as a part of that of all processes, and as a part of that
+            of the processes that compute the step together.
+        """
         config, rounds = self.config, self.update.rounds
+        here = _examples_in(batch)
+        if batch.is_counted:
+            of_all = batch
+        elif self._counts_alone(kind):
+            of_all = batch._replace(total=here, start=0)
+        else:
+            of_all = self.order.count(batch, here)
         together = self._transport_of(kind).size == config.peers.size
         if together or config.num_replicas == config.num_towers:
-            return batch
-        counts = data_lib.counts_of(batch)
-        here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
+            return of_all, of_all
         if rounds is not None and kind in TRAINING:
-            rounds.begin_step(share_of(here, batch.total))
-        return batch._replace(total=here, start=0)
+            rounds.begin_step(share_of(here, of_all.total))
+        return of_all, of_all._replace(total=here, start=0)
 
     def _counts_alone(self, kind: str) -> bool:
         """Whether only this process's examples count."""
@@ -334,20 +357,13 @@ class GlobalStep:
         own_batches = predicts and self.config.batches == "each"
         return own_batches or self.config.transport.size == 1
 
-    def _with_total(
-        self, batch: data_lib.TowerBatch, kind: str
-    ) -> data_lib.TowerBatch:
-        """Count the examples of all towers if the total is unknown."""
-        if not (isinstance(batch.total, tuple) and batch.total == ()):
-            return batch
-        counts = data_lib.counts_of(batch)
-        if all(isinstance(count, int) for count in counts):
-            here = sum(counts)
-        else:
-            here = tf.add_n([tf.cast(count, tf.int64) for count in counts])
-        if self._counts_alone(kind):
-            return batch._replace(total=here, start=0)
-        return self.order.count(batch, here)
+
+def _examples_in(batch: data_lib.TowerBatch) -> Any:
+    """Return the number of examples of the towers of this process."""
+    counts = data_lib.counts_of(batch)
+    if all(isinstance(count, int) for count in counts):
+        return sum(counts)
+    return tf.add_n([tf.cast(count, tf.int64) for count in counts])
 
 
 def _say_once(model: str, strategy: str) -> None:

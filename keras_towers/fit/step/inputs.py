@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_towers.fit.data.batches import TowerBatch, counts_of
+from keras_towers.fit.data.batches import TowerBatch, counts_of, tensors_in
 from keras_towers.partition.layouts import (
     REPLICATED,
     InputLayout,
@@ -44,59 +44,59 @@ class DividedBatch:
         return share_of(self.batch.total, self.of_all.total)
 
     def values_of(
-        self, inputs: Inputs, first: bool
+        self, inputs: Inputs, has_first: bool
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
         """Return the inputs that all towers share, and the inputs of each part.
 
         Args:
             inputs: the program's.
-            first: whether tower 0 is in this process.
+            has_first: whether tower 0 is in this process.
         """
-        pieces = [_tensors(piece) for piece in self.batch.pieces]
-        common: dict[Any, Any] = {}
-        towers: list[dict[Any, Any]] = [{} for _ in pieces]
+        pieces = [tensors_in(piece) for piece in self.batch.pieces]
+        shared: dict[Any, Any] = {}
+        parts: list[dict[Any, Any]] = [{} for _ in pieces]
         for index, layout in enumerate(self.layouts):
             tensor = inputs.of_graph[index]
             if layout == REPLICATED:
-                common[tensor] = pieces[0][index]
+                shared[tensor] = pieces[0][index]
                 continue
-            for own, piece in zip(towers, pieces, strict=True):
-                own[tensor] = piece[index]
+            for values, piece in zip(parts, pieces, strict=True):
+                values[tensor] = piece[index]
         for name, tensor in inputs.sizes.items():
             index, axis = map(int, name.split("."))
-            common[tensor] = _same_size([p[index] for p in pieces], axis)
-        common[inputs.total] = tf.cast(self.batch.total, tf.int64)
+            shared[tensor] = _same_size([p[index] for p in pieces], axis)
+        shared[inputs.total] = tf.cast(self.batch.total, tf.int64)
         start = tf.cast(self.batch.start, tf.int64)
         counts = counts_of(self.batch)
-        for k, (own, count) in enumerate(zip(towers, counts, strict=True)):
-            own[inputs.start] = start
-            own[inputs.is_first] = tf.constant(first and k == 0)
+        for k, (values, count) in enumerate(zip(parts, counts, strict=True)):
+            values[inputs.start] = start
+            values[inputs.is_first] = tf.constant(has_first and k == 0)
             start = start + tf.cast(count, tf.int64)
-        return common, towers
+        return shared, parts
 
-    def give_all(
+    def add_whole_batch(
         self,
-        own: OfOwnRows,
-        common: dict[Any, Any],
-        towers: Sequence[dict[Any, Any]],
-        first: bool,
+        own_rows: OfOwnRows,
+        shared: dict[Any, Any],
+        parts: Sequence[dict[Any, Any]],
+        has_first: bool,
     ) -> None:
-        """Add the inputs that a program of own rows needs from the whole batch.
+        """Add the inputs that a program of own rows needs of the whole batch.
 
         Args:
-            own: the program.
-            common: the inputs that all towers share.
-            towers: the inputs of each tower.
-            first: whether this is the first of all processes.
+            own_rows: the program.
+            shared: the inputs that all towers share.
+            parts: the inputs of each part.
+            has_first: whether this is the first of all processes.
         """
         here = tf.cast(self.batch.total, tf.int64)
-        common[own.total] = tf.cast(self.of_all.total, tf.int64)
-        common[own.has_rows] = here > 0
+        shared[own_rows.total] = tf.cast(self.of_all.total, tf.int64)
+        shared[own_rows.has_rows] = here > 0
         before = tf.cast(self.of_all.start, tf.int64)
-        inputs = own.program.inputs
-        for k, values in enumerate(towers):
-            values[own.start] = values[inputs.start] + before
-            values[own.is_first] = tf.constant(first and k == 0)
+        inputs = own_rows.program.inputs
+        for k, values in enumerate(parts):
+            values[own_rows.start] = values[inputs.start] + before
+            values[own_rows.is_first] = tf.constant(has_first and k == 0)
 
 
 def _same_size(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
@@ -144,8 +144,3 @@ def _layouts(leaf: Any, name: str, divided: bool) -> list[InputLayout]:
         sizes = tuple(leaf.shape[1:].as_list())
         return [SparseIndices(name), Sharded(0, name), SparseShape(sizes)]
     return [Sharded(0)]
-
-
-def _tensors(structure: Any) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from keras_towers.fit.step.function import (
     Uncompilable,
     Way,
 )
-from keras_towers.fit.update.step_order import StepOrder
+from keras_towers.fit.update.step_order import StepOrder, row_of_rank
 from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.program import (
     Exchange,
@@ -70,8 +71,7 @@ class TowerProgram:
         self.compiled = 0
         levels = range(program.levels)
         self._summed = _summed(program)
-        self._kept = _kept(program)
-        used = self._summed | self._kept
+        used = _used_elsewhere(program)
         self._levels = [self._level(level, used, way) for level in levels]
 
     def _level(self, level: int, used: set[Tensor], way: Way) -> _Level:
@@ -107,7 +107,7 @@ class TowerProgram:
     def run(
         self,
         common: Mapping[Tensor, Any],
-        parts: Sequence[Sequence[Mapping[Tensor, Any]]],
+        parts: Sequence[dict[Tensor, Any]],
         devices: Sequence[str],
         transport: Transport,
         order: StepOrder,
@@ -117,8 +117,8 @@ class TowerProgram:
 
         Args:
             common: the inputs that all towers share.
-            parts: for each of K towers its parts of the batch, of which it
-                computes one after another: what each has of its inputs.
+            parts: the inputs of each part of the batch, in tower order; each
+                tower computes as many, one after another.
             devices: the K towers' devices.
             transport: connects the processes.
             order: that of what they exchange.
@@ -127,9 +127,12 @@ class TowerProgram:
         """
         program, is_root = self._program, transport.rank == 0
         known = dict(common)
-        towers = [_Tower([dict(part) for part in tower]) for tower in parts]
+        number = len(parts) // len(devices)
+        towers = [
+            _Tower(parts[k : k + number]) for k in range(0, len(parts), number)
+        ]
         checks: list[Any] = []
-        for number, level in enumerate(self._levels):
+        for index, level in enumerate(self._levels):
             common_here = [o for o in level.common if is_root or not o.at_root]
             made = [t for t in level.made if is_root or not _is_at_root(t)]
             with tf.device(devices[0]):
@@ -146,9 +149,9 @@ class TowerProgram:
                 for device, tower in zip(devices, towers, strict=True):
                     with tf.device(device):
                         self._call(level, known, tower)
-            self._exchange(number, known, towers, devices, transport, order)
+            self._exchange(index, known, towers, devices, transport, order)
             for change in program.updates:
-                if change.level == number:
+                if change.level == index:
                     gradients = []
                     for device, tower in zip(devices, towers, strict=True):
                         with tf.device(device):
@@ -180,11 +183,9 @@ class TowerProgram:
                 outputs = level.function(inputs)
             made = []
             for tensor, value in zip(level.outputs, outputs, strict=True):
-                if tensor in self._summed:
-                    made.append(tower.add(tensor, value))
-                if tensor in self._kept:
-                    part[tensor] = value
-                    made.append(value)
+                part[tensor] = value
+                is_summed = tensor in self._summed
+                made.append(tower.add(tensor, value) if is_summed else value)
 
     def describe_exchanges(self) -> list[str]:
         """Describe the exchanges, in their order: kind, dtype, shape."""
@@ -329,14 +330,12 @@ def _summed(program: Program) -> set[Tensor]:
     return {tensor for tensor in tensors if tensor.on_towers}
 
 
-def _kept(program: Program) -> set[Tensor]:
-    """The tensors that are used, unsummed, outside of their own level."""
-    used = {e.given for e in program.exchanges if e.kind != "sum"}
-    used.update(e.given for e in program.exchanges if not e.given.on_towers)
+def _used_elsewhere(program: Program) -> set[Tensor]:
+    """The tensors that are used outside of the function that makes them."""
+    used = {exchange.given for exchange in program.exchanges}
     used.update(program.results)
     for update in program.updates:
-        used.update(update.rows)
-        used.update(t for t in update.given if not t.on_towers)
+        used.update(update.given)
     for operation in program.operations:
         for tensor in operation.inputs:
             source = tensor.operation
@@ -387,14 +386,16 @@ def exchanged(
         For each of them its result; of ``before`` a list of one for each tower.
     """
     results: list[Any] = [
-        _HERE[exchange.kind](values, exchange.axis) if values else None
+        _exchanged_here(exchange, values) if values else None
         for exchange, values in zip(exchanges, values_of_towers, strict=True)
     ]
     if transport.size == 1:
         return results
     # Those of one dtype go as one message.
     summed = {
-        k: results[k] if exchange.kind == "sum" else _placed(values, transport)
+        k: results[k]
+        if exchange.kind == "sum"
+        else row_of_rank(tf.add_n(list(values)), transport)
         for k, (exchange, values) in enumerate(
             zip(exchanges, values_of_towers, strict=True)
         )
@@ -415,42 +416,18 @@ def exchanged(
     return results
 
 
-def _sum(values: Sequence[Any], axis: int) -> Any:
-    return values[0] if len(values) == 1 else tf.add_n(list(values))
-
-
-def _gather(values: Sequence[Any], axis: int) -> Any:
-    return values[0] if len(values) == 1 else tf.concat(list(values), axis)
-
-
-def _first(values: Sequence[Any], axis: int) -> Any:
-    return values[0]
-
-
-def _before(values: Sequence[Any], axis: int) -> list[Any]:
-    """For each tower, the sum of the towers before it."""
-    before = [tf.zeros_like(values[0])]
-    for value in values[:-1]:
-        before.append(before[-1] + value)
-    return before
-
-
-_HERE = {
-    "sum": _sum,
-    "gather": _gather,
-    "first": _first,
-    "before": _before,
-    "root": _first,
-}
-
-
-def _placed(values: Sequence[Any], transport: Transport) -> Any:
-    """A row per rank; this rank's row has the sum of its towers, others 0."""
-    total = _sum(values, 0)
-    zeros = tf.zeros_like(total)
-    return tf.stack(
-        [total if r == transport.rank else zeros for r in range(transport.size)]
-    )
+def _exchanged_here(exchange: Exchange, values: Sequence[Any]) -> Any:
+    """Exchange the tensors of the towers of this process."""
+    match exchange.kind:
+        case "sum":
+            return tf.add_n(list(values))
+        case "gather":
+            return tf.concat(list(values), exchange.axis)
+        case "before":
+            nothing = tf.zeros_like(values[0])
+            return list(itertools.accumulate(values[:-1], initial=nothing))
+        case _:
+            return values[0]
 
 
 def _gathered(tensor: Any, axis: int, transport: Transport) -> Any:
@@ -480,8 +457,6 @@ def _from_root(exchange: Exchange, value: Any, transport: Transport) -> Any:
     nothing = tf.reshape(one - 1, [1])
     flat = tf.reshape(value, [-1]) if is_here else tf.zeros(nothing, dtype)
     rows = transport.all_gather(flat, next_key("root"))
-    if shape.is_fully_defined():
-        return tf.reshape(rows, shape)
     sizes = tf.shape(value) if is_here else tf.zeros(nothing, tf.int32)
     sizes = transport.all_gather(sizes, next_key("root"))
     return tf.ensure_shape(tf.reshape(rows, sizes), shape)

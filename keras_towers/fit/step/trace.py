@@ -13,6 +13,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.fit.context import active_step
 from keras_towers.fit.contract import TRAINING, UpdateCall
+from keras_towers.fit.data.batches import tensors_in
 from keras_towers.fit.update.sharded import is_elsewhere
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.model_state import optimizers_in
@@ -53,8 +54,7 @@ class Trace:
     @property
     def results(self) -> list[tf.Tensor]:
         """The tensors in the output."""
-        leaves = tf.nest.flatten(self.output, expand_composites=True)
-        return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        return tensors_in(self.output)
 
     @property
     def written(self) -> list[int]:
@@ -153,8 +153,8 @@ def trace(
     updates: list[TracedUpdate] = []
     outer, numbers = compat.get_default_graph(), compat.draws_of_graphs
 
-    def run(*given: tf.Tensor) -> Any:
-        left = iter(given)
+    def run(*tensors: tf.Tensor) -> Any:
+        left = iter(tensors)
         inside = [None if leaf is None else next(left) for leaf in leaves]
         data = tf.nest.pack_sequence_as(batch, inside, expand_composites=True)
         graph = compat.get_default_graph()

@@ -10,6 +10,7 @@ scaling) needs no special handling.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -98,7 +99,11 @@ class UpdateSharded(WeightUpdate):
         here = [s for s in self.variables.moved if self._slots.has_here(s)]
         if here:
             self.slot_bytes = [
-                sum(_bytes(s) for s in here if same_device(s._value.device, d))
+                sum(
+                    byte_size(s)
+                    for s in here
+                    if same_device(s._value.device, d)
+                )
                 for d in self.config.devices
             ]
 
@@ -195,8 +200,8 @@ class Shares:
             and (self._towers == 1 or is_copied(v._value))
             and v._value not in self._owners
         ]
-        for v in sorted(new, key=_bytes, reverse=True):
-            owner = int(self._next.of(v))
+        for v in sorted(new, key=byte_size, reverse=True):
+            owner = int(self._next(v))
             if is_copied(v._value):
                 update_on(v._value, owner % self._towers)
             for value in (v._value, component(v._value)):
@@ -275,10 +280,6 @@ class Shares:
                     weight.assign(value, read_value=False)
 
 
-def _bytes(variable: keras.Variable) -> int:
-    return byte_size(variable.shape, variable.dtype) or 0
-
-
 class OnAnotherRankError(TowerError, AttributeError):
     """The value of a variable is on another rank."""
 
@@ -294,13 +295,7 @@ class _Absent:
     """
 
     def __init__(self, slot: keras.Variable, rank: int):
-        held = slot._value
-        self.shape = held.shape
-        self.dtype = held.dtype
-        self.name = held.name
-        self.device = held.device
-        self._unique_id = held._unique_id
-        self.held = held
+        self.held = slot._value
         self.is_lost = False
         self._slot = slot
         self._rank = rank
@@ -318,6 +313,8 @@ class _Absent:
         self._slot._value = self.held
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "dtype", "name", "device", "_unique_id"):
+            return getattr(self.held, name)
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse()
@@ -431,19 +428,17 @@ class SlotsOfRanks:
 
     def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
         """Yield one rank's slots, in portions that fit in memory."""
-        portion: list[keras.Variable] = []
-        filled = 0
-        for slot in self._slots.values():
-            if slot.rank != rank or not slot.is_apart:
-                continue
-            size = _bytes(slot.variable)
-            if portion and filled + size > _GATHERED_BYTES:
-                yield portion
-                portion, filled = [], 0
-            portion.append(slot.variable)
-            filled += size
-        if portion:
-            yield portion
+        slots = [
+            slot.variable
+            for slot in self._slots.values()
+            if slot.rank == rank and slot.is_apart
+        ]
+        filled = itertools.accumulate(map(byte_size, slots))
+        for _, portion in itertools.groupby(
+            zip(slots, filled, strict=True),
+            lambda slot_and_bytes: slot_and_bytes[1] // _GATHERED_BYTES,
+        ):
+            yield [slot for slot, _ in portion]
 
     def forget(self, variable: keras.Variable) -> bool:
         """Forget a variable; return whether its value is lost."""

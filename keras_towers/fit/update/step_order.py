@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.fit.data import batches as data_lib
+from keras_towers.fit.data.batches import (
+    TowerBatch,
+    identity_of,
+    tensors_in,
+)
 from keras_towers.reduction import sum_over_ranks
 from keras_towers.rendezvous import check as check_lib
 from keras_towers.transport import Transport
@@ -43,7 +47,7 @@ class StepOrder:
         self._agreement: list[Any] | None = None
         self._exchanged: list[Any] = []
 
-    def begin(self, batch: data_lib.TowerBatch) -> data_lib.TowerBatch:
+    def begin(self, batch: TowerBatch) -> TowerBatch:
         """Return the batch of a step once the previous step has ended."""
         # Steps of a single process may overlap.
         self.gate = []
@@ -55,8 +59,8 @@ class StepOrder:
 
     def _gated(self, batch: Any) -> Any:
         with tf.control_dependencies(self.gate):
-            batch = _identity(batch)
-        self._batch = _tensors(batch)
+            batch = identity_of(batch)
+        self._batch = tensors_in(batch)
         return batch
 
     @contextlib.contextmanager
@@ -82,17 +86,17 @@ class StepOrder:
 
     def exchange(
         self,
-        given: Sequence[Sequence[Any]],
+        tensors: Sequence[Sequence[Any]],
         exchange: Callable[[Sequence[Sequence[Any]]], list[Any]],
     ) -> list[Any]:
         """Exchange tensors, after a check that all ranks do the same."""
         # Those of a step that concerns no other rank are its own.
         if not self._agreement:
-            return exchange(given)
+            return exchange(tensors)
         with tf.control_dependencies(self._agreement):
-            results = exchange(_identity(given))
+            results = exchange(identity_of(tensors))
         # Every rank takes part, even if it does not need the result.
-        self._exchanged += _tensors(results)
+        self._exchanged += tensors_in(results)
         return results
 
     def end(self, result: Any) -> Any:
@@ -101,23 +105,20 @@ class StepOrder:
             return result
         operations = compat.get_default_graph().get_operations()[self._begun :]
         effects = [op for op in operations if op.op_def.is_stateful]
-        last = [*_tensors(result), *effects, *done_by_all(self._exchanged)]
+        last = [*tensors_in(result), *effects, *done_by_all(self._exchanged)]
         with tf.control_dependencies(last):
             done = self._turn.assign_add(1, read_value=False)
         with tf.control_dependencies([done]):
-            return _identity(result)
+            return identity_of(result)
 
-    def count(self, batch: data_lib.TowerBatch, here: Any) -> Any:
+    def count(self, batch: TowerBatch, here: Any) -> Any:
         """Count a step's examples on all ranks; stop when there are none.
 
         A rank whose data has ended takes part without examples until then: at
         run time ``tf.errors.OutOfRangeError`` ends the data of all.
         """
-        ranks = self._transport.size
-        place = tf.one_hot(self._transport.rank, ranks, dtype=tf.int64)
-        (counts,) = sum_over_ranks(
-            self._transport, [place * tf.cast(here, tf.int64)]
-        )
+        row = row_of_rank(tf.cast(here, tf.int64), self._transport)
+        (counts,) = sum_over_ranks(self._transport, [row])
         total = tf.reduce_sum(counts)
         self.gate = [_end_of_data_if(total <= 0)]
         start = tf.reduce_sum(counts[: self._transport.rank])
@@ -138,7 +139,7 @@ class StepOrder:
         if agreement is None:
             agreement = self._compared(described)
         with tf.control_dependencies(agreement):
-            return reduction(_identity(rows))
+            return reduction(identity_of(rows))
 
     def _compared(self, described: Sequence[str]) -> list[Any]:
         """Compare the ranks' steps; return assertions that fail if they differ.
@@ -196,6 +197,14 @@ class StepOrder:
         return TowerError(check_lib.describe_gradients(odd))
 
 
+def row_of_rank(value: Any, transport: Transport) -> tf.Tensor:
+    """Return a row for each rank: this one's has the value, others have 0."""
+    zeros = tf.zeros_like(value)
+    return tf.stack(
+        [value if r == transport.rank else zeros for r in range(transport.size)]
+    )
+
+
 def done_by_all(tensors: Sequence[Any]) -> list[Any]:
     """Return a tensor that depends on all exchanges of a rank.
 
@@ -211,19 +220,6 @@ def done_by_all(tensors: Sequence[Any]) -> list[Any]:
 @functools.cache
 def _true() -> tf.Variable:
     return compat.hidden_variable(_HOST, True)
-
-
-def _tensors(structure: Any) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
-
-
-def _identity(structure: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf,
-        structure,
-        expand_composites=True,
-    )
 
 
 def _end_of_data_if(condition: tf.Tensor) -> tf.Tensor:

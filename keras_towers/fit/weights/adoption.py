@@ -45,15 +45,10 @@ _OF_CALLS = (
     "make_predict_function",
 )
 
-# The attribute of a model with the functions that calls on towers have made.
-_MADE = "keras_towers_functions"
-
-# The strategies on whose towers models train outside of any block, too.
-_homes: weakref.WeakKeyDictionary[keras.Model, Any] = (
+# The strategies on whose towers models train where no block says otherwise.
+_defaults: weakref.WeakKeyDictionary[keras.Model, Any] = (
     weakref.WeakKeyDictionary()
 )
-# Those that are there now, until a block takes them.
-_at_home: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Adoption:
@@ -61,6 +56,9 @@ class Adoption:
 
     The update places weights and optimizers; all else is held once. Models made
     in a block train on its towers after it, too, if it ``keeps`` them.
+
+    Attributes:
+        in_block: whether what is made now is released at the end of a block.
     """
 
     def __init__(
@@ -83,18 +81,14 @@ class Adoption:
         self._made_variables: IdentityDict[keras.Variable, None] = (
             IdentityDict()
         )
-        self._tracks = False
-
-    def note_what_is_made(self) -> None:
-        """Track objects created in the scope from now on, to release them."""
-        self._tracks = True
+        self.in_block: bool = False
 
     def created(self, model: keras.Model) -> None:
         """Register a model that was created in the strategy's scope."""
-        if self._tracks:
+        if self.in_block:
             self._created.add(model)
-        if self._keeps or not self._tracks:
-            _homes[model] = self._config.strategy
+        if self._keeps or not self.in_block:
+            _defaults[model] = self._config.strategy
 
     def compiled(self, model: keras.Model) -> None:
         """Register a model compiled in the scope, maybe to be trained later."""
@@ -102,7 +96,7 @@ class Adoption:
             # Its loop may go on, such as after a callback.
             self.claim(model)
             self.bind(model)
-        if self._keeps and self._tracks and strategy_of(model) is None:
+        if self._keeps and self.in_block and strategy_of(model) is None:
             self._compiled.add(model)
 
     @contextlib.contextmanager
@@ -116,13 +110,13 @@ class Adoption:
         its own copies outside of replicas, and rounds what it divides.
         """
         adds = variable.aggregation == "sum" and self._config.peers.size == 1
-        once = self._tracks and (variable.trainable or adds)
+        once = self.in_block and (variable.trainable or adds)
         once = once and tf.distribute.in_cross_replica_context()
         with compat.single_device_mode() if once else contextlib.nullcontext():
             yield
         if once and variable.trainable:
             self.update.variables.place(variable)
-        if self._tracks:
+        if self.in_block:
             self._made_variables[variable] = None
 
     def claim(self, model: keras.Model) -> None:
@@ -137,15 +131,13 @@ class Adoption:
             if strategy_of(trainer) is not strategy:
                 trainer._distribute_strategy = strategy
                 _drop_functions(trainer)
-                if not self._tracks and _homes.get(trainer) is strategy:
-                    _at_home.add(trainer)
 
     def refuse_others(self, model: keras.Model) -> None:
         """Reject a model that is placed on another strategy."""
         self._compiled.discard(model)
         for trainer in state_lib.trainers(model):
             if strategy_of(trainer) is not self._config.strategy:
-                release_from_home(trainer)
+                release_from_default(trainer)
             owner = strategy_of(trainer)
             if owner is not None and owner is not self._config.strategy:
                 raise TowerError(
@@ -163,16 +155,6 @@ class Adoption:
     def mark_prepared(self, model: keras.Model, kind: str) -> None:
         """Record that a method of the model is prepared."""
         self._models.setdefault(model, {})[kind] = _compilation(model)
-
-    def made_function(self, model: keras.Model, name: str) -> bool:
-        """Whether a call on the towers made the model's current function."""
-        made = vars(model).get(_MADE, {}).get(name)
-        return made is not None and made is getattr(model, name)
-
-    def remember_function(self, model: keras.Model, name: str) -> None:
-        """Record that a call on the towers made the model's function."""
-        # Here it holds the model, and is freed with it.
-        vars(model).setdefault(_MADE, {})[name] = getattr(model, name)
 
     def bind(self, model: keras.Model) -> bool:
         """Place a model's variables on the towers; return if any were new."""
@@ -236,7 +218,8 @@ class Adoption:
         with contextlib.ExitStack() as stack:
             stack.callback(self._forget)
             for model in self._compiled:
-                stack.callback(_homes.__setitem__, model, self._config.strategy)
+                strategy = self._config.strategy
+                stack.callback(_defaults.__setitem__, model, strategy)
             for variable in self._made_variables:
                 stack.callback(self.update.restore, variable)
             for model in reversed(models):
@@ -248,7 +231,7 @@ class Adoption:
         self._made_variables.clear()
         self._created = weakref.WeakSet()
         self._compiled = weakref.WeakSet()
-        self._tracks = False
+        self.in_block = False
 
     def release_model(self, model: keras.Model) -> None:
         """Turn a model into an ordinary one."""
@@ -285,10 +268,10 @@ def strategy_for(model: keras.Model, kind: str) -> KerasStrategy | None:
     """
     strategy = in_force() or owner_of(model)
     outside = strategy is None and not tf.distribute.has_strategy()
-    return _homes.get(model) if outside and kind in TRAINING else strategy
+    return _defaults.get(model) if outside and kind in TRAINING else strategy
 
 
-def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
+def announce_default(model: Any, kind: str, config: TowerConfig) -> None:
     """Say once for each model that it trains on towers outside of a block."""
     line = (
         f"{kind} of model {model.name!r} runs on the strategy under which it "
@@ -298,30 +281,31 @@ def announce_home(model: keras.Model, kind: str, config: TowerConfig) -> None:
         announce(line)
 
 
-def release_from_home(trainer: keras.Model) -> None:
+def release_from_default(trainer: keras.Model) -> None:
     """Turn a model placed outside of any block into an ordinary one."""
     owner = owner_of(trainer)
-    if owner is not None and trainer in _at_home:
-        owner._components.adoption.release_model(trainer)
+    if owner is not None:
+        adoption = owner._components.adoption
+        if _defaults.get(trainer) is owner and not adoption.in_block:
+            adoption.release_model(trainer)
 
 
 @contextlib.contextmanager
-def without_home(model: keras.Model) -> Iterator[None]:
+def without_default(model: keras.Model) -> Iterator[None]:
     """Train a model that was made in a block on one device in this block."""
-    home = _homes.pop(model, None)
+    default = _defaults.pop(model, None)
     try:
         yield
     finally:
-        if home is not None:
-            _homes[model] = home
+        if default is not None:
+            _defaults[model] = default
 
 
 def _unbind(trainer: keras.Model) -> None:
-    """Unbind a model from its strategy; its training may have a home."""
+    """Unbind a model from its strategy; it may train there by default."""
     trainer._distribute_strategy = None
-    _at_home.discard(trainer)
     _drop_functions(trainer)
-    for name in ("_eval_epoch_iterator", _MADE, *_OF_CALLS):
+    for name in ("_eval_epoch_iterator", *_OF_CALLS):
         vars(trainer).pop(name, None)
 
 
@@ -342,17 +326,6 @@ def _renew_functions(trainer: keras.Model) -> None:
     for kind in ("train", "test", "predict"):
         if getattr(trainer, f"{kind}_function") is not None:
             getattr(trainer, f"make_{kind}_function")(force=True)
-
-
-@contextlib.contextmanager
-def without_xla(trainer: keras.Model) -> Iterator[None]:
-    """Make a model's functions without XLA, which cannot span devices."""
-    wanted = trainer._jit_compile
-    trainer._jit_compile = False
-    try:
-        yield
-    finally:
-        trainer._jit_compile = wanted
 
 
 def log_without_xla(

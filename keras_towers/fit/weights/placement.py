@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import collections
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-logger: logging.Logger = logging.getLogger("keras_towers")
-
 # tensorpack keeps variables of fewer than 64 Ki elements on one device.
 SMALL_BYTES = 64 * 1024 * 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """A variable by its name, its bytes (0: unknown) and its device."""
-
-    name: str
-    bytes: int
-    device: str
 
 
 class LeastLoadedPlacement:
@@ -49,13 +36,12 @@ class LeastLoadedPlacement:
 
     Attributes:
         devices: the devices to fill, in order.
-        placed: every ``Placed`` variable, in the order of the calls.
 
     Example:
         >>> place = LeastLoadedPlacement(["/device:GPU:0", "/device:GPU:1"])
-        >>> place("dense/kernel", (784, 512), "float32")
+        >>> place(keras.Variable(np.zeros((784, 512))))
         '/device:GPU:0'
-        >>> place("dense/bias", (512,), "float32")
+        >>> place(keras.Variable(np.zeros(512)))
         '/device:GPU:1'
     """
 
@@ -66,47 +52,22 @@ class LeastLoadedPlacement:
         small_bytes: int = SMALL_BYTES,
     ):
         self.devices: tuple[str, ...] = tuple(devices)
-        self.placed: list[Placed] = []
         self._small_device = small_device
         self._small_bytes = small_bytes
         self.clear()
 
-    def __call__(self, name: str, shape: Any, dtype: Any) -> str:
-        """Assign a device to a variable.
-
-        Args:
-            name: its name.
-            shape: its shape, which may be partly known, or None.
-            dtype: its dtype.
-
-        Returns:
-            The name of the device.
-        """
-        size = byte_size(shape, dtype)
-        if size is None:
-            logger.warning(
-                "the size of variable %r with shape %s and dtype %s is "
-                "unknown: it counts as 0 bytes when variables are placed",
-                name,
-                shape,
-                tf.as_dtype(dtype).name,
-            )
-        bytes_ = size or 0
-        small = size is not None and size < self._small_bytes
-        if self._small_device is not None and small:
+    def __call__(self, variable: keras.Variable) -> str:
+        """Return the name of the device that a variable is assigned to."""
+        size = byte_size(variable)
+        if self._small_device is not None and size < self._small_bytes:
             device = self._small_device
         else:
             device = min(
                 self.devices, key=lambda d: (self._bytes[d], self._numbers[d])
             )
-        self._bytes[device] += bytes_
+        self._bytes[device] += size
         self._numbers[device] += 1
-        self.placed.append(Placed(name, bytes_, device))
         return device
-
-    def of(self, variable: keras.Variable) -> str:
-        """Assign a device to a Keras variable."""
-        return self(variable.path, variable.shape, variable.dtype)
 
     @property
     def loads(self) -> dict[str, int]:
@@ -115,15 +76,14 @@ class LeastLoadedPlacement:
 
     def clear(self) -> None:
         """Forget all variables."""
-        self.placed.clear()
-        known = [*self.devices]
-        if self._small_device is not None:
-            known.append(self._small_device)
-        self._bytes = dict.fromkeys(known, 0)
-        self._numbers = dict.fromkeys(known, 0)
+        small = [] if self._small_device is None else [self._small_device]
+        self._bytes = dict.fromkeys([*self.devices, *small], 0)
+        self._numbers: collections.Counter[str] = collections.Counter()
 
     def describe(self) -> str:
         """Return a table of the variables and bytes on each device.
+
+        It is empty without variables.
 
         Example:
             >>> print(place.describe())
@@ -131,6 +91,8 @@ class LeastLoadedPlacement:
             /device:GPU:0          1  1,605,632
             /device:GPU:1          1      2,048
         """
+        if not self._numbers:
+            return ""
         rows = [("device", "variables", "bytes")]
         for device, bytes_ in self._bytes.items():
             rows.append((device, f"{self._numbers[device]:,}", f"{bytes_:,}"))
@@ -143,9 +105,6 @@ class LeastLoadedPlacement:
         )
 
 
-def byte_size(shape: Any, dtype: Any) -> int | None:
-    """The size of a variable in bytes, None if its shape or dtype has none."""
-    shape, item_bytes = tf.TensorShape(shape), tf.as_dtype(dtype).size
-    if not shape.is_fully_defined() or not item_bytes:
-        return None
-    return math.prod(shape.as_list()) * item_bytes
+def byte_size(variable: keras.Variable) -> int:
+    """Return the size of a variable in bytes; 0: unknown, as of strings."""
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

@@ -111,5 +111,5 @@ def test_what_callbacks_may_do(variables_on_towers):
 
     assert_exact(linear, act, kt.TowerStrategy(2))
     assert not variables_on_towers()
-    assert_ordinary(probes[-1], trains_at_home=True)
+    assert_ordinary(probes[-1], trains_on_towers=True)
     same_model(probes[-1], probes[0])

@@ -93,6 +93,13 @@ def test_parts_that_have_been_seen_to_have_other_rows():
     ]
 
 
+def test_a_towers_own_batch_needs_as_many_rows_in_all_parts():
+    config = kt.TowerStrategy(1, batches="each")._config
+    batch = batches.TowerBatch(((tf.zeros(7), tf.zeros(6)),))
+    with pytest.raises(kt.TowerError, match="x has 7, y has 6"):
+        batches.as_tower_batch(config, batch, RowCheck())
+
+
 def test_a_batch_without_rows_counts_as_one_example():
     found = batches.split((tf.constant(3.0),), 2)
     assert found.total == 1
@@ -112,7 +119,7 @@ def test_batches_of_towers_own(count):
 
 def test_the_spec_of_the_batch_that_parts_are_of():
     batch = {"x": tf.zeros([2, 3]), "n": tf.constant(1), "none": None}
-    spec = batches.spec_across_towers(batches.TowerBatch((batch, batch)))
+    spec = batches.spec_of(batch, any_size=True)
     assert spec["x"] == tf.TensorSpec([None, 3])
     assert spec["n"] == tf.TensorSpec([], tf.int32)
     assert spec["none"] is None

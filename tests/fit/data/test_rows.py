@@ -117,6 +117,18 @@ def test_other_rows_in_batches_of_towers_own_are_refused():
     model.fit(data, verbose=0)
 
 
+def test_a_number_in_batches_of_towers_own_is_refused():
+    """Each tower has one, and no rows to which it belongs."""
+    data = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24])).batch(6)
+    data = data.map(lambda x, y: ((x, y), tf.reduce_mean(x)))
+    model = make()
+    with (
+        pytest.raises(kt.TowerError, match="y of a batch has no rows"),
+        kt.TowerStrategy(2, batches="each"),
+    ):
+        model.fit(data, verbose=0)
+
+
 def test_rows_that_differ_after_the_first_steps_are_refused():
     def batches():
         for rows in 5, 5, 5, 5, 3:

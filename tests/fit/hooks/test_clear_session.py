@@ -42,7 +42,7 @@ def test_models_from_before_and_after_it_train_exactly(variables_on_towers):
     assert not variables_on_towers()
     for model in (outside, inside, after):
         same_model(model, reference)
-        assert_ordinary(model, trains_at_home=model is not outside)
+        assert_ordinary(model, trains_on_towers=model is not outside)
 
 
 def test_between_blocks():

@@ -26,19 +26,6 @@ def run(function, *inputs):
 
 
 @pytest.mark.optimized
-def test_a_large_one_is_optimised_once_and_not_inlined():
-    def long(x):
-        for _ in range(200):
-            x = tf.identity(x) * 1.0
-        return x
-
-    function = GraphFunction(traced(long, ([None], tf.float32)))
-    assert len(function._function.graph.get_operations()) < 10
-    assert function._function.definition.attr["_noinline"].b
-    assert run(lambda x: function([x]), tf.constant([3.0]))[0] == [3]
-
-
-@pytest.mark.optimized
 def test_one_function_for_towers_that_differ_in_a_number():
     function = GraphFunction(traced(lambda x, n: tf.cos(x) * n, [[3]], [[]]))
 

@@ -28,12 +28,12 @@ def on_towers(step, towers, devices, updates=(), update=None):
     def run(x):
         batch = batches.split(x, towers)
         divided = DividedBatch(batch, SPEC, layouts, batch)
-        common, own = divided.values_of(program.inputs, True)
+        common, parts = divided.values_of(program.inputs, True)
         ready = TowerProgram(program, "called", devices[0])
         alone = SingleProcess()
         return ready.run(
             common,
-            [[part] for part in own],
+            parts,
             devices[:towers],
             alone,
             StepOrder(alone),

@@ -19,27 +19,6 @@ Dense = keras.layers.Dense
 trained = functools.partial(fit, x=X, y=Y, batch_size=6)
 
 
-def test_batches_without_examples():
-    def batches():
-        for size in (4, 0, 3, 0):
-            yield X[:size], Y[:size]
-
-    def act(model):
-        spec = tuple(
-            tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (X, Y)
-        )
-        data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-        return model.fit(data, epochs=2, verbose=0).history
-
-    # It changes weights also where there is no gradient.
-    decaying = functools.partial(
-        keras.optimizers.AdamW, 0.01, use_ema=True, ema_overwrite_frequency=2
-    )
-    make, towers = compiled(optimizer=decaying), kt.TowerStrategy(3)
-    # One device does without running eagerly, where its loss is no number.
-    assert_exact(make, act, towers, tolerance=1e-5, in_graph=True)
-
-
 def _method_of_another_object(model):
     original = type(model).train_step
     return types.MethodType(lambda self, data: original(model, data), object())

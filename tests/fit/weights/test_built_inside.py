@@ -34,13 +34,13 @@ def test_built_inside_the_block_trains_there_after_it(
     assert not variables_on_towers()
     parts.add(layer)
     parts.compile(optimizer, m.cross_entropy())
-    at_home = {"after": unused, "again": model, "compiled": compiled}
-    for name, mine in {**at_home, "outside": outside, "parts": parts}.items():
+    on_towers = {"after": unused, "again": model, "compiled": compiled}
+    for name, mine in {**on_towers, "outside": outside, "parts": parts}.items():
         mine.name = name
         mine.predict_on_batch(X)
         assert mine._distribute_strategy is None
         said = len(logged("runs on the strategy"))
-        towers = name in at_home
+        towers = name in on_towers
         if not towers:
             assert_ordinary(mine)
         fit(mine)
@@ -58,20 +58,20 @@ def test_built_inside_the_block_trains_there_after_it(
 def test_another_block_may_train_what_was_built_inside():
     """Also a block that an error ends, and a call of kt.verify."""
     stop = keras.callbacks.LambdaCallback(on_epoch_end=_stop)
-    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2) as home:
+    with pytest.raises(KeyboardInterrupt), kt.TowerStrategy(2) as first:
         model = linear()
         fit(model, callbacks=[stop])
     fit(model)
-    assert contract.owner_of(model) is home
+    assert contract.owner_of(model) is first
     with kt.TowerStrategy(3) as other:
         fit(model)
         assert contract.owner_of(model) is other
-    assert_ordinary(model, trains_at_home=True)
+    assert_ordinary(model, trains_on_towers=True)
     fit(model)
-    assert contract.owner_of(model) is home
+    assert contract.owner_of(model) is first
     same_model(model, trained(4))
     assert kt.verify(model, X, Y).difference < 1e-4
-    assert_ordinary(model, trains_at_home=True)
+    assert_ordinary(model, trains_on_towers=True)
 
 
 def _stop(epoch: int, logs: object) -> None:

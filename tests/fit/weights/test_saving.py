@@ -78,7 +78,7 @@ def test_copies_made_inside_and_after(updates, tmp_path):
     for index, twin in enumerate(copies):
         # Files are read after the block.
         made_inside = index in range(2, len(COPIES))
-        assert_ordinary(twin, trains_at_home=made_inside)
+        assert_ordinary(twin, trains_on_towers=made_inside)
         assert int(twin.optimizer.iterations) == 4
         # Files have no sums of metrics.
         assert_equal_variables(twin, model)
@@ -106,7 +106,7 @@ def test_loaded_inside_goes_on_and_is_ordinary_after(
         fit(model)
         untouched = keras.models.load_model(tmp_path / "model.keras")
     for one in (model, untouched):
-        assert_ordinary(one, trains_at_home=True)
+        assert_ordinary(one, trains_on_towers=True)
     assert not variables_on_towers()
     same_model(model, trained(2))
     fit(untouched)

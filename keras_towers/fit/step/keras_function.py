@@ -1,4 +1,4 @@
-"""The first steps of a call, which show how to divide its batches."""
+"""Keras's functions of a model; first steps show how to divide batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers._notices import announce
+from keras_towers.fit.context import patches
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.step.global_batch import GlobalStep
@@ -22,8 +23,20 @@ _FIRST_STEPS = 3
 _CANCELLED = 10
 
 
-class FirstSteps:
-    """Keras's step function, which learns how to divide the first batches.
+class TowerFunction:
+    """A train, test or predict function that a call on towers has made."""
+
+    def __call__(self, data: Any) -> Any:
+        """Run as many steps as Keras runs at a time.
+
+        Args:
+            data: an iterator of batches, or a list of them.
+        """
+        raise NotImplementedError
+
+
+class KerasFunction(TowerFunction):
+    """The function that Keras makes, which learns how to divide batches.
 
     It looks at the first batches of a call. Parts that turn out to have other
     numbers of rows than the first are given to all towers as a whole. With
@@ -31,51 +44,54 @@ class FirstSteps:
     steps have changed, and runs them again with twice as many micro-batches.
 
     Args:
-        function: what Keras has made, of an iterator or of a list of batches.
-        make: makes it anew, to be traced again.
-        model: the model whose steps it runs.
-        step: divides them.
+        model: the model that has the function.
+        name: that of its attribute.
+        step: divides the batches.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        make: Callable[[], Callable[[Any], Any]],
-        model: keras.Model,
-        step: GlobalStep,
-    ):
-        self._function = function
-        self._make = make
+    def __init__(self, model: keras.Model, name: str, step: GlobalStep):
+        self._function: Callable[[Any], Any] = getattr(model, name)
         self._model = model
+        self._name = name
         self._step = step
         self._fits_memory = step.config.micro_batches == "auto"
+        self._looks = False
         self._undivided: set[str] = set()
         self._micro_batches = step.micro_batches
         self._variables = _Variables()
         self._steps = 0
         self._largest = 0
 
-    def begin(self) -> None:
-        """Begin a call, whose batches may differ from those of the last one."""
-        self._steps = 0
+    def look_at_batches(self, rows_may_differ: bool, from_now: bool) -> None:
+        """Look at the first batches of a call, if these decide anything.
+
+        Args:
+            rows_may_differ: whether parts of a batch may have different numbers
+                of rows.
+            from_now: whether batches may differ from those of earlier calls.
+        """
+        self._looks = not self._model.run_eagerly and (
+            self._fits_memory or rows_may_differ
+        )
+        if from_now:
+            self._steps = 0
 
     def __call__(self, data: Any) -> Any:
-        """Run as many steps as Keras runs at a time."""
+        of_dataset = isinstance(data, tf.data.Iterator)
         is_first = self._steps < _FIRST_STEPS
-        spec = None
-        if isinstance(data, tf.data.Iterator):
-            if not is_first:
-                return self._run_once(data)
-            spec = data.element_spec
-        if isinstance(data, list):
-            batches = data
-        elif spec is None and not self._fits_memory:
-            # TensorFlow has divided the batches.
+        # Otherwise TensorFlow has divided the batches.
+        are_whole = of_dataset or isinstance(data, list)
+        looks = self._looks and (self._fits_memory or are_whole)
+        if not looks or (of_dataset and not is_first):
             return self._run_once(data)
-        else:
-            number = self._model.steps_per_execution
-            batches = list(itertools.islice(data, number))
-        if not batches and spec is None:
+        spec = data.element_spec if of_dataset else None
+        number = self._model.steps_per_execution
+        batches = (
+            data
+            if isinstance(data, list)
+            else list(itertools.islice(data, number))
+        )
+        if not batches and not of_dataset:
             raise StopIteration
         if not batches:
             # Keras's step begins, and finds that there is no more data.
@@ -108,7 +124,7 @@ class FirstSteps:
             "different number of rows than the first part; every tower gets "
             f"them whole: {', '.join(sorted(undivided))}"
         )
-        self._function = self._make()
+        self._make_anew()
 
     def _run_in_memory(
         self, data: Any, batches: Sequence[Any], spec: Any, rows: int
@@ -151,16 +167,33 @@ class FirstSteps:
             "retried; each tower now processes its rows in "
             f"{self._micro_batches} parts"
         )
-        self._function = self._make()
+        self._make_anew()
+
+    def _make_anew(self) -> None:
+        """Let Keras make the function again, to be traced again."""
+        self._function = made_by_keras(self._model, self._name, anew=True)
+        setattr(self._model, self._name, self)
 
     def _rows_of(self, batch: Any) -> int:
         """Return how many rows of a batch the largest tower gets."""
-        config = self._step.config
-        if data_lib.is_whole(batch) and config.batches == "split":
-            rows = data_lib.batch_size_of(batch)
-            return -(-int(rows) // config.num_replicas)
-        pieces = data_lib.as_tower_batch(config, batch, RowCheck())
+        pieces = data_lib.as_tower_batch(self._step.config, batch, RowCheck())
         return max(int(count) for count in data_lib.counts_of(pieces))
+
+
+def made_by_keras(model: keras.Model, name: str, anew: bool) -> Any:
+    """Let a model make one of its functions, if it has none; return it.
+
+    Args:
+        model: the model.
+        name: the name of the function.
+        anew: whether to replace one that it has.
+    """
+    make = getattr(type(model), f"make_{name}").__get__(model)
+    # XLA cannot compile what spans devices.
+    with patches.shadowed(model, {"_jit_compile": False}):
+        # A model that overrides it may take no argument.
+        make(**({"force": True} if anew else {}))
+    return getattr(model, name)
 
 
 class _Variables:

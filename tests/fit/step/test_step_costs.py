@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.fit.step import description
+from keras_towers.fit.step import step_costs
 from keras_towers.partition import partition_graph
 from keras_towers.partition.layouts import Sharded
 
@@ -14,12 +14,13 @@ X = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 Y = X[:, :3]
 
 
-def costs(function, shape):
-    """What a function of rows costs two towers, which is no update."""
-    spec = tf.TensorSpec(shape, tf.float32)
-    graph = tf.function(function).get_concrete_function(spec).graph
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
-    return description.costs_of(program, 2)
+def costs(function, *shapes, towers=2):
+    """What a function of rows costs, which is no update."""
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    graph = tf.function(function).get_concrete_function(*specs).graph
+    layouts = [Sharded(0) for _ in shapes]
+    program = partition_graph(graph, layouts, graph.outputs)
+    return step_costs.costs_of(program, towers)
 
 
 def steps_of(strategy):
@@ -28,46 +29,37 @@ def steps_of(strategy):
     return [line for line in lines if " of '" in line]
 
 
+def standardized(x):
+    mean = tf.reduce_mean(x, 0)
+    return tf.reduce_mean((x - mean) ** 2, 0), tf.reduce_sum(x)
+
+
 @pytest.mark.parametrize(
-    ("function", "shape", "fixed", "per_example"),
+    ("function", "shape", "summary"),
     [
-        # Rows are gathered.
-        (lambda x: 2 * x, (None, 5), 0, 20),
-        (lambda x: 2 * x, (6, 500), 6 * 2000, 0),
-        # Every example has several: in two blocks, or one after another.
-        (lambda x: 2 * tf.concat([x, x], 0), (None, 5), 0, 40),
-        (lambda x: tf.reshape(x, (-1, 2)), (None, 6), 0, 24),
-        (lambda x: tf.reduce_sum(x, 0), (None, 5), 20, 0),
-        # Each of two towers gives its own.
-        (lambda x: tf.reduce_max(x, 0), (None, 5), 2 * 20, 0),
-        (lambda x: tf.constant(1.0), (None, 5), 0, 0),
-        # How many rows there are, the batch decides.
-        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), None, 0),
+        # Rows that are gathered.
+        (lambda x: 2 * x, (None, 5), "1 exchange in 1 round, 20 bytes x N"),
+        (lambda x: 2 * x, (6, 500), "1 exchange in 1 round, 12 KB"),
+        # Every example has two rows, in two blocks.
+        (lambda x: tf.concat([x, x], 0) * 2, (None, 5), ", 40 bytes x N"),
+        (lambda x: tf.reshape(x, (-1, 2)), (None, 6), ", 24 bytes x N"),
+        (lambda x: tf.reduce_sum(x, 0), (None, 5), "in 1 round, 20 bytes"),
+        # A sum needs the mean, of which there are as many.
+        (standardized, (None, 5), "3 exchanges in 2 rounds, 44 bytes"),
+        (lambda x: tf.ones([]), (None, 5), "0 exchanges in 0 rounds, 0 bytes"),
+        # What a batch decides.
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), (None, 5), ", ? bytes"),
     ],
 )
-def test_bytes_that_are_exchanged(function, shape, fixed, per_example):
+def test_exchanges(function, shape, summary):
     found = costs(function, shape)
-    assert (found.fixed, found.per_example) == (fixed, per_example)
-    assert not found.once
+    assert found.exchange_summary.endswith(summary)
 
 
-def test_what_is_said_of_exchanges():
-    for function, said in (
-        (lambda x: 2 * x, "1 exchange in 1 round, 20 bytes x N"),
-        (lambda x: tf.constant(1.0), "0 exchanges in 0 rounds, 0 bytes"),
-        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), ", ? bytes"),
-    ):
-        assert costs(function, (None, 5)).exchange_summary.endswith(said)
-
-
-def test_rounds():
-    def standardized(x):
-        mean = tf.reduce_mean(x, 0)
-        return tf.reduce_mean((x - mean) ** 2, 0), tf.reduce_sum(x)
-
-    found = costs(standardized, (None, 5))
-    assert (found.exchanges, found.rounds) == (3, 2)
-    assert found.fixed == 20 + 20 + 4
+@pytest.mark.parametrize("towers", [2, 5])
+def test_what_each_tower_gives(towers):
+    found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
+    assert (found.fixed, found.per_example) == (20 * towers, 0)
 
 
 def test_what_is_computed_once():
@@ -78,7 +70,7 @@ def test_what_is_computed_once():
     found = costs(median, (None, 5))
     (line,) = found.once
     assert line.endswith("ranked = tf.sort(x, 0)")
-    assert line.startswith("test_description.py:")
+    assert line.startswith("test_step_costs.py:")
     assert 0 < found.once[line] < 1
     (said,) = found.once_summary
     assert said.startswith(f"computed once for all towers: {line} (")
@@ -130,7 +122,28 @@ def test_what_a_model_computes_once_is_said_once(logged):
             model.fit(X, Y, len(X), verbose=0)
     ((level, line),) = logged("once")
     assert level == "INFO"
-    start = "training of 'ranked': computed once for all towers: test_descr"
+    start = "training of 'ranked': computed once for all towers: test_step_"
     assert line.startswith(start)
     assert "ranked = tf.sort(y_pred[:, 0]) (" in line
     assert line in steps_of(strategy)
+
+
+@pytest.mark.parametrize("batch", [16, 256])
+@pytest.mark.parametrize("as_arrays", [True, False])
+def test_few_rows_are_exchanged_instead_of_the_gradient_of_a_wide_layer(
+    batch, as_arrays
+):
+    """Towers that share memory do so if it is less, as the batch size says."""
+    x = np.zeros((2 * batch, 160), "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(batch)
+    data = {"x": x, "y": x, "batch_size": batch}
+    if not as_arrays:
+        data = {"x": dataset.prefetch(1)}
+    layer = keras.layers.Dense(160, use_bias=False)
+    model = keras.Sequential([keras.Input((160,)), layer])
+    model.compile("sgd", "mse")
+    strategy = kt.TowerStrategy(2)
+    with strategy:
+        model.fit(**data, verbose=0)
+    (line,) = steps_of(strategy)
+    assert ("102 KB" in line) is (batch == 256), line

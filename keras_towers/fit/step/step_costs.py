@@ -62,14 +62,6 @@ class StepCosts:
         return f"{what} in {_count(self.rounds, 'round')}, {size}"
 
     @property
-    def held_summary(self) -> list[str]:
-        """Describe the tensors held for all parts of a tower's rows, if any."""
-        if self.held == 0:
-            return []
-        each = f"{_bytes(self.held)} for each example"
-        return [f"held of all parts of a tower's rows: {each}"]
-
-    @property
     def once_summary(self) -> list[str]:
         """Describe the operations computed once, most expensive first."""
         shares = sorted(self.once.items(), key=lambda item: -item[1])
@@ -100,41 +92,39 @@ def record_costs(
 
 def describe_steps(config: TowerConfig) -> list[str]:
     """Describe the steps that ran under a strategy."""
-    several = config.micro_batches != 1
-    return [
-        f"{name}: {line}"
-        for name, costs in _costs.get(config.strategy, {}).items()
-        for line in (
-            costs.exchange_summary,
-            *(costs.held_summary if several else ()),
-            *costs.once_summary,
-        )
-    ]
+    lines = []
+    for name, costs in _costs.get(config.strategy, {}).items():
+        lines.append(f"{name}: {costs.exchange_summary}")
+        if config.micro_batches != 1 and costs.held != 0:
+            each = f"{_bytes(costs.held)} for each example"
+            lines.append(f"{name}: held of all parts of a tower's rows: {each}")
+        lines += [f"{name}: {line}" for line in costs.once_summary]
+    return lines
 
 
 def costs_of(program: Program, towers: int) -> StepCosts:
     """Return what a program costs on a number of towers."""
     # Levels, what a tower gives, and how large it is together along an axis.
-    given: list[tuple[int, Tensor, int | None, Any]] = []
+    exchanged: list[tuple[int, Tensor, int | None, Any]] = []
     for exchange in program.exchanges:
-        own, size = exchange.given, exchange.size
+        tensor, size = exchange.given, exchange.size
         if size is not None:
-            given.append((own.level, own, exchange.axis, size))
+            exchanged.append((tensor.level, tensor, exchange.axis, size))
         elif exchange.kind != "first":
             times = 1 if exchange.kind == "sum" else towers
-            given.append((own.level, own, None, times))
+            exchanged.append((tensor.level, tensor, None, times))
     for update in program.updates:
         parts = [part for part in update.given if part.on_towers]
-        given += [(update.level, part, None, 1) for part in parts]
+        exchanged += [(update.level, part, None, 1) for part in parts]
     fixed: int | None = 0
     per_example = 0
-    for _, own, axis, size in given:
-        if own.shape.rank is None:
+    for _, tensor, axis, size in exchanged:
+        if tensor.shape.rank is None:
             fixed = None
             continue
-        sizes = [s for a, s in enumerate(own.shape) if a != axis]
+        sizes = [s for a, s in enumerate(tensor.shape) if a != axis]
         known = [s for s in sizes if s is not None]
-        entry = math.prod(known) * own.dtype.size
+        entry = math.prod(known) * tensor.dtype.size
         if len(known) < len(sizes):
             fixed = None
         elif isinstance(size, Size) and size.powers == EXAMPLES.powers:
@@ -143,9 +133,9 @@ def costs_of(program: Program, towers: int) -> StepCosts:
             fixed = None
         elif fixed is not None:
             fixed += entry * size
-    rounds = len({level for level, _, _, _ in given})
+    rounds = len({level for level, _, _, _ in exchanged})
     return StepCosts(
-        exchanges=len(given),
+        exchanges=len(exchanged),
         rounds=rounds,
         fixed=fixed,
         per_example=per_example,
