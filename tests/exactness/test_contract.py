@@ -75,6 +75,8 @@ def _cases():
     kept = [
         # Groups of several towers, some of which have no example in the end.
         ("uneven", "hierarchical", 8),
+        # What is done as on one device, with copies on other towers.
+        *(("eager", updates, 2) for updates in ("each", "sharded")),
         # Several optimizers, and a scale that all of them read.
         *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
         *_drawn(),

@@ -18,8 +18,7 @@ REDUCTIONS = {
     "towers": lambda: reduction.sum_on_towers,
     "hierarchical": lambda: reduction.hierarchical_all_reduce,
     "nccl": lambda: reduction.nccl_all_reduce,
-    "ring": lambda: reduction.CollectiveAllReduce(towers(), "ring"),
-    "collective nccl": lambda: reduction.CollectiveAllReduce(towers(), "nccl"),
+    "collective": lambda: reduction.CollectiveAllReduce(towers()),
 }
 
 

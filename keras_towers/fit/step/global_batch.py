@@ -155,8 +155,12 @@ class GlobalStep:
                 self._eager_draws = EagerDraws(transport)
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
-        with compat.single_device_mode(), alone:
-            return step(whole)
+        variables = self.update.variables
+        with compat.single_device_mode(), alone, variables.first_seen():
+            result = step(whole)
+        for handles_of_towers in variables.handles().values():
+            _copy_first(handles_of_towers, self.config.devices)
+        return result
 
     def _run_divided(
         self,
