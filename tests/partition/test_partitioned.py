@@ -256,6 +256,16 @@ def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
     assert not once(program)
 
 
+def test_the_gradient_of_a_bias_of_images_is_a_sum():
+    """With that of the kernel oneDNN fuses another, which needs an image."""
+
+    def function(x):
+        return tf.raw_ops.BiasAddGrad(out_backprop=x)
+
+    program = check_divided(function, rows(-1, 2, 2, 3))
+    assert "BiasAddGrad" not in {o.type for o in program.operations}
+
+
 @pytest.mark.parametrize("ratio", [None, 100])
 def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(ratio):
     """Two gradients, of a large and a small matrix; the large one is scaled."""

@@ -8,6 +8,7 @@ from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.conversions import static
 from keras_towers.partition.factors import ONE, Factors, along
 from keras_towers.partition.layouts import (
+    PARTIAL,
     REPLICATED,
     Shape,
     Value,
@@ -106,9 +107,29 @@ def _half_of_squares(node: Node, value: Value) -> Factors:
     return Factors([labels], [()], summed=labels)
 
 
+@rule("BiasAddGrad")
+def _bias_gradient_of_images(
+    partition: Partitioner, node: Node, value: Value
+) -> Values:
+    """The same sum, which oneDNN does not fuse with the kernel's gradient.
+
+    What it fuses them to has no second output where there are no images.
+    """
+    layout, rows = value.as_rows()
+    at = _channels(node, value)
+    require(value.rank > 2 and layout.axis != at)
+    gone = [axis for axis in range(value.rank) if axis != at]
+    total = partition.builder.op("Sum", [rows, gone], node.shapes[0])
+    return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
+
+
 @axes("BiasAddGrad")
 def _bias_gradient(node: Node, value: Value) -> Factors:
-    is_first = node.attr("data_format") == b"NCHW"
-    at = 1 if is_first else value.rank - 1
+    at = _channels(node, value)
     summed = set(range(value.rank)) - {at}
     return Factors([range(value.rank)], [[at]], [[0]], summed)
+
+
+def _channels(node: Node, value: Value) -> int:
+    """The axis that the bias has."""
+    return 1 if node.attr("data_format") == b"NCHW" else value.rank - 1
