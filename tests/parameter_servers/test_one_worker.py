@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.errors import TowerError
+from keras_towers.replicas.replica_call import TrainFunction
 from keras_towers.strategies import distributed
 from tests.exactness import models as m
 from tests.kit.compare import same_model
@@ -193,3 +194,40 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
         model.fit(X, Y[:5], verbose=0)
     told = mine._components.calls.last.workers._by_rank("failed")[0]
     assert told.startswith("ValueError: Data cardinality")
+
+
+class WithTable(keras.Model):
+    """Adds the mean of a table, which has rows of its own, to its outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs["x"]) + tf.reduce_mean(inputs["table"])
+
+
+def test_a_step_that_is_made_again_in_a_fit_is_still_the_worker_s(strategy):
+    """Its batches turn out to have a table, which is not divided."""
+    specs = {
+        "x": tf.TensorSpec([None, 4]),
+        "table": tf.TensorSpec([None, 2]),
+    }
+
+    def batches():
+        for _ in range(4):
+            yield {"x": tf.ones([6, 4]), "table": tf.ones([3, 2])}, tf.ones(6)
+
+    data = tf.data.Dataset.from_generator(
+        batches, output_signature=(specs, tf.TensorSpec([None]))
+    )
+    model, functions = WithTable(), []
+    model.compile("sgd", "mse")
+
+    def note(batch, logs=None):
+        functions.append(model.train_function)
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    with strategy("DistributedParameterServerStrategy"):
+        model.fit(data, verbose=0, callbacks=[watch])
+    assert [type(f) for f in functions] == [TrainFunction] * 4

@@ -64,7 +64,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             arrays = isinstance(self.data_adapter, compat.ArrayDataAdapter)
             if arrays and ranks and not self._each:
                 own_rows = ranks_lib.read_own_rows(self.data_adapter, config)
-        by_user = isinstance(
+        self._by_user = by_user = isinstance(
             self._distributed_dataset, tf.distribute.DistributedDataset
         )
         self._each = self._each and not by_user and not whole
@@ -229,8 +229,12 @@ class TowerEpochIterator(compat.TFEpochIterator):
 
     @property
     def batch_size(self) -> int | None:
-        """The number of examples of a global batch, as far as the data say."""
-        if self._each:
+        """The number of examples of a global batch, as far as the data say.
+
+        Ranks that read data of their own, or have distributed them themselves,
+        know nothing of that of the others.
+        """
+        if self._each or self._by_user:
             return None
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return self.data_adapter._batch_size

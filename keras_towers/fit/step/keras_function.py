@@ -171,8 +171,10 @@ class KerasFunction(TowerFunction):
 
     def _make_anew(self) -> None:
         """Let Keras make the function again, to be traced again."""
+        # This may be inside of another function, which the model has.
+        before = getattr(self._model, self._name)
         self._function = made_by_keras(self._model, self._name, anew=True)
-        setattr(self._model, self._name, self)
+        setattr(self._model, self._name, before)
 
     def _rows_of(self, batch: Any) -> int:
         """Return how many rows of a batch the largest tower gets."""

@@ -10,7 +10,6 @@ scaling) needs no special handling.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -428,17 +427,19 @@ class SlotsOfRanks:
 
     def _portions(self, rank: int) -> Iterator[list[keras.Variable]]:
         """Yield one rank's slots, in portions that fit in memory."""
-        slots = [
-            slot.variable
-            for slot in self._slots.values()
-            if slot.rank == rank and slot.is_apart
-        ]
-        filled = itertools.accumulate(map(byte_size, slots))
-        for _, portion in itertools.groupby(
-            zip(slots, filled, strict=True),
-            lambda slot_and_bytes: slot_and_bytes[1] // _GATHERED_BYTES,
-        ):
-            yield [slot for slot, _ in portion]
+        portion: list[keras.Variable] = []
+        filled = 0
+        for slot in self._slots.values():
+            if slot.rank != rank or not slot.is_apart:
+                continue
+            size = byte_size(slot.variable)
+            if portion and filled + size > _GATHERED_BYTES:
+                yield portion
+                portion, filled = [], 0
+            portion.append(slot.variable)
+            filled += size
+        if portion:
+            yield portion
 
     def forget(self, variable: keras.Variable) -> bool:
         """Forget a variable; return whether its value is lost."""

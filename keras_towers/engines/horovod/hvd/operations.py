@@ -51,6 +51,10 @@ def prepare_process() -> None:
     distributed_models.patch_keras(hvd.is_initialized)
 
 
+# Callbacks may be used with ranks that were connected otherwise.
+connect_by(HorovodTransport)
+
+
 def _tensor(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return value
