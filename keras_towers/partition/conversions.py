@@ -52,6 +52,7 @@ class Converter:
     Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
             same on all towers.
+        has_gathered: whether rows are gathered because of ``gather_ratio``.
         units: other units, by what they follow from, and by the symbols of
             their sizes.
     """
@@ -67,6 +68,7 @@ class Converter:
         self.is_first = is_first
         self.builder = builder
         self.gather_ratio = gather_ratio
+        self.has_gathered = False
         self.sizes: dict[str, Tensor] = {}
         self.units: dict[Any, DataDependentUnit] = {}
         self._fractions: dict[Any, Tensor] = {}

@@ -70,6 +70,7 @@ def divided(
         for output in outputs:
             output.local = _without_a_row(partition, output, layout)
     if _has_short_rows(partition, node, inputs, outputs):
+        partition.has_gathered = True
         (output,) = outputs
         output.whole_from = WholeFrom(
             node.operation, 0, list(inputs), gathers=True

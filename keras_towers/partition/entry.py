@@ -151,6 +151,7 @@ def lay_out(
         results,
         partition.graphs,
         [o for o in partition.once if id(o) in sources],
+        partition.has_gathered,
     )
     return program, by_name
 

@@ -173,6 +173,8 @@ class Program:
         graphs: the graphs whose functions are called as they are.
         once: the operations of the trace that take rows, but are computed
             once, for all towers.
+        has_gathered: whether rows are gathered instead of larger sums, which
+            is slow if there are many more than was expected.
     """
 
     inputs: Inputs
@@ -182,6 +184,7 @@ class Program:
     results: Sequence[Tensor]
     graphs: Sequence[Any]
     once: Sequence[Any]
+    has_gathered: bool = False
 
     @property
     def levels(self) -> int:

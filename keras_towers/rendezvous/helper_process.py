@@ -53,9 +53,11 @@ def start_store(endpoint: Endpoint, size: int) -> tuple[Helper, Endpoint]:
     assert helper.stdout is not None
     answer = helper.stdout.readline()
     if not answer:
+        stop(helper)
         raise OSError(0, "the process that was to serve has ended")
     port, secret, *error = json.loads(answer)
     if error:
+        stop(helper)
         raise OSError(*error)
     return helper, dataclasses.replace(endpoint, port=port, secret=secret)
 

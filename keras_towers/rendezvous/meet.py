@@ -303,7 +303,9 @@ class Meeting:
 
 def _missing(store: StoreClient) -> str:
     """Which ranks have not come."""
-    ranks = store.get(MISSING) or ()
+    ranks = store.get(MISSING)
+    if not ranks:
+        return "all ranks have come, and are about to get their places"
     names = ", ".join(map(str, ranks))
     return (
         f"rank {names} has not come"

@@ -13,10 +13,18 @@ from keras_towers.transport import Transport
 _connect: Callable[[], Transport] | None = None
 
 
-def connect_by(connect: Callable[[], Transport]) -> None:
-    """Make callbacks and ``fit`` use the ranks that a function connects."""
+def connect_by(
+    connect: Callable[[], Transport], by_default: bool = False
+) -> None:
+    """Make callbacks and ``fit`` use the ranks that a function connects.
+
+    Args:
+        connect: returns the connection of this process.
+        by_default: only if no other was named before.
+    """
     global _connect
-    _connect = connect
+    if not by_default or _connect is None:
+        _connect = connect
 
 
 def connection() -> Transport:

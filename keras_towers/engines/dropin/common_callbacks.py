@@ -332,39 +332,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             )
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keeps the best model so far in one file.
-
-    As in Horovod, the file name is optional and may be set later
-    (``callback.filepath = "best.keras"``). Use it on rank 0 only.
-
-    Args:
-        monitor: the name in the logs to monitor.
-        verbose: 1: print a message when a model is saved.
-        mode: ``"min"``, ``"max"`` or ``"auto"``.
-        save_freq: ``"epoch"``, or a number of batches.
-        filepath: where the model is saved, a ``.keras`` or ``.h5`` file.
-    """
-
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        verbose: int = 0,
-        mode: str = "auto",
-        save_freq: Any = "epoch",
-        filepath: Any = "best_model.keras",
-    ):
-        super().__init__(
-            filepath,
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=False,
-            mode=mode,
-            save_freq=save_freq,
-        )
-
-
 def _inner(optimizer: Any) -> Any:
     """The optimizer inside any loss-scaling wrappers."""
     return list(optimizers_in(optimizer))[-1]

@@ -59,6 +59,7 @@ class GlobalStep:
         on_trace: called with the graph of a step that has been traced.
         examples: how many examples most batches have, which decides what is
             faster; None: nobody knows.
+        has_gathered: whether that has decided anything so far.
     """
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
@@ -70,6 +71,7 @@ class GlobalStep:
         self.micro_batches: int = 1 if number == "auto" else number
         self.on_trace: Callable[[Any], None] = lambda graph: None
         self.examples: int | None = None
+        self.has_gathered = False
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
@@ -210,6 +212,7 @@ class GlobalStep:
             xla=xla,
             gather_ratio=self._gather_ratio(transport),
         )
+        self.has_gathered |= program.has_gathered
         own_rows = of_own_rows(program) if self._is_of_several else None
         program = program if own_rows is None else own_rows.program
         if own_rows is not None and len(own_rows.parts) < len(program.updates):

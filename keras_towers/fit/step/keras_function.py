@@ -21,6 +21,8 @@ from keras_towers.fit.step.global_batch import GlobalStep
 _FIRST_STEPS = 3
 # So often a step is repeated to find out why it was cancelled.
 _CANCELLED = 10
+# A step is traced again for batches that are so many times larger.
+_OUTGROWN = 4
 
 
 class TowerFunction:
@@ -56,6 +58,7 @@ class KerasFunction(TowerFunction):
         self._step = step
         self._fits_memory = step.config.micro_batches == "auto"
         self._looks = False
+        self._examples = step.examples
         self._undivided: set[str] = set()
         self._micro_batches = step.micro_batches
         self._variables = _Variables()
@@ -73,8 +76,16 @@ class KerasFunction(TowerFunction):
         self._looks = not self._model.run_eagerly and (
             self._fits_memory or rows_may_differ
         )
-        if from_now:
-            self._steps = 0
+        if not from_now:
+            return
+        self._steps = 0
+        expected, examples = self._examples, self._step.examples
+        if expected is None or examples is None:
+            return
+        # Rows that were few are many now.
+        if self._step.has_gathered and examples > _OUTGROWN * expected:
+            self._examples = examples
+            self._make_anew()
 
     def __call__(self, data: Any) -> Any:
         of_dataset = isinstance(data, tf.data.Iterator)

@@ -147,3 +147,17 @@ def test_few_rows_are_exchanged_instead_of_the_gradient_of_a_wide_layer(
         model.fit(**data, verbose=0)
     (line,) = steps_of(strategy)
     assert ("102 KB" in line) is (batch == 256), line
+
+
+def test_a_step_is_divided_anew_for_much_larger_batches():
+    """What is less to exchange changes with them."""
+    x = np.zeros((256, 160), "float32")
+    layer = keras.layers.Dense(160, use_bias=False)
+    model = keras.Sequential([keras.Input((160,)), layer])
+    model.compile("sgd", "mse")
+    strategy, sums_gradients = kt.TowerStrategy(2), []
+    with strategy:
+        for batch in (16, 32, 256):
+            model.fit(x, x, batch_size=batch, verbose=0)
+            sums_gradients.append("102 KB" in steps_of(strategy)[0])
+    assert sums_gradients == [False, False, True]

@@ -69,6 +69,10 @@ def init(lazy: bool = True) -> None:
     distributed_models.patch_keras(lambda: True)
 
 
+# Callbacks may be used with ranks that were connected otherwise.
+connect_by(transport, by_default=True)
+
+
 def shutdown() -> None:
     """Restore Keras; this process leaves the job when it ends."""
     distributed_models.unpatch_keras()

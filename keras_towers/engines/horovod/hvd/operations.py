@@ -52,7 +52,7 @@ def prepare_process() -> None:
 
 
 # Callbacks may be used with ranks that were connected otherwise.
-connect_by(HorovodTransport)
+connect_by(HorovodTransport, by_default=True)
 
 
 def _tensor(value: Any) -> Any:
