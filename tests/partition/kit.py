@@ -75,7 +75,10 @@ class Input:
             return [whole] * len(counts)
         if isinstance(self.layout, Partial):
             rest = np.zeros_like(whole)
-            parts = [(whole * 0.25).astype(whole.dtype) for _ in counts[1:]]
+            # The parts of small integers are not to be zero.
+            more = np.issubdtype(self.dtype, np.integer)
+            part = (whole * 0.25 + more).astype(whole.dtype)
+            parts = [part for _ in counts[1:]]
             for part in parts:
                 rest = rest + part
             return [whole - rest, *parts]

@@ -51,7 +51,9 @@ def apply(
     if active_step.current() and all(grad is None for grad in call.grads):
         # Keras raises an error of its own.
         original(grads, trainable_variables)
-    else:
+        return
+    # As in Keras's own method, for the names of slots.
+    with keras.name_scope(optimizer.name, caller=optimizer):
         take(call)
 
 
