@@ -18,8 +18,7 @@ from keras_towers.strategies import options
 from tests.docs import migration
 from tests.docs.test_commands import COMMANDS, options_of
 from tests.kit.compare import all_close
-from tests.kit.tasks import Tasks
-from tests.launching.jobs import Launched
+from tests.kit.processes import Launched, Tasks
 
 ROWS = migration.rows()
 SCRIPTS = migration.scripts()
@@ -198,7 +197,7 @@ def run_job(folder, code, command):
     (folder / "train.py").write_text(BEGIN + code + END)
     program, run, *arguments = shlex.split(command)
     assert (program, run) == ("keras-towers", "run")
-    done = Launched(folder, tuple(arguments)).finish()
+    done = Launched(folder, *arguments).finish()
     assert done.code == 0, done.out + done.err
     return models_of(folder)
 
@@ -268,6 +267,6 @@ def test_horovodrun(tmp_path):
     with Tasks(tmp_path) as job:
         command = path, "-np", 2, sys.executable, "train.py"
         job.run(*command, folder=tmp_path)
-        job.end()
+        job.finish()
     one, other = models_of(tmp_path)
     all_close(one, other, 1e-5)

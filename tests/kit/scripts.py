@@ -35,6 +35,11 @@ def forget_launchers():
         del os.environ[name]
 
 
+def variables(text):
+    """Variables of the environment, as a shell would set them."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
 def executable(path, text):
     """Write a program that a shell runs."""
     path.write_text(f"#!/bin/sh\n{text}\n")

@@ -3,8 +3,8 @@
 import psutil
 import pytest
 
+from tests.kit.processes import all_gone
 from tests.kit.scripts import executable
-from tests.launching.jobs import all_gone
 
 JOB = """
 import os, time
@@ -23,7 +23,7 @@ for step in range(10_000):
 @pytest.mark.slow
 def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
     job = launch("-np 2", JOB)
-    ready = job.wait_for(tmp_path / "ready", times=2)
+    ready = job.wait_for("\n", tmp_path / "ready", times=2)
     pids = dict(line.split() for line in ready.splitlines())
     ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
     family = [*job.family(), *ranks]
@@ -129,9 +129,9 @@ def test_hosts_that_go_and_come(launch, tmp_path):
     executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
     job = launch(options, GROWS)
-    job.wait_for(sizes, "3\n")
+    job.wait_for("3\n", sizes)
     hosts.write_text("127.0.0.1:2\n")
-    job.wait_for(sizes, "2\n")
+    job.wait_for("2\n", sizes)
     hosts.write_text("127.0.0.1:2\n127.0.0.3:1\n")
     done = job.finish()
     assert done.code == 0, done.out + done.err

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.kit.scripts import executable
-from tests.launching.jobs import all_gone, variables
+from tests.kit.processes import RUN, all_gone
+from tests.kit.scripts import executable, variables
 
 TELLS = """
 import os, sys
@@ -44,13 +44,10 @@ while not ("leave" in sys.argv and os.path.exists("may leave")):
 """
 
 
-def test_several_ranks(launch, tmp_path):
+def test_several_ranks(run, tmp_path):
     words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help"]
     options = "-np 3 --output logs"
-    job = launch(options, TELLS + HALVES, *words, stdin=subprocess.PIPE)
-    job.process.stdin.write(b"words of which none can be given to all\n")
-    job.process.stdin.flush()
-    done = job.finish()
+    done = run(options, TELLS + HALVES, *words, stdin="not for all of them\n")
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     told = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
@@ -71,11 +68,8 @@ def test_several_ranks(launch, tmp_path):
         assert sorted(text.splitlines()) == sorted(lines)
 
 
-def test_one_rank_is_as_a_process_without_the_launcher(launch):
-    job = launch("-np 1 -m", TELLS, "--epochs", "1", stdin=subprocess.PIPE)
-    job.process.stdin.write(b"words\n")
-    job.process.stdin.flush()
-    done = job.finish()
+def test_one_rank_is_as_a_process_without_the_launcher(run):
+    done = run("-np 1 -m", TELLS, "--epochs", "1", stdin="words\n")
     assert done.code == 0, done.err
     assert done.out == r"0 1 None ['--epochs', '1'] 'words\n' Größe ✓" + "\n"
     assert done.err == "to stderr\n"
@@ -95,12 +89,12 @@ def test_no_end_of_the_launcher_leaves_anything(
     launch, tmp_path, number, words, code
 ):
     job = launch("-np 2", FAMILY, *words)
-    job.wait_for(tmp_path / "ready", times=2)
+    job.wait_for("\n", tmp_path / "ready", times=2)
     family = job.family()
     # An agent, a rank, and four below it, twice.
     assert len(family) >= 10
     if number is not None:
-        job.send(number)
+        job.process.send_signal(number)
     (tmp_path / "may leave").touch()
     done = job.finish()
     assert done.code == code
@@ -109,12 +103,14 @@ def test_no_end_of_the_launcher_leaves_anything(
         assert done.last == f"keras-towers run: stopped by {number.name}"
 
 
-def test_a_closed_pipe_ends_the_job(launch):
-    script = "while True:\n    print('x' * 1000)"
-    job = launch("-np 2", script)
-    assert job.process.stdout.readline().startswith(b"[")
-    job.process.stdout.close()
-    assert job.process.wait(60) == 141
+def test_a_closed_pipe_ends_the_job(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("while True:\n    print('x' * 1000)")
+    command = *RUN, "-np", "2", str(script)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as job:
+        assert job.stdout.readline().startswith(b"[")
+        job.stdout.close()
+        assert job.wait(60) == 141
 
 
 def test_output_that_cannot_be_written_ends_the_job(run, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from keras_towers.launching.job import Job, local_cluster, run_cluster
 from keras_towers.system import handled
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 BEGIN = """
 import json, os, signal, sys, time

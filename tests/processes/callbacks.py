@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import EVENTS
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.kit.traces import written
 from tests.processes import small as s
 
@@ -187,7 +187,7 @@ def stop_of_one_rank():
     s.assert_same_model(mine, alone)
 
 
-@check
+@rare_check
 def stop_of_evaluate_and_predict():
     mine = s.eager()
     with s.Strategy():
@@ -337,7 +337,7 @@ def timeline_of_all_ranks():
     assert not path.with_name("trace.rank1.json").exists()
 
 
-@check
+@rare_check
 def timeline_of_a_fit_that_fails():
     class Fails(kt.Timeline):
         def on_train_end(self, logs=None):

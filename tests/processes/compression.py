@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.reduction import shared_memory
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 X = np.random.default_rng(0).normal(size=(s.COUNT, 96)).astype("float32")
@@ -59,7 +59,7 @@ def shared_memory_is_exact_to_the_bit():
     assert not [p for p in left if p.name.startswith("keras-towers")]
 
 
-@check
+@rare_check
 def forms_are_near_the_exact_sum():
     for name in ("fp16", "fp16-shards"):
         distance = difference(train(name), exactly())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
@@ -99,7 +99,7 @@ def rounds_take_the_mean_of_the_ranks_weights():
     assert_rounds(2)
 
 
-@check
+@rare_check
 def rounds_with_an_outer_step_on_two_towers():
     outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
     assert_rounds(3, towers=2, **outer)
@@ -118,7 +118,7 @@ def rounds_of_one_step_are_those_of_one_process():
     )
 
 
-@check
+@rare_check
 def rounds_end_where_weights_are_used():
     mine = s.model()
     with s.Strategy(sync_every=100):
@@ -137,7 +137,7 @@ def rounds_end_where_weights_are_used():
     s.assert_same_model(mine)
 
 
-@check
+@rare_check
 def after_a_round_that_only_some_ranks_went_on_with():
     mine = s.model()
     strategy = s.Strategy(sync_every=3)
@@ -151,7 +151,7 @@ def after_a_round_that_only_some_ranks_went_on_with():
     s.assert_same_model(mine)
 
 
-@check
+@rare_check
 def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     """Each rank counts its own examples; the ranks' sums are logged."""
     strategy = s.Strategy(sync_every=4)
@@ -179,7 +179,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     s.assert_same_model(resumed, undisturbed)
 
 
-@check
+@rare_check
 def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():

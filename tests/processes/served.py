@@ -19,7 +19,7 @@ from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.ranks import check, main
+from tests.kit.ranks import check, main, rare_check
 from tests.processes import exact  # noqa: F401
 from tests.processes import small as s
 
@@ -96,7 +96,7 @@ def chief_saves_a_plain_model_from_which_training_goes_on():
     s.assert_same_model(loaded, alone)
 
 
-@check
+@rare_check
 def models_and_fits_in_turns_also_in_another_block():
     def trained(one, other, block):
         with block():
@@ -122,7 +122,7 @@ def models_and_fits_in_turns_also_in_another_block():
         assert_ordinary(one)
 
 
-@check
+@rare_check
 def unequal_lengths_end():
     mine, count = s.model(seed=s.RANK), (s.COUNT, s.SHORT)[s.RANK]
     with s.Strategy(batches="each"):
@@ -132,7 +132,7 @@ def unequal_lengths_end():
     assert np.isfinite(mine.get_weights()[0]).all()
 
 
-@check
+@rare_check
 def masks_are_of_the_own_part_and_warned_of():
     mine = CASES["mask"].build()
     with s.Messages() as messages, s.Strategy():
@@ -166,7 +166,7 @@ def sums_over_the_batch_are_of_all_workers():
     s.assert_same_model(mine, alone)
 
 
-@check
+@rare_check
 def who_has_no_examples_writes_no_state():
     layer = keras.layers.BatchNormalization(momentum=0.5)
     mine, seen = s.model(layer), []
@@ -198,7 +198,7 @@ class Noise(keras.layers.Layer):
         return x
 
 
-@check
+@rare_check
 def workers_with_data_of_their_own_draw_masks_of_their_own():
     """Although all set one seed, as scripts do."""
     mine, kept = s.model(Noise()), []

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness.classes import groups, optimizer_recipes
 from tests.exactness.classes.optimizer_recipes import OPTIMIZERS
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -109,7 +109,7 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     assert_same_state(keras.models.load_model(path.format(epoch=2)), reference)
 
 
-@check
+@rare_check
 def optimizers_whose_state_is_not_one_slot_for_each_weight():
     known = ("Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW")
     parts = {name: (name, "plain") for name in OPTIMIZERS if name in known}
@@ -118,7 +118,7 @@ def optimizers_whose_state_is_not_one_slot_for_each_weight():
     assert not said, said
 
 
-@check
+@rare_check
 def training_goes_on_where_ranks_are_not_synchronised():
     mine, reference = compiled(), alone({"epochs": 1})
     found = []
@@ -138,7 +138,7 @@ def training_goes_on_where_ranks_are_not_synchronised():
     assert_same_state(mine, reference)
 
 
-@check
+@rare_check
 def batches_by_hand_in_shares():
     mine, reference = compiled(), compiled(run_eagerly=True)
     for _ in range(2):
@@ -154,7 +154,7 @@ def batches_by_hand_in_shares():
         assert_same_state(mine, reference)
 
 
-@check
+@rare_check
 def state_that_rank_0_has_loaded_in_shares():
     trained = alone()
     path = FOLDER / "to-load.keras"
@@ -175,7 +175,7 @@ def state_that_rank_0_has_loaded_in_shares():
     assert_same_state(mine, trained)
 
 
-@check
+@rare_check
 def a_fit_within_an_epoch_of_another():
     def nested(outer, inner):
         within = s.Does(on_train_batch_end=lambda it: train(inner, epochs=1))
@@ -191,7 +191,7 @@ def a_fit_within_an_epoch_of_another():
         assert_same_state(one, other)
 
 
-@check
+@rare_check
 def an_error_between_steps_of_shares():
     folder = FOLDER / "backup-in-shares"
     mine, again = compiled(), compiled()

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from keras_towers.rendezvous import store
+from tests.kit.processes import Launched
 from tests.kit.scripts import executable
-from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow
 # An error of the script's own that sounds like a lost connection.
@@ -55,7 +55,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         *("--blacklist-cooldown-range", "8", "10"),
     )
     worker = "-m", "tests.processes.enduring", str(tmp_path)
-    job = Launched(tmp_path, (*options, *worker), TESTED_UPDATES=updates)
+    job = Launched(tmp_path, *options, *worker, TESTED_UPDATES=updates)
     done = job.finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
@@ -78,7 +78,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
 def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
     (tmp_path / "script.py").write_text(OWN_ERROR)
     arguments = "--min-np", "2", "script.py"
-    done = Launched(tmp_path, arguments).finish()
+    done = Launched(tmp_path, *arguments).finish()
     assert done.code == 1, done.out + done.err
     assert "UnknownError: Horovod: Read error [a]" in done.err
     # Nobody has tried it again.
@@ -109,12 +109,12 @@ def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
     (tmp_path / "stay").touch()
     job = Launched(
         tmp_path,
-        ("--min-np", "2", "script.py"),
+        *("--min-np", "2", "script.py"),
         # A proxy that nobody may be asked through.
         http_proxy="http://127.0.0.1:9",
     )
     try:
-        job.wait_for(tmp_path / "begun", times=2)
+        job.wait_for("begun", tmp_path / "begun", times=2)
         launcher = psutil.Process(job.process.pid)
         family = [launcher, *job.family()]
         everything = [a for process in family for a in listening(process)]

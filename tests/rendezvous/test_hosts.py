@@ -5,7 +5,7 @@ import pytest
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import hosts, network
 from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
-from tests.launching.jobs import variables
+from tests.kit.scripts import variables
 
 pytestmark = pytest.mark.core
 

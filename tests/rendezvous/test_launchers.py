@@ -3,7 +3,7 @@
 import pytest
 
 from keras_towers.rendezvous.launchers import detect
-from tests.launching.jobs import variables
+from tests.kit.scripts import variables
 
 pytestmark = pytest.mark.core
 

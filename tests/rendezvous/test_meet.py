@@ -14,7 +14,8 @@ from keras_towers import TowerError, settings
 from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.meet import RendezvousFile
 from keras_towers.rendezvous.store import Endpoint
-from tests.launching.jobs import variables, wait_until
+from tests.kit.processes import wait_until
+from tests.kit.scripts import variables
 
 LIMIT_S = 60
 MEMBER = launchers.detect(

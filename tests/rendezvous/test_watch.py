@@ -10,7 +10,7 @@ import pytest
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import Endpoint
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
 LATE = {"rank 1": "is still in step 2"}
