@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 _RANKS = {launcher.rank_in for launcher in LAUNCHERS}
 _TOLD = (
     *("HOROVOD_", "SLURM", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "PBS_", "LSB_"),
-    *("TORCHELASTIC_", "DMLC_", "TF_CONFIG", "TF_NUM_", "OMP_"),
+    *("TORCHELASTIC_", "DMLC_", "BYTEPS_", "TF_CONFIG", "TF_NUM_", "OMP_"),
     *("WORLD_SIZE", "LOCAL_RANK"),
 )
 
