@@ -87,15 +87,6 @@ def test_who_waits_warns(watch, caplog, marks, late, said):
         assert texts[0].endswith(f" s in step 3: {said}")
 
 
-def test_the_job_is_ended_at_last(capfd, exits, watch):
-    codes, _ = exits
-    watch(Store(LATE), ["step 3"], shutdown_s=0.5)
-    assert wait_until(lambda: codes)
-    assert codes == [75]
-    error = capfd.readouterr().err
-    assert "in step 3: rank 1 is still in step 2. Ending the job." in error
-
-
 @pytest.mark.parametrize(
     ("store", "marks", "said"),
     [

@@ -31,8 +31,8 @@ def all_begin_as_the_root_but_for_local_variables():
     callback.set_model(made)
     callback.on_train_begin()
     others = [v for v in made.weights if v is not bias]
-    assert small.ranks_apart([*others, *optimizer.variables]) == 0
-    assert small.apart(made.weights[2:], m.mlp().weights[2:]) == 0
+    assert small.difference_between_ranks([*others, *optimizer.variables]) == 0
+    assert small.difference(made.weights[2:], m.mlp().weights[2:]) == 0
     first, second = hvd.allgather_object(float(np.abs(bias).max()))
     assert first == 0
     assert second > 0
@@ -65,9 +65,9 @@ def an_unbuilt_model_is_broadcast_with_its_first_batch():
             eagerly,
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         )
-        assert small.ranks_apart(ours) == 0
+        assert small.difference_between_ranks(ours) == 0
         # In eager mode the ranks have trained one batch before.
-        assert eagerly or small.apart(ours, alone) < small.ROUNDING
+        assert eagerly or small.difference(ours, alone) < small.ROUNDING
 
 
 def _notes(seen):
@@ -116,7 +116,7 @@ def warm_up_follows_the_rule_with_corrected_momentum_and_metrics_are_means():
         sums = [factor * s + g for s, g in zip(sums, grads, strict=True)]
         for v, s in zip(alone.trainable_variables, sums, strict=True):
             v.assign_sub(now * s)
-    assert small.apart(made.weights, alone.weights) < small.ROUNDING
+    assert small.difference(made.weights, alone.weights) < small.ROUNDING
     assert history["lr"] == pytest.approx(rates[steps - 1 :: steps])
     one, other = hvd.allgather_object(before)
     assert sorted(one) == ["acc", "loss"]
@@ -172,8 +172,8 @@ def a_local_layer_keeps_its_own_gradients():
     own = small.gradients(made, x, y)[2].numpy()
     before = made.get_weights()[2]
     optimizer.apply(small.gradients(made, x, y), made.trainable_variables)
-    assert small.ranks_apart(made.layers[0].weights) == 0
-    assert small.ranks_apart(made.layers[1].weights) > 1e-3
+    assert small.difference_between_ranks(made.layers[0].weights) == 0
+    assert small.difference_between_ranks(made.layers[1].weights) > 1e-3
     moved = before - made.get_weights()[2]
     close(moved, 0.1 * own / 2)
 
@@ -213,7 +213,7 @@ def callbacks_that_some_ranks_lack_act_for_all():
         made = fit(*callbacks)
         rule = made.optimizer
         variables = [*made.weights, *rule.variables]
-        assert small.ranks_apart(variables) == 0, callbacks
+        assert small.difference_between_ranks(variables) == 0, callbacks
         done = hvd.allgather_object(int(rule.iterations))
         assert done == [steps, steps], callbacks
         assert float(rule.learning_rate) == np.float32(rate)

@@ -56,8 +56,8 @@ def a_tape_does_not_reduce_local_sources():
     assert [variable.path for variable, _ in local + reduced] == [
         v.path for v in made.layers[1].weights + made.layers[0].weights
     ]
-    assert small.ranks_apart([grad for _, grad in local]) > 1e-3
-    assert small.ranks_apart([grad for _, grad in reduced]) == 0
+    assert small.difference_between_ranks([grad for _, grad in local]) > 1e-3
+    assert small.difference_between_ranks([grad for _, grad in reduced]) == 0
 
 
 @check
@@ -135,4 +135,4 @@ def ranks_with_other_gradients_are_told():
         )
     # Nothing is left behind.
     step(hvd.DistributedOptimizer(m.momentum()), 4)
-    assert small.ranks_apart(made.weights) == 0
+    assert small.difference_between_ranks(made.weights) == 0
