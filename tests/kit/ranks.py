@@ -5,7 +5,7 @@ A worker is a module with functions marked by ``check``, which ends in
 
     WORKER = "tests.processes.training"
     JOBS = {"Horovod": Job(WORKER, names(WORKER))}
-    test_ranks = tests_of(JOBS)
+    test_ranks = each_check_of(JOBS)
 
 Each rank writes the result of a check to a file of its own at once: a rank that
 hangs or dies shows where.
@@ -82,7 +82,7 @@ def main():
 
 
 def rank_here():
-    """The rank of this process, however the launcher has told it."""
+    """The rank of this process, whatever launcher has started it."""
     cluster = tf_config.from_environment()
     return cluster.rank if cluster else int(os.environ["HOROVOD_RANK"])
 
@@ -128,13 +128,11 @@ class Job:
     @functools.cached_property
     def _run(self):
         with tempfile.TemporaryDirectory() as folder:
-            arguments = *self._before, folder, *self._after
-            job = Launched(
-                pathlib.Path(folder), *arguments, **self._environment
-            )
-            done = job.finish(self._limit_s + 5)
+            arguments = *self._launcher, folder, self._limit_s, *self.wanted
+            job = Launched(pathlib.Path(folder), *arguments, **self._variables)
+            job.finish(self._limit_s + 5)
             ranks = range(self.ranks)
-            return [_read(_results(folder, rank)) for rank in ranks], done
+            return [_read(_results(folder, rank)) for rank in ranks], job
 
     def assert_passed(self, name):
         """Assert that a check passed on every rank, or how the job ended."""
@@ -149,7 +147,7 @@ class Job:
             )
 
 
-def tests_of(jobs, long=()):
+def each_check_of(jobs, long=()):
     """A test of each check of some jobs, and that each job ends well.
 
     Args:

@@ -43,10 +43,10 @@ def trains(folder):
 
 def test_two_jobs_at_once_get_the_weights_of_one_process(ranks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
-    for folder, told in jobs.items():
+    for folder, environment in jobs.items():
         folder.mkdir()
         for rank in reversed(range(RANKS)):
-            ranks.run(*trains(folder), **MEETS, **told(rank))
+            ranks.run(*trains(folder), **MEETS, **environment(rank))
     ranks.finish()
     for folder in jobs:
         started.assert_as_one_process(folder, RANKS)

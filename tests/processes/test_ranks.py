@@ -3,7 +3,7 @@
 import pytest
 
 from tests.exactness.cases import CASES
-from tests.kit.ranks import Job, names, tests_of
+from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow
 MODULES = [
@@ -41,7 +41,6 @@ THREE = [
 # What depends on the transport most, and several towers of a rank.
 TENSORFLOW = [
     *names("tests.processes.over_tensorflow"),
-    "attributes",
     "other_versions_are_refused",
     "other_data_of_an_epoch_that_follows_is_refused",
     "embedding-clipped on two towers",
@@ -53,7 +52,6 @@ TENSORFLOW_REST = [
     "dtypes_of_collectives",
     "own_data_of_unequal_length",
     "what_is_computed_by_hand_is_that_of_one_process",
-    "integers_are_reduced_over_all_ranks",
     "xla_compiles_what_each_rank_computes",
     "what_differs_between_ranks_is_named",
     "forms_are_near_the_exact_sum",
@@ -88,4 +86,4 @@ LONG = {
     "Horovod, three ranks": job(THREE, ranks=3),
     "TensorFlow, the rest": job(TENSORFLOW_REST, **OVER_TENSORFLOW),
 }
-test_ranks = tests_of(JOBS, LONG)
+test_ranks = each_check_of(JOBS, LONG)

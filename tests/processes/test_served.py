@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.ranks import Job, names, tests_of
+from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow
 MODULE = "tests.processes.served"
@@ -56,4 +56,4 @@ LONG = {
         BY_THEMSELVES, strategy="DistributedReplicatedStrategy", **PARTS
     ),
 }
-test_workers = tests_of(JOBS, LONG)
+test_workers = each_check_of(JOBS, LONG)

@@ -9,23 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_towers as kt
 from keras_towers.rendezvous import versions
 from tests.kit.compare import all_close, close
 from tests.kit.ranks import check
 from tests.processes import small as s
-
-
-@check
-def attributes():
-    strategy = s.Strategy()
-    assert (strategy.rank, strategy.size) == (s.RANK, 2)
-    assert (strategy.local_rank, strategy.local_size) == (s.RANK, 2)
-    assert strategy.is_chief == (s.RANK == 0)
-    if isinstance(strategy, kt.HorovodStrategy):
-        assert strategy.mpi_enabled() is False
-    assert strategy.num_replicas_in_sync == 2
-    assert "rank" in strategy.describe()
 
 
 @check
@@ -370,8 +357,12 @@ def own_loop():
     rows = tf.constant([[float(s.RANK)]])
     gathered = strategy.gather(strategy.run(lambda: rows), axis=0)
     assert gathered.numpy().ravel().tolist() == [0.0, 1.0]
-    mean = strategy.reduce("MEAN", strategy.run(lambda: rows), axis=None)
-    assert float(tf.squeeze(mean)) == 0.5
+    count = strategy.run(lambda: tf.constant(s.RANK + 1))
+    towers = len(strategy.experimental_local_results(count))
+    for operation, wanted in ("SUM", 3 * towers), ("MEAN", 1.5):
+        found = strategy.reduce(operation, count, axis=None).numpy()
+        # The mean of integers may be one.
+        assert found in (wanted, int(wanted))
     numbers = strategy.distribute_datasets_from_function(
         lambda context: tf.data.Dataset.from_tensors(context.input_pipeline_id)
     )
@@ -445,14 +436,3 @@ def what_is_computed_by_hand_is_that_of_one_process():
 
     made = [make(metrics=["mae", Seen()]) for make in (s.model, s.eager)]
     s.assert_as_one_process(made[0], act, made[1])
-
-
-@check
-def integers_are_reduced_over_all_ranks():
-    with s.Strategy() as strategy:
-        count = strategy.run(lambda: tf.constant(s.RANK + 1))
-        for operation, wanted in (("SUM", 3), ("MEAN", 1.5)):
-            here = len(strategy.experimental_local_results(count))
-            times = here if operation == "SUM" else 1
-            found = strategy.reduce(operation, count, axis=None)
-            assert found.numpy() in (wanted * times, int(wanted) * times)

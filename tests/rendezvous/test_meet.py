@@ -81,7 +81,7 @@ def test_the_file_is_private(folder):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("environment", "said"),
     [
         (
             "RENDEZVOUS_FOLDER=/proc/none",
@@ -92,9 +92,9 @@ def test_the_file_is_private(folder):
         ("RENDEZVOUS=host:9", "KERAS_TOWERS_SECRET"),
     ],
 )
-def test_what_the_user_has_set(monkeypatch, told, said):
+def test_what_the_user_has_set(monkeypatch, environment, said):
     monkeypatch.setenv("KERAS_TOWERS_SECRET", "short")
-    for name, value in variables(told).items():
+    for name, value in variables(environment).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
         meet.given_endpoint()

@@ -66,10 +66,10 @@ def test_each_has_to_be_there(role, ports):
     ],
 )
 def test_what_is_wrong_is_said(role, name, value, said, ports):
-    told = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
+    wrong = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
     check = dmlc.worker if role == "worker" else dmlc.check_server
     with pytest.raises(TowerError, match="BytePS cannot start") as error:
-        check(told)
+        check(wrong)
     assert name in str(error.value) and said in str(error.value)
 
 

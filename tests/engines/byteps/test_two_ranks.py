@@ -1,7 +1,7 @@
 """Two processes over BytePS train what one would, and say what they refuse."""
 
 from tests.engines.byteps.test_jobs import pytestmark as pytestmark
-from tests.kit.ranks import Job, names, tests_of
+from tests.kit.ranks import Job, each_check_of, names
 
 # What does not depend on the engine is shown over the others.
 KEPT = (
@@ -34,4 +34,4 @@ LONG = {
     # Tensors are spread over the servers.
     "three ranks": job(("embedding-clipped",), ranks=3, servers=2),
 }
-test_ranks = tests_of(JOBS, LONG)
+test_ranks = each_check_of(JOBS, LONG)

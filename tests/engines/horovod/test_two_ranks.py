@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.ranks import Job, names, tests_of
+from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow
 MODULES = [
@@ -15,4 +15,4 @@ JOB = Job(
     limit_s=240,
     HOROVOD_DYNAMIC_PROCESS_SETS="1",
 )
-test_ranks = tests_of({"two ranks": JOB})
+test_ranks = each_check_of({"two ranks": JOB})
