@@ -2,8 +2,8 @@
 
 import os
 
-# What such a session is on: "gpu", or "cpu" to try the tests themselves on logical
-# CPUs, which are then used as GPUs are.
+# What such a session is on: "gpu", or "cpu" to try the tests themselves on
+# logical CPUs, which are then used as GPUs are.
 VARIABLE = "KERAS_TOWERS_TESTS_ON"
 ON = os.environ.get(VARIABLE, "")
 
