@@ -344,6 +344,9 @@ def other_gradients_are_refused():
 @check
 def own_loop():
     strategy = s.Strategy()
+    assert (strategy.rank, strategy.size) == (s.RANK, 2)
+    assert (strategy.local_rank, strategy.local_size) == (s.RANK, 2)
+    assert strategy.is_chief == (s.RANK == 0)
     with strategy.scope():
         mine = s.model(optimizer="adam")
     data = tf.data.Dataset.from_tensor_slices((s.X, s.Y)).batch(25)
