@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 assert kt.__file__.startswith(sys.argv[1])
 for words in ([], ["run"], ["install"]):
     assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
+towers = kt.virtual_towers(2)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-with kt.TowerStrategy(kt.virtual_towers(2)):
+with kt.TowerStrategy(towers):
     model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
 print("works")
 """

@@ -48,8 +48,6 @@ TENSORFLOW = [
     "sync-batch-norm on two towers",
 ]
 TENSORFLOW_REST = [
-    # Makes its strategy first, which has to start TensorFlow.
-    "dtypes_of_collectives",
     "own_data_of_unequal_length",
     "what_is_computed_by_hand_is_that_of_one_process",
     "xla_compiles_what_each_rank_computes",

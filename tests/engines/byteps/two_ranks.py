@@ -62,10 +62,18 @@ def sums_of_unknown_length():
     def total(tensor):
         return transport.all_reduce([tensor], "unknown")[0]
 
-    # More than one message, whole messages.
-    for rows in (500_000, 2**20):
+    # More than one message, whole messages, less than one, nothing.
+    for rows in (500_000, 2**20, 5, 0, 5):
         tensor = tf.random.stateless_uniform([rows, 3], [1, rows])
         np.testing.assert_array_equal(total(tensor), 2 * tensor)
+
+
+@check
+def gathered_where_a_rank_has_nothing():
+    transport = BytePSTransport()
+    for rows in ((0, 3), (2, 0), (0, 0)):
+        mine = tf.fill([rows[transport.rank], 2], 1.0)
+        assert transport.all_gather(mine, "rows").shape == (sum(rows), 2)
 
 
 @check
