@@ -34,8 +34,7 @@ from keras_towers.reduction.feedback import (
     power_sgd,
 )
 from keras_towers.reduction.gradients import check_floats
-from keras_towers.transport import Transport
-from keras_towers.transport.messages import packed
+from keras_towers.transport import Transport, messages
 
 _BUCKET_BYTES = 16 * 2**20
 
@@ -50,7 +49,7 @@ def _shards(dtype: tf.DType) -> CommunicationHook:
             known = all(t.shape.is_fully_defined() for t in tensors)
             if transport.size == 2 and known:
                 return _sum_two(dtype, transport, tensors, key)
-            return packed(
+            return messages.packed(
                 tensors,
                 lambda vectors: [
                     _sum_shards(dtype, transport, vector, f"{key}.{n}")
@@ -118,25 +117,14 @@ def _sum_two(
     of integers, which may wrap around, less a rank's own is the other's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
-    encoded = [_as_int32(t) for t in sent]
-    both = transport.all_reduce(encoded, f"{key}.both")
+    words = [messages.words_of(t) for t in sent]
+    sums = transport.all_reduce(words, f"{key}.both")
     totals = []
-    for values, words, total, tensor in zip(
-        sent, encoded, both, tensors, strict=True
-    ):
-        flat = tf.reshape(tf.bitcast(total - words, dtype), [-1])
-        other = tf.reshape(flat[: tf.size(values)], tf.shape(values))
-        rows = [values, other] if transport.rank == 0 else [other, values]
-        value = tf.add_n([tf.cast(row, tf.float32) for row in rows])
-        totals.append(tf.cast(tf.cast(value, dtype), tensor.dtype))
+    for own, mine, both, tensor in zip(sent, words, sums, tensors, strict=True):
+        other = messages.from_words(both - mine, dtype, tf.shape(own))
+        total = tf.cast(own, tf.float32) + tf.cast(other, tf.float32)
+        totals.append(tf.cast(tf.cast(total, dtype), tensor.dtype))
     return totals
-
-
-def _as_int32(tensor: tf.Tensor) -> tf.Tensor:
-    """Bitcast 16-bit values to a vector of int32, padded with zeros."""
-    flat = tf.reshape(tensor, [-1])
-    padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
-    return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
 
 
 CompressionName: TypeAlias = Literal[

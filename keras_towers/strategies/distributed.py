@@ -24,6 +24,7 @@ from keras_towers.strategies.options import (
     ServerKeywords,
     Where,
     check,
+    check_arguments,
     options_of,
 )
 from keras_towers.strategies.parameter_server import choose_places
@@ -164,8 +165,11 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
-        check("sync", sync, bool)
-        check("caching_device", caching_device, Where | None)
+        check_arguments(
+            DistributedParameterServerStrategy,
+            sync=sync,
+            caching_device=caching_device,
+        )
         super().__init__(towers, cluster, options)
         self.sync = sync
         where, places = choose_places(self._config.devices, caching_device)
