@@ -23,7 +23,6 @@ from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
     Where,
-    check,
     check_arguments,
     options_of,
 )
@@ -43,7 +42,6 @@ def connect(
     Returns:
         The devices of this worker, and the workers.
     """
-    check("cluster", cluster, tf_config.Cluster | None)
     cluster = cluster or tf_config.required()
     if cluster.trains:
         towers = share_machine(cluster, towers)
@@ -169,6 +167,7 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
             DistributedParameterServerStrategy,
             sync=sync,
             caching_device=caching_device,
+            cluster=cluster,
         )
         super().__init__(towers, cluster, options)
         self.sync = sync
@@ -220,5 +219,6 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
+        check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
         self._train(CopiesOnTowers(self._config, self._mode.reduce), sync=True)

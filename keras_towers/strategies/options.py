@@ -120,7 +120,7 @@ class Options(StepOptions):
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            check(name, getattr(self, name), hint)
+            _check(name, getattr(self, name), hint)
         if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
@@ -234,7 +234,7 @@ def check_arguments(strategy: type, **arguments: Any) -> None:
     """Refuse arguments that do not match a constructor's annotations."""
     hints = typing.get_type_hints(strategy.__init__)
     for name, value in arguments.items():
-        check(name, value, hints[name])
+        _check(name, value, hints[name])
 
 
 def check_seconds(name: str, seconds: Any) -> None:
@@ -251,7 +251,7 @@ def _hints() -> dict[str, Any]:
     return typing.get_type_hints(Options)
 
 
-def check(name: str, value: Any, hint: Any) -> None:
+def _check(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that does not match its annotation."""
     if hint is float and name.endswith("_s"):
         return check_seconds(name, value)
@@ -277,9 +277,9 @@ def _matches(value: Any, part: Any) -> bool:
         return any(type(value) is type(v) and value == v for v in values)
     if part in (int, float):
         return isinstance(value, (int, part)) and not isinstance(value, bool)
-    return (
-        isinstance(value, part) if isinstance(part, type) else callable(value)
-    )
+    if isinstance(part, type):
+        return isinstance(value, part)
+    return callable(value)
 
 
 def _words(part: Any) -> list[str]:
