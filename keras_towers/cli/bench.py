@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
 from keras_towers.bench import table
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import ROWS, Row, Runs, find
-from keras_towers.bench.runner import FIRST_STEPS, Setting, measure_all, plan
+from keras_towers.bench.rows import Row, Runs, find
+from keras_towers.bench.runner import Setting, measure_all, plan
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from keras_towers.system import writable_file
@@ -41,76 +41,47 @@ _COLUMNS = (
 )
 
 
+Names: TypeAlias = Annotated[str, typer.Option(metavar="NAMES")]
+Numbers: TypeAlias = Annotated[str | None, typer.Option(metavar="NUMBERS")]
+
+
 def bench(
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Your own model as MODULE:FUNCTION, which returns it "
-            "compiled, alone or as (model, x, y): without data, random "
-            f"examples are made. Or some of {', '.join(MODELS)}.",
-        ),
-    ] = "large",
-    towers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of towers of one process. Default: 2, 4 or 8, as "
-            "many as there are GPUs or cores; none with --processes alone.",
-        ),
-    ] = None,
-    processes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of processes, for strategies over several: one core "
-            "or GPU each.",
-        ),
-    ] = None,
-    strategies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Rows to compare, such as {', '.join(ROWS)}; default: those "
-            "that are installed. Options of a strategy follow its name: "
-            "default,tower:mode=cpu,horovod:compression=fp16.",
-        ),
-    ] = "default",
-    steps: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
-        ),
-    ] = 60,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Examples per step, however many replicas share them.",
-        ),
-    ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
-    device: Annotated[
-        Device,
-        typer.Option(help="auto uses GPUs if there are enough of them."),
-    ] = Device.AUTO,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Time limit of one run in seconds.")
-    ] = 300,
+    models: Names = "large",
+    towers: Numbers = None,
+    processes: Numbers = None,
+    strategies: Names = "default",
+    steps: Annotated[int, typer.Option(min=1)] = 60,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    device: Device = Device.AUTO,
+    timeout: Annotated[float, typer.Option(min=1)] = 300,
     json_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="PATH",
-            help="Also write all measurements to this file.",
-        ),
+        Path | None, typer.Option("--json", metavar="PATH")
     ] = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.
+
+    Args:
+        models: Your own model as MODULE:FUNCTION, which returns it compiled,
+            alone or as (model, x, y): without data, random examples are made.
+            Or some of small, large, cnn.
+        towers: Numbers of towers of one process. Default: 2, 4 or 8, as many as
+            there are GPUs or cores; none with --processes alone.
+        processes: Numbers of processes, for strategies over several: one core
+            or GPU each.
+        strategies: Rows to compare, such as plain, stock-default or the names
+            of strategies; default: those that are installed. Options of a
+            strategy follow its name:
+            default,tower:mode=cpu,horovod:compression=fp16.
+        steps: Steps to time in a run, after 20 warm-up steps.
+        batch_size: Examples per step, however many replicas share them.
+        repeats: Runs per row.
+        device: auto uses GPUs if there are enough of them.
+        timeout: Time limit of one run in seconds.
+        json_path: Also write all measurements to this file.
     """
     if towers is None and processes is None:
         towers = "auto"

@@ -26,20 +26,17 @@ _TESTED = ("multi-worker", "sync-replicas", "horovod")
 
 
 def doctor(
-    self_test: Annotated[
-        bool,
-        typer.Option(
-            "--self-test",
-            help="Also train in two processes, over TensorFlow, parameter "
-            "servers and Horovod, and compare the losses with those of one "
-            "process (one to three minutes).",
-        ),
-    ] = False,
+    self_test: Annotated[bool, typer.Option("--self-test")] = False,
 ) -> None:
     """Show whether what is installed works, and what to do next.
 
     The exit code is 1 if something required does not work or the self-test
     fails.
+
+    Args:
+        self_test: Also train in two processes, over TensorFlow, parameter
+            servers and Horovod, and compare the losses with those of one
+            process (one to three minutes).
     """
     console = Console(highlight=False)
     with console.status("checking"):
