@@ -74,19 +74,17 @@ def run_self_test(
     try:
         found = measure_all(cells, rows, setting, console)
     except TowerError as error:
-        return [_failed("plain", str(error))]
+        return [_tested("plain", str(error))]
     if not found.complete:
         raise typer.Exit(130)
-    return [
-        _failed(sample.cell.row, sample.error)
-        if sample.error
-        else Finding("Self-test", sample.cell.row, "losses of one process")
-        for sample in found.samples
-    ]
+    return [_tested(s.cell.row, s.error) for s in found.samples]
 
 
-def _failed(name: str, why: str) -> Finding:
-    advice = f"The self-test ({name}) failed: {why}"
+def _tested(name: str, error: str) -> Finding:
+    """What the self-test has found of a strategy; no error: it works."""
+    if not error:
+        return Finding("Self-test", name, "has the losses of one process")
+    advice = f"The self-test ({name}) failed: {error}"
     return Finding("Self-test", name, "failed", Status.BAD, advice)
 
 
