@@ -175,14 +175,15 @@ def _placed(
     fitting = next(n for n in (8, 4, 2) if n <= max(2, there))
     for counts in numbers.values():
         counts[:] = [count or fitting for count in counts]
-        for count in counts:
-            if setting.device == "gpu" and gpus < count:
-                raise TowerError(f"{count} GPUs are needed, {gpus} visible")
-            if setting.batch % count:
-                raise TowerError(
-                    f"{count} replicas cannot share --batch-size "
-                    f"{setting.batch} equally"
-                )
+    everything = [count for counts in numbers.values() for count in counts]
+    if setting.device == "gpu" and gpus < max(everything):
+        raise TowerError(f"{max(everything)} GPUs are needed, {gpus} visible")
+    for count in everything:
+        if setting.batch % count:
+            raise TowerError(
+                f"{count} replicas cannot share --batch-size {setting.batch} "
+                "equally"
+            )
     return setting, there
 
 
