@@ -14,31 +14,6 @@ from keras_towers.timeline.recording import RankRecording, joined, latest
 
 # What a tower does in a step, in order.
 TOWER_PHASES = ("compute", "wait", "reduction", "update")
-# Fractions of a step from which on a phase stands out.
-_STANDS_OUT = {
-    "input": 0.2,
-    "callbacks": 0.1,
-    "wait": 0.15,
-    "reduction": 0.3,
-    "update": 0.3,
-}
-# How much longer than the others a slow tower computes.
-_SLOW = 1.25
-# On a busy machine a tower may seem to compute in no time at all.
-_TICK_S = 1e-6
-_ADVICE = {
-    "input": "a step waits for its input for {}: read ahead, by "
-    ".prefetch(tf.data.AUTOTUNE) at the end of a dataset or workers=4 of a "
-    "keras.utils.PyDataset, or start 16 steps at once by compile(..., "
-    "steps_per_execution=16).",
-    "callbacks": "callbacks take {}: do their work at the end of an epoch, "
-    "show progress with verbose=2, or run them less often by compile(..., "
-    "steps_per_execution=16).",
-    "reduction": "the reduction of gradients takes {}: a larger batch_size "
-    "computes longer for each of them.",
-    "update": "the optimizer's update takes {}: a larger batch_size updates "
-    "less often.",
-}
 
 Phases = Mapping[str, np.ndarray]
 """Seconds of each step, by phase."""
@@ -227,6 +202,33 @@ def show(console: Console, title: str, phases: Phases, advice: str) -> None:
         console.print(table)
     line = advice or "nothing stands out."
     console.print(line, highlight=False, markup=False)
+
+
+# Fractions of a step from which on a phase stands out.
+_STANDS_OUT = {
+    "input": 0.2,
+    "callbacks": 0.1,
+    "wait": 0.15,
+    "reduction": 0.3,
+    "update": 0.3,
+}
+# How much longer than the others a slow tower computes.
+_SLOW = 1.25
+# On a busy machine a tower may seem to compute in no time at all.
+_TICK_S = 1e-6
+_ADVICE = {
+    "input": "a step waits for its input for {}: read ahead, by "
+    ".prefetch(tf.data.AUTOTUNE) at the end of a dataset or workers=4 of a "
+    "keras.utils.PyDataset, or start 16 steps at once by compile(..., "
+    "steps_per_execution=16).",
+    "callbacks": "callbacks take {}: do their work at the end of an epoch, "
+    "show progress with verbose=2, or run them less often by compile(..., "
+    "steps_per_execution=16).",
+    "reduction": "the reduction of gradients takes {}: a larger batch_size "
+    "computes longer for each of them.",
+    "update": "the optimizer's update takes {}: a larger batch_size updates "
+    "less often.",
+}
 
 
 def advise(
