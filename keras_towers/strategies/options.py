@@ -232,9 +232,9 @@ def options_of(
 
 def check_arguments(strategy: type, **arguments: Any) -> None:
     """Refuse arguments that do not match a constructor's annotations."""
-    hints = typing.get_type_hints(strategy.__init__)
+    parameters = inspect.signature(strategy, eval_str=True).parameters
     for name, value in arguments.items():
-        _check(name, value, hints[name])
+        _check(name, value, parameters[name].annotation)
 
 
 def check_seconds(name: str, seconds: Any) -> None:
