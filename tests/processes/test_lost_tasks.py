@@ -114,10 +114,10 @@ def test_worker_that_comes_back_goes_on_where_it_was(cluster, strategy, dies):
 
 SERVER, CHIEF, WORKER = range(3)
 # By which of them is lost.
-OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 20}}
+OPTIONS = {SERVER: {"towers": 2}, CHIEF: {}, WORKER: {"stall_shutdown_s": 10}}
 LONG = pytest.mark.long
 STALLS = (
-    "worker 0 has waited 20 s for the other workers: worker 1 can no "
+    "worker 0 has waited 10 s for the other workers: worker 1 can no "
     "longer be reached"
 )
 NO_CHIEF = "the chief can no longer be reached"

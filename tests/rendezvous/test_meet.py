@@ -123,9 +123,9 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
 
 
 def test_who_has_not_come_is_named(start):
-    limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "10"}
+    limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "6"}
     of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
-    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 10 s for rank 0"}
+    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 6 s for rank 0"}
     for process, said in (of_three | alone).items():
         assert process.finish().code == 1
         assert said in process.err
