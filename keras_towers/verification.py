@@ -118,7 +118,7 @@ def verify(
     missing = sorted(name for name, _ in alone.keys() - divided.keys())
     if missing:
         raise TowerError(
-            f"{strategy.name} does not compute {missing[0]}: give a strategy "
+            f"{type(strategy).__name__} does not compute {missing[0]}: give a strategy "
             "that trains."
         )
     rounding = {key: _difference(alone[key], rounded[key]) for key in alone}
