@@ -118,8 +118,8 @@ def verify(
     missing = sorted(name for name, _ in alone.keys() - divided.keys())
     if missing:
         raise TowerError(
-            f"{type(strategy).__name__} does not compute {missing[0]}: give a strategy "
-            "that trains."
+            f"{type(strategy).__name__} does not compute {missing[0]}: give a "
+            "strategy that trains."
         )
     rounding = {key: _difference(alone[key], rounded[key]) for key in alone}
     differences = {key: _difference(alone[key], divided[key]) for key in alone}
