@@ -384,7 +384,8 @@ def _run(program, parts, counts):
 
 
 def _assert_alike(found, right, tolerance):
-    right = np.asarray(right)
+    # A single text has no shape.
+    found, right = np.asarray(found), np.asarray(right)
     assert found.shape == right.shape, (found.shape, right.shape)
     if right.dtype.kind in "fc":
         np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
