@@ -51,8 +51,10 @@ from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     MESSAGE_BYTES,
     from_words,
+    header,
     number_of_words,
     packed,
+    shapes_of_ranks,
     words_of,
 )
 
@@ -207,13 +209,11 @@ class BytePSTransport(EngineTransport):
             )
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        shape = tf.shape(tensor, tf.int64)
-        place = tf.one_hot(self.rank, self.size, dtype=tf.int64)
-        (rows,) = self._sum([place * shape[0]], f"{key}.rows")
-        shapes = [
-            tf.concat([[count], shape[1:]], 0) for count in tf.unstack(rows)
-        ]
-        sizes = number_of_words(tensor.dtype, tf.stack(shapes))
+        place = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        mine = place[:, tf.newaxis] * header(tensor, key)
+        (headers,) = self._sum([mine], f"{key}.headers")
+        shapes = shapes_of_ranks(headers, tensor, key)
+        sizes = number_of_words(tensor.dtype, shapes)
         # Of unknown length: one of its own would keep memory on all servers.
         before = tf.reduce_sum(sizes[: self.rank])
         after = tf.reduce_sum(sizes[self.rank + 1 :])
@@ -222,7 +222,9 @@ class BytePSTransport(EngineTransport):
         parts = tf.split(everyone, sizes, num=self.size)
         gathered = [
             from_words(part, tensor.dtype, shape)
-            for part, shape in zip(parts, shapes, strict=True)
+            for part, shape in zip(
+                parts, tf.unstack(shapes, self.size), strict=True
+            )
         ]
         return tf.concat(gathered, 0)
 

@@ -23,9 +23,12 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
+    HEADER,
     from_words,
+    header,
     number_of_words,
     packed,
+    shapes_of_ranks,
     words_of,
 )
 
@@ -42,7 +45,6 @@ _PADDED_SIZES: tuple[int, ...] = tuple(
     (4 + part) * 2**octave for octave in range(2, 38) for part in range(4)
 )
 
-_MOST_DIMENSIONS = 8
 # Sums of so few bytes are made of what all ranks have: a ring that gathers
 # takes half as many messages, one after another, as one that sums.
 _SMALL_BYTES = 2**15
@@ -188,34 +190,12 @@ class CollectiveTransport(EngineTransport):
         Returns:
             As rows, the shape of each rank's tensor and its first words.
         """
-        dimensions = tensor.shape.rank
-        if not dimensions or dimensions > _MOST_DIMENSIONS:
-            raise TowerError(
-                f"the collective {key!r} got a tensor of shape "
-                f"{tensor.shape}: the number of dimensions has to be known, "
-                f"and 1 to {_MOST_DIMENSIONS}."
-            )
-        kind = tf.constant([tensor.dtype.as_datatype_enum, dimensions])
-        unused = tf.zeros([_MOST_DIMENSIONS - dimensions], tf.int32)
         first = words[:_HEADER_WORDS]
         first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
-        head = tf.concat([kind, tf.shape(tensor), unused, first], 0)
+        head = tf.concat([header(tensor, key), first], 0)
         heads = self._rows(head, instance_key(key, "head"))
-        kinds, shapes, heads = tf.split(
-            heads, [2, _MOST_DIMENSIONS, _HEADER_WORDS], axis=1
-        )
-        check = tf.debugging.Assert(
-            tf.reduce_all(kinds == kind)
-            & tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:]),
-            [
-                f"the ranks' tensors for the collective {key!r} differ in "
-                "dtype or shape, in more than the first dimension",
-                kinds,
-                shapes,
-            ],
-        )
-        with tf.control_dependencies([check]):
-            return shapes[:, :dimensions], tf.identity(heads)
+        headers, words = tf.split(heads, [HEADER, _HEADER_WORDS], axis=1)
+        return shapes_of_ranks(headers, tensor, key), words
 
     def _rows(
         self, vector: tf.Tensor, number: int, group: tf.Tensor | int = _FIXED
