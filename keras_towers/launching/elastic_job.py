@@ -354,7 +354,7 @@ class Driver:
             elastic.discover, first, elastic.cooldown_s, self._say
         )
         self.rounds = ElasticRounds(lambda: run.events.put(None))
-        run.server.place = self.rounds.place
+        run.server.place_worker = self.rounds.place
         run.server.on_connected = self.rounds.hold
         self.workers: dict[str, Rank] = {}
         self._offered: dict[str, int] = {}

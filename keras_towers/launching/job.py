@@ -28,7 +28,7 @@ from keras_towers.launching.supervision import (
 from keras_towers.rendezvous import launchers, tf_config
 from keras_towers.rendezvous.hosts import allocation, fill_slots
 from keras_towers.rendezvous.launchers import ClusterEnvironment
-from keras_towers.rendezvous.network import LOOPBACK, is_local, meeting_point
+from keras_towers.rendezvous.network import LOOPBACK, is_local, store_address
 from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
@@ -80,7 +80,7 @@ class Running:
         self.job = job
         remote = [host for host in hosts if not is_local(host)]
         check_reachable(remote)
-        self.address, self._interface = meeting_point(job.interface, remote)
+        self.address, self._interface = store_address(job.interface, remote)
         # A rank that has ended, Connected, the number of a signal, or the
         # OSError where output cannot be written.
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -183,7 +183,7 @@ def run_cluster(job: Job, tasks: Mapping[str, int]) -> Outcome:
         }
         for cluster in clusters:
             serves = cluster.role == "ps"
-            variables = {**everyone, tf_config.VARIABLE: cluster.written()}
+            variables = {**everyone, tf_config.VARIABLE: cluster.to_json()}
             if serves:
                 # Workers need all of a GPU's memory.
                 variables["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -238,10 +238,8 @@ def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
     With another number of processes, each of a launcher starts a job of its
     own.
     """
-    member = launchers.detect()
-    if member is None or member.horovod_reads_variables or member.alone:
-        return None
-    return member if processes in (None, member.size) else None
+    member = launchers.detect_foreign()
+    return member if member and processes in (None, member.size) else None
 
 
 def become(job: Job) -> NoReturn:

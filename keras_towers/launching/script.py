@@ -78,10 +78,10 @@ def _refuse_to_train_alone(advice: str, served: bool) -> None:
     """Allow Keras to train only inside a strategy."""
     # It connects what it needs when Keras is imported.
     import keras_towers  # noqa: F401
-    from keras_towers.rendezvous.alone import refuse_alone
+    from keras_towers.rendezvous.separate_training import forbid_training
     from keras_towers.strategies import STRATEGIES
 
-    refuse_alone(
+    forbid_training(
         f"To train one model in all of them, add --strategy {advice} to "
         f"`keras-towers run`, or `with kt.{STRATEGIES[advice].kind}():` "
         "around fit in the script. "

@@ -87,7 +87,7 @@ class Tasks(contextlib.ExitStack):
         name = name or f"{cluster.role}-{cluster.index}"
         path = self._folder / f"{name}.py"
         path.write_text(script)
-        told = {tf_config.VARIABLE: cluster.written()}
+        told = {tf_config.VARIABLE: cluster.to_json()}
         return self.run(sys.executable, "-u", path, name=name, **told)
 
     def run(self, *command, name=None, **options):

@@ -9,7 +9,7 @@ from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.store import Endpoint, token
+from keras_towers.rendezvous.store import Endpoint, path_token
 
 pytestmark = pytest.mark.core
 
@@ -34,7 +34,7 @@ def told(monkeypatch):
 
 def test_where_the_store_is(told):
     found = told(NO_PROXY="a,b")
-    at = f"127.0.0.1:1234/{token('s')}"
+    at = f"127.0.0.1:1234/{path_token('s')}"
     assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == at
     assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
     assert found["KERAS_TOWERS_STORE"] == "127.0.0.1:1234"

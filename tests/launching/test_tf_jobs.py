@@ -90,7 +90,7 @@ def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
 from keras_towers.rendezvous import store
 if task == ("worker", 0):
-    store.tell_connected(0)
+    store.report_connected(0)
     time.sleep(600)
 """
     done = run("--workers 2", waits)

@@ -80,20 +80,20 @@ def connect(bps: ModuleType) -> None:
         return
     _worker = dmlc.worker()
     member = launchers.detect()
-    if _worker is None and member and not member.alone:
+    if _worker is None and member and not member.is_single_process:
         raise TowerError(
             f"this process is {member}, but nothing has started BytePS's "
             "scheduler and servers, so that each process would train a model "
             "of its own: use `keras-towers run -np 2 --strategy byteps "
             "script.py`, or, if the script enters the strategy itself, "
             f"`keras-towers run -np 2 --servers 1`. "
-            f"{launchers.HOW_TO_BE_ALONE}"
+            f"{launchers.HOW_TO_TRAIN_ALONE}"
         )
     if _worker is None and member is None:
-        tf_config.refuse_apart("BytePS")
+        tf_config.refuse_unread("BytePS")
     versions.compare_with_first_rank("BytePS")
     dmlc.prepare(_worker)
-    with _ending_late_start(_worker), _patient_threads():
+    with _ending_late_start(_worker), _coarse_timers():
         bps.init(lazy=False)
     # Its own way to leave waits for all others, also after an error.
     atexit.unregister(bps.shutdown)
@@ -102,7 +102,7 @@ def connect(bps: ModuleType) -> None:
 
 
 @contextmanager
-def _patient_threads() -> Iterator[None]:
+def _coarse_timers() -> Iterator[None]:
     """Give threads started inside the block a coarser timer.
 
     Each thread of BytePS looks for work every microsecond, which leaves little
@@ -127,7 +127,7 @@ def _ending_late_start(worker: str | None) -> Iterator[None]:
         f"same {dmlc.NUM_WORKER} and {dmlc.NUM_SERVER}, and each worker "
         f"another {dmlc.WORKER_ID}? {START_TIMEOUT} sets the seconds."
     )
-    late = threading.Timer(limit_s, watch.end, [text])
+    late = threading.Timer(limit_s, watch.end_process, [text])
     late.daemon = True
     if worker is not None:
         late.start()
@@ -173,8 +173,8 @@ class BytePSTransport(EngineTransport):
             self._check_ranks()
             # What compares names has names of its own.
             self.gather_objects(None)
-            watch.watch_over(self.rank, self.size)
-            store.tell_connected(self.rank)
+            watch.start_watch(self.rank, self.size)
+            store.report_connected(self.rank)
         self._compares_names = True
 
     @property

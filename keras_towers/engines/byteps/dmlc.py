@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.network import is_own
+from keras_towers.rendezvous.network import is_local_address
 
 ROLE = "DMLC_ROLE"
 WORKER_ID = "DMLC_WORKER_ID"
@@ -122,7 +122,7 @@ def _check_addresses(host: str, own: str | None) -> None:
         ) from None
     if own is None:
         return
-    if not is_own(own):
+    if not is_local_address(own):
         raise _wrong(f"{NODE_HOST}={own} has to be an address of this machine")
     address = socket.gethostbyname(own)
     if address.startswith("127.") != root.startswith("127."):

@@ -48,21 +48,26 @@ def connect(hvd: ModuleType, *args: Any, **kwargs: Any) -> None:
             meet.join()
         if not _connected:
             versions.compare_with_first_rank("Horovod")
-            meet.take_place()
+            meet.take_elastic_rank()
         # Without a place to meet, Horovod's C++ code would wait and abort.
         cannot_meet = not (
             hvd.mpi_built() or os.environ.get(store.HOROVODS_ADDRESS)
         )
-        if cannot_meet and member and not member.alone:
+        if cannot_meet and member and not member.is_single_process:
             raise _unconnected(member)
         with _stall_watched():
             hvd.init(*args, **kwargs)
     _connected = True
     if member is None and hvd.size() == 1:
-        tf_config.refuse_apart("Horovod")
+        tf_config.refuse_unread("Horovod")
     # Of an elastic job one may be left, and a list of ranks may name one.
     may_be_one = args or kwargs.get("comm") or is_elastic()
-    if member and not member.alone and hvd.size() == 1 and not may_be_one:
+    if (
+        member
+        and not member.is_single_process
+        and hvd.size() == 1
+        and not may_be_one
+    ):
         raise _unconnected(member)
 
 
@@ -74,7 +79,7 @@ def _stall_watched() -> Iterator[None]:
         yield
         return
     rank, size = map(int, place)
-    watch.watch_over(rank, size)
+    watch.start_watch(rank, size)
     try:
         watch.mark("the start of the job")
         yield
@@ -86,7 +91,7 @@ def _unconnected(member: launchers.ClusterEnvironment) -> TowerError:
     advice = (
         "If nothing did, unset HOROVOD_RANK and HOROVOD_SIZE."
         if member.horovod_reads_variables
-        else launchers.HOW_TO_BE_ALONE
+        else launchers.HOW_TO_TRAIN_ALONE
     )
     return TowerError(
         f"this process is {member}, but Horovod knows of no other, so that "
@@ -105,14 +110,14 @@ class HorovodTransport(EngineTransport):
     def __init__(self):
         super().__init__(HOROVOD.import_module())
         connect(self.engine)
-        watch.watch_over(self.rank, self.size)
+        watch.start_watch(self.rank, self.size)
         if store.from_environment() is None and not is_elastic():
             # Under MPI, and Horovod's own launcher.
             self.compare_once("Horovod")
 
     def disconnect(self) -> None:
         """Leave the job; creating another ``HorovodTransport`` rejoins."""
-        watch.unwatch()
+        watch.stop_watch()
         HorovodTransport._attempts = 0
         self.engine.shutdown()
 

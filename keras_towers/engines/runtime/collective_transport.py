@@ -92,7 +92,7 @@ class CollectiveTransport(EngineTransport):
         self.task: Task = task
         self._gpu = gpu
         self._tokens: dict[str, tf.Tensor] = {}
-        watch.watch_over(self.rank, self.size)
+        watch.start_watch(self.rank, self.size)
 
     @property
     def sums_float16(self) -> bool:

@@ -129,7 +129,7 @@ def _connected(
             "TF_CONFIG names no other task that trains."
         )
         return SingleProcess()
-    store.tell_connected(cluster.number)
+    store.report_connected(cluster.number)
     task = tensorflow_task.join(cluster, timeout_s, start_timeout_s)
     first = devices_lib.resolve(towers)[0]
     on_host = devices_lib.all_on_host([first])

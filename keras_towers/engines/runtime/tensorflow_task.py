@@ -23,7 +23,7 @@ import tensorflow as tf
 from keras_towers import compat, settings, system
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import listening, tf_config
-from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
+from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
 from keras_towers.rendezvous.tf_config import Cluster
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -54,7 +54,9 @@ class Task:
 
     def SerializeToString(self) -> bytes:
         """Describe the server that TensorFlow is about to start."""
-        self._starting.enter_context(listening.only_at(self.cluster.address))
+        self._starting.enter_context(
+            listening.reachable_only_at(self.cluster.address)
+        )
         training = {
             role: list(self.cluster.jobs[role])
             for role in dict.fromkeys(role for role, _ in self.cluster.tasks)
@@ -129,7 +131,7 @@ def _configure(cluster: Cluster) -> None:
 def wait_for(task: Task, timeout_s: float) -> None:
     """Wait until all ranks have started."""
     missing = _other_ranks(task)
-    for waited_s in waiting(timeout_s, settings.NETWORK_POLL_S):
+    for waited_s in wait_loop(timeout_s, settings.NETWORK_POLL_S):
         missing = [rank for rank in missing if not _answers(task, rank)]
         if not missing:
             return

@@ -48,7 +48,7 @@ def test_times_that_cannot_be(place):
 def test_after_the_first_tensor(monkeypatch):
     tf.zeros(1)
     with local_cluster({"worker": 2}) as tasks:
-        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].written())
+        monkeypatch.setenv(tf_config.VARIABLE, tasks[0].to_json())
         with pytest.raises(TowerError, match="before the first tensor"):
             kt.MultiWorkerTowerStrategy()
 
@@ -107,4 +107,4 @@ def test_engines_that_would_train_apart_are_refused(
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
     place("chief", 0, chief=["a:1"], evaluator=["b:1"])
-    tf_config.refuse_apart("Horovod")
+    tf_config.refuse_unread("Horovod")

@@ -47,7 +47,7 @@ def cluster(ports, role="worker", index=0, **more):
 
 
 def tell(monkeypatch, described):
-    monkeypatch.setenv("TF_CONFIG", described.written())
+    monkeypatch.setenv("TF_CONFIG", described.to_json())
     tensorflow_task.prepare()
 
 

@@ -99,7 +99,7 @@ def _adapted(
         try:
             return function(value, **arguments)
         finally:
-            watch.passed()
+            watch.mark_done()
 
     return run
 
