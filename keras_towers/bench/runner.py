@@ -23,7 +23,7 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous.launchers import LAUNCHERS
 from keras_towers.rendezvous.store import FileStore
 from keras_towers.settings import SECRET, STORE
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 
 # The first steps, each of which waits for its loss.
 FIRST_STEPS = 20
@@ -155,7 +155,7 @@ def measure_all(
     found = Measurements()
     models = dict.fromkeys(cell.model for cell in cells)
     # On SIGTERM, end exactly as on Ctrl-C.
-    ends = handled([signal.SIGTERM], signal.default_int_handler)
+    ends = handle_signals([signal.SIGTERM], signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="keras-towers-") as folder, ends:
         stored = {m: Path(folder, str(i)) for i, m in enumerate(models)}
         try:

@@ -19,7 +19,7 @@ from keras_towers.bench.rows import ROWS, Row, Runs, find
 from keras_towers.bench.runner import FIRST_STEPS, Setting, measure_all, plan
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
-from keras_towers.system import writable_file
+from keras_towers.system import check_writable
 
 
 class Device(StrEnum):
@@ -150,7 +150,7 @@ def compare(
         repeats: how often each row is measured.
     """
     if json_path:
-        writable_file(json_path, "bench")
+        check_writable(json_path, "bench")
     sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
     texts = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
     places = {runs for runs, text in texts.items() if text is not None}

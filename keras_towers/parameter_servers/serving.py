@@ -33,7 +33,7 @@ from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
 from keras_towers.rendezvous.network import refuses_connections, task_answers
 from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import end_in_time, keep_freed
+from keras_towers.system import keep_freed_memory, limit_teardown
 
 # Silence takes time: these are asked at once.
 _AT_ONCE = 16
@@ -108,7 +108,7 @@ def serve(cluster: Cluster) -> None:
     # Variables are in this machine's memory. Too late where it has begun.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    keep_freed()
+    keep_freed_memory()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:
@@ -177,5 +177,5 @@ def _is_over(
 
 
 def _ending(text: str) -> TowerError:
-    end_in_time()
+    limit_teardown()
     return TowerError(text)

@@ -45,8 +45,8 @@ logger: logging.Logger = logging.getLogger("keras_towers")
 
 
 _MIN_SECRET_LENGTH = 16
-# Rank 0 has not started; or the address is that of an earlier job that has
-# ended, and another program may listen at it.
+# Rank 0 has not started; or the address is left over from an earlier job, and
+# another program may listen at it.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
@@ -135,7 +135,7 @@ class RendezvousFile:
         self._written: Any = None
 
     def write(self, endpoint: Endpoint) -> None:
-        """Write the file, replacing that of an earlier job."""
+        """Write the file, replacing any that an earlier job left."""
         self._written = dataclasses.asdict(endpoint)
         with self._usable():
             self._store.put(self._key, self._written)
@@ -166,7 +166,7 @@ class RendezvousFile:
 
 
 class Meeting:
-    """How one rank joins the others; both methods return its environment."""
+    """How a rank joins its job; both methods return the rank's environment."""
 
     def __init__(self, environment: ClusterEnvironment):
         self._rank, self._size = environment.rank, environment.size or 0
@@ -302,7 +302,7 @@ def _missing(store: StoreClient) -> str:
 
 
 def _introduction(address: str, nonce: str) -> dict[str, Any]:
-    """What this rank reports about itself."""
+    """Describe this rank to rank 0's helper."""
     # Two machines may have the same name, and the containers of one machine
     # have the same boot id.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()

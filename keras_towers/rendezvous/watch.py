@@ -47,7 +47,7 @@ never removed: a rank whose count falls would seem to be late.
 
 
 class Activity:
-    """What this rank does, or waits for; used by several threads.
+    """The current action of this rank; used by several threads.
 
     Attributes:
         marks: how many actions were marked.

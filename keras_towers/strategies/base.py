@@ -37,7 +37,7 @@ from keras_towers.rendezvous.separate_training import permit_training
 from keras_towers.strategies import modes
 from keras_towers.strategies.extended import TowerExtended
 from keras_towers.strategies.options import Options
-from keras_towers.system import interrupts_deferred
+from keras_towers.system import defer_interrupts
 from keras_towers.transport import SingleProcess, Transport
 
 logger: logging.Logger = logging.getLogger("keras_towers")
@@ -334,7 +334,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
-            with interrupts_deferred():
+            with defer_interrupts():
                 self._components.adoption.release()
                 variables.has_parts = has_parts
 

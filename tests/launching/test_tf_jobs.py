@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers.launching.job import Job, local_cluster, run_cluster
-from keras_towers.system import handled
+from keras_towers.system import handle_signals
 from tests.launching.jobs import wait_until
 
 BEGIN = """
@@ -70,7 +70,7 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     # It must not end the process that runs the tests.
-    unharmed = handled([signal.SIGTERM], lambda *args: None)
+    unharmed = handle_signals([signal.SIGTERM], lambda *args: None)
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
         assert run_here(2, SERVED) == 75

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from keras_towers.engines.byteps import byteps_recipe, dmlc
 from keras_towers.errors import TowerError
-from keras_towers.launching.rank_process import Rank
+from keras_towers.launching.rank_process import RankProcess
 from keras_towers.rendezvous.hosts import RankPlacement
 from keras_towers.rendezvous.network import is_local, resolve
 from keras_towers.settings import BYTEPS_LAUNCHED
 
 if TYPE_CHECKING:
-    from keras_towers.launching.job import Running
+    from keras_towers.launching.job import RunningJob
 
 _SERVE = [sys.executable, "-m", __name__]
 
@@ -31,7 +31,7 @@ class Servers:
     """The scheduler and servers of a running job, all on this machine."""
 
     def __init__(
-        self, run: Running, number: int, plan: Sequence[RankPlacement]
+        self, run: RunningJob, number: int, plan: Sequence[RankPlacement]
     ):
         # On a machine with GPUs its processes share memory and use NCCL; where
         # there are none each counts as a machine.
@@ -64,8 +64,8 @@ class Servers:
         }
         roles = {"scheduler": "scheduler"}
         roles |= {f"server {i}": "server" for i in range(number)}
-        self.processes: list[Rank] = [
-            Rank(
+        self.processes: list[RankProcess] = [
+            RankProcess(
                 run,
                 name,
                 index,

@@ -200,7 +200,7 @@ def join(cluster: Cluster, timeout_s: float, start_timeout_s: float) -> Task:
 
 def _abort(ranks: str) -> None:
     """End the collectives of this process."""
-    system.end_in_time()
+    system.limit_teardown()
     compat.eager_context().abort_collective_ops(
         tf.errors.UNAVAILABLE, f"{ranks} {State.LOST}"
     )
