@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError
-from keras_towers.engines.byteps import byteps_transport
+from keras_towers.engines.byteps import byteps_process
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous import launchers, tf_config
@@ -102,7 +102,7 @@ def test_engines_that_would_train_apart_are_refused(
     with pytest.raises(TowerError, match=said):
         horovod_transport.connect(alone)
     with pytest.raises(TowerError, match=said):
-        byteps_transport.connect(alone)
+        byteps_process.connect(alone)
 
 
 def test_an_engine_of_a_single_task_is_not_refused(place):
