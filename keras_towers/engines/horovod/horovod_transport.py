@@ -153,8 +153,8 @@ class HorovodTransport(EngineTransport):
 
     @property
     def sums_float16(self) -> bool:
-        # Gloo and MPI add float16 on the CPU, element by element. All ranks have
-        # to agree, so this depends on the build, and not on their GPUs.
+        # Gloo and MPI add float16 on the CPU, element by element. Ranks have to
+        # agree, so this depends on their build, and not on their GPUs.
         return bool(self.engine.nccl_built())
 
     def _runs_eagerly(self, tensors: Sequence[tf.Tensor]) -> bool:

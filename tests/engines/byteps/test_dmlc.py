@@ -61,7 +61,7 @@ def test_each_has_to_be_there(role, ports):
         (
             "worker",
             "DMLC_PS_ROOT_URI",
-            "no.such.host.invalid",
+            "no.host.invalid",
             "cannot be resolved",
         ),
         ("worker", "DMLC_PS_ROOT_URI", "192.0.2.1", "either both or"),
@@ -85,7 +85,7 @@ SERVES = "-m", "keras_towers.engines.byteps.byteps_servers"
 # Nothing is left of its sockets.
 ALONE = (
     "-c",
-    "from keras_towers.engines.byteps.dmlc import set_defaults; set_defaults(None)",
+    "from keras_towers.engines.byteps import dmlc; dmlc.set_defaults(None)",
 )
 
 

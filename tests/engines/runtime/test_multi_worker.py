@@ -92,7 +92,7 @@ def test_engines_that_would_train_apart_are_refused(
     for name in [e.rank_in for e in launchers.LAUNCHERS]:
         monkeypatch.delenv(name, raising=False)
     # Other tests may have connected this process before.
-    monkeypatch.setattr(byteps_transport, "_connected", False)
+    monkeypatch.setattr(byteps_process, "_connected", False)
     for name in [name for name in os.environ if name.startswith("DMLC_")]:
         monkeypatch.delenv(name)
     place(role, 0, **jobs)
