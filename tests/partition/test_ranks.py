@@ -83,6 +83,20 @@ def test_what_is_drawn_and_printed(capfd):
     assert first == second != 1
 
 
+def test_variables_are_read_after_what_was_written_before():
+    def function(x, variable):
+        before = variable.read_value()
+        variable.assign_add(tf.reduce_sum(x))
+        between = x * variable
+        variable.assign(tf.reduce_sum(between))
+        return before, variable.read_value()
+
+    _, run, variables = run_on_ranks(function, rows(-1))
+    before, after = run(*PARTS)
+    assert before.numpy() == 1
+    assert [after.numpy(), *(v.numpy() for v in variables)] == [42, 42, 42]
+
+
 def test_variables_and_generators_are_those_of_each_process():
     generator = tf.random.Generator.from_seed(3)
 
