@@ -113,6 +113,8 @@ class OwnStep(keras.Model):
         super().__init__()
         self.body = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
         self.mean_loss = keras.metrics.Mean(name="loss")
+        # It has no gradient.
+        self.unused = self.add_weight(shape=(2,), name="unused")
 
     @property
     def metrics(self):

@@ -2,7 +2,6 @@
 
 import keras
 import pytest
-import tensorflow as tf
 
 import keras_towers as kt
 from tests.exactness import models as m
@@ -89,43 +88,6 @@ def test_fewer_rows_than_parts(rows):
 
     strategy = kt.TowerStrategy(1, micro_batches=4)
     assert_exact(stacked(layers), act, strategy, in_graph=True)
-
-
-def test_what_has_other_rows_is_given_to_all_parts():
-    """Also where a tower's part has as many as that."""
-
-    def build():
-        keras.utils.set_random_seed(4)
-        x, table = keras.Input((6,)), keras.Input((6,))
-        both = keras.layers.Lambda(lambda x: x[0] @ tf.transpose(x[1]))
-        return keras.Model([x, table], both([Dense(6)(x), table]))
-
-    table = m.FEATURES[-4:]
-    batch = (X[:8], table), Y[:8]
-    data = tf.data.Dataset.from_tensors(batch).repeat(2)
-    strategy = kt.TowerStrategy(2, micro_batches=2)
-    act = lambda model: model.fit(data, verbose=0)  # noqa: E731
-    assert_exact(compiled(build), act, strategy)
-
-
-def test_ragged_rows():
-    lengths = [1 + k % 3 for k in range(COUNT)]
-    values = m.TOKENS.flatten()[: sum(lengths)]
-    rows = tf.RaggedTensor.from_row_lengths(values, lengths)
-    data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(BATCH)
-
-    def build():
-        keras.utils.set_random_seed(4)
-        given = keras.Input((None,), dtype="int32", ragged=True)
-        mean = keras.layers.Lambda(
-            lambda x: tf.reduce_mean(tf.cast(x, "float32"), 1)[:, None],
-            output_shape=(1,),
-        )
-        return keras.Model(given, Dense(3)(mean(given)))
-
-    strategy = kt.TowerStrategy(2, micro_batches=2)
-    act = lambda model: model.fit(data, verbose=0)  # noqa: E731
-    assert_exact(compiled(build), act, strategy)
 
 
 def test_describe_says_what_is_held_of_all_parts():

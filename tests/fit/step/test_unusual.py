@@ -94,3 +94,19 @@ def test_rows_of_a_variable_outside_of_the_towers():
         return history, trained(model)
 
     assert_exact(compiled(), act, kt.TowerStrategy(2))
+
+
+def test_what_is_known_only_when_it_is_called_is_refused():
+    def step(model, data):
+        later = tf.compat.v1.get_default_graph().capture_call_time_value(
+            lambda: tf.constant(1.0), tf.TensorSpec([])
+        )
+        return {"loss": later, **type(model).train_step(model, data)}
+
+    model = compiled()()
+    model.train_step = functools.partial(step, model)
+    with (
+        pytest.raises(kt.TowerError, match="part of the batch"),
+        kt.TowerStrategy(2),
+    ):
+        trained(model)

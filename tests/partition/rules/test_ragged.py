@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
 from tests.kit.long import some_of
-from tests.partition.kit import Input, check, check_divided, rows
+from tests.partition.kit import (
+    Input,
+    check,
+    check_divided,
+    rows,
+    with_gradients,
+)
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -95,12 +101,7 @@ def _on_ragged(function):
 
 @pytest.mark.parametrize("name", some_of(_STEPS, 3))
 def test_ragged_rows(name):
-    def step(values, splits, y):
-        found = _on_ragged(_STEPS[name])(values, splits, y)
-        loss = tf.reduce_sum(tf.square(found))
-        grads = tf.gradients(loss, [values, y])
-        return found, loss, *[g for g in grads if g is not None]
-
+    step = with_gradients(_on_ragged(_STEPS[name]))
     check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
