@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import all_close, close
-from tests.kit.training import X, Y, fit
+from tests.kit.training import X, Y, fit, linear
 
 KERAS = keras.optimizers
 
@@ -34,13 +34,8 @@ OPTIMIZERS = {
 
 
 def model_of(optimizer):
-    keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
-    model = keras.Sequential(
-        [keras.Input((6,)), *layers, keras.layers.Dense(3)]
-    )
-    model.compile(OPTIMIZERS[optimizer](), m.cross_entropy())
-    return model
+    return linear(*layers, optimizer=OPTIMIZERS[optimizer])
 
 
 def looped(model, pairs=False, wrap=lambda step: step, steps=3):
