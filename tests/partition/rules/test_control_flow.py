@@ -305,29 +305,6 @@ def test_gradients_of_a_list_that_all_have():
     assert kinds(program) == {"gather": 2, "sum": 1}
 
 
-def test_lists_that_meet_what_has_no_rule_are_gathered():
-    def examples_sorted(x, w):
-        items = tf.TensorArray(tf.float32, 3).unstack(_scanned(x, w))
-        return _loop(3, lambda i, y: y + tf.sort(items.read(i), 0), (x[0],))
-
-    given = rows(3, -1, 2), same(2, 2)
-    program = check(examples_sorted, *given, towers=FEW)
-    assert once(program)["StatelessWhile"] == 1
-
-
-def test_lists_of_which_not_all_is_set():
-    def half(x):
-        items = tf.TensorArray(tf.float32, 4, element_shape=(None, 2))
-        (items,) = _loop(
-            2,
-            lambda i, items: items.write(2 * i, x * tf.cast(i, x.dtype)),
-            (items,),
-        )
-        return items.stack()
-
-    _check(with_gradients(half), rows(-1, 2))
-
-
 # ---- effects -----------------------------------------------------------------
 
 
