@@ -136,3 +136,17 @@ def counted_by_numpy(m, x, y):
 @t.step()
 def noise_for_every_example(m, x, y):
     return t.default_loss(m, x + 0.1 * tf.random.normal(tf.shape(x)), y)
+
+
+@t.step(kept=t.state(3), drawn=t.state(3))
+def noise_in_a_branch_and_a_loop(m, x, y):
+    def draw(variable):
+        variable.assign(0.5 * variable + tf.random.normal([3]))
+        return tf.reduce_sum(variable**2)
+
+    loss = t.default_loss(m, x, y)
+    before = tf.cond(loss > 0, lambda: draw(m.kept), lambda: 0.0)
+    _, after = tf.while_loop(
+        lambda k, _: k < 2, lambda k, _: (k + 1, draw(m.drawn)), (0, 0.0)
+    )
+    return loss * (1 + before + after)
