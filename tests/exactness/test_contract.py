@@ -108,7 +108,7 @@ def test_training_ends_at_a_loss_that_is_no_number():
     assert found.model.optimizer.iterations.numpy() == 2
 
 
-def test_what_differs_is_caught():
+def test_differences_are_caught():
     model, wanted = classifier(), classifier()
     strategy = kt.TowerStrategy(2, updates="each")
     same_model(model, wanted)

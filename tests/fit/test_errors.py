@@ -185,7 +185,7 @@ def test_every_method_and_place_raises_it(place, method):
         assert_seen(ran(model, method, rows(ROWS - 1)), label)
 
 
-def test_it_is_no_matter_of_luck():
+def test_the_error_does_not_depend_on_timing():
     """Which tower stops first differs from time to time."""
     model, x = built(own_function, "forward"), rows(0)[ROWS:]
     with kt.TowerStrategy(3):
@@ -228,7 +228,7 @@ def test_an_error_of_the_data_is_seen(source):
     assert_seen(caught, python)
 
 
-def test_a_root_that_tensorflow_has_lost_is_said_so():
+def test_a_lost_root_cause_is_explained():
     with kt.TowerStrategy(2) as strategy:
         mark = {error_notes._DERIVED: b""}
         lost = tf.errors.CancelledError(None, None, "RecvAsync", mark)

@@ -1,6 +1,7 @@
 """Runs what one device does on one device and laid out over towers."""
 
 import dataclasses
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -194,9 +195,15 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
             common = processes[transport.rank]
             return runner.run(common, own, devices, transport, order, update)
 
+    def run_as_rank(transport):
+        # Ranks have graphs of their own, in each of which keys begin anew.
+        gather, keys = transport.gather_objects, itertools.count()
+        transport.gather_objects = lambda value, key: gather(value, next(keys))
+        return run(transport)
+
     if ranks == 1:
         return run(SingleProcess())
-    results, _ = on_ranks(ranks, run)
+    results, _ = on_ranks(ranks, run_as_rank)
     return results[-1]
 
 

@@ -50,7 +50,7 @@ def test_towers_read_their_own_copies():
     assert "ReadVariableOp" not in types(program, False)
 
 
-def test_what_is_computed_once_reads_the_common_one():
+def test_operations_computed_once_read_the_shared_variable():
     def function(x, large):
         return [tf.reduce_sum(x), tf.reduce_sum(large**2)]
 

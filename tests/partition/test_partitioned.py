@@ -131,7 +131,7 @@ def test_channels_may_be_a_multiple_of_examples():
     assert max(sizes) == 10
 
 
-def test_what_only_a_later_level_needs_is_computed_there():
+def test_operations_are_delayed_to_the_level_that_needs_them():
     def function(x):
         apart = tf.cos(x)
         mean = tf.reduce_mean(tf.sin(x), 0)
@@ -154,7 +154,7 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
 
 @pytest.mark.parametrize("ratio", [None, 100])
-def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(ratio):
+def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
     """Two gradients, of a large and a small matrix; the large one is scaled."""
 
     def function(x, w, v):

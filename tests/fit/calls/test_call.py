@@ -164,7 +164,7 @@ def test_a_function_that_a_callback_runs_on_the_towers():
 
 
 @pytest.mark.parametrize("strategy", [kt.TowerStrategy, kt.AsyncTowerStrategy])
-def test_data_is_read_no_more_when_a_fit_has_ended(strategy):
+def test_no_data_is_read_after_fit(strategy):
     # A process that ends while TensorFlow runs Python code hangs.
     read = []
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.data.prefetched import (
     assert_drawn_ahead,
@@ -38,22 +39,26 @@ INPUTS = {
 }
 
 
+FEATURES = {
+    "sparse": lambda x: x,
+    "ragged": lambda x: tf.reduce_sum(x, 1)[:, None],
+    "nested": lambda x: tf.reduce_sum(tf.reduce_sum(x, 2), 1)[:, None],
+}
+
+
 class Lazy(keras.Model):
-    """Builds at its first batch, which is ragged and sparse."""
+    """Builds at its first batch, and draws for each example."""
 
     def __init__(self):
         super().__init__()
-        self.heads = [keras.layers.Dense(3) for _ in range(3)]
+        self.heads = {name: keras.layers.Dense(3) for name in INPUTS}
+        self.dropout = keras.layers.Dropout(0.3, seed=1)
 
-    def call(self, inputs):
-        nested = tf.reduce_sum(inputs["nested"], 2)
-        features = (
-            inputs["sparse"],
-            tf.reduce_sum(inputs["ragged"], 1)[:, None],
-            tf.reduce_sum(nested, 1)[:, None],
-        )
-        pairs = zip(self.heads, features, strict=True)
-        return tf.add_n([head(x) for head, x in pairs])
+    def call(self, inputs, training=False):
+        scores = [
+            self.heads[name](FEATURES[name](x)) for name, x in inputs.items()
+        ]
+        return self.dropout(tf.add_n(scores), training=training)
 
 
 def lazy(**options):
@@ -63,44 +68,49 @@ def lazy(**options):
     return model
 
 
+def dataset_of(names, batch=3):
+    inputs = {name: INPUTS[name] for name in names}
+    return tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(batch)
+
+
+DIVIDED = "sparse", "ragged"
+
+
 @pytest.mark.parametrize(
-    "towers, batches, ahead, eager, parts",
+    "names, towers, options",
     [
-        (2, "each", False, False, 1),
+        (DIVIDED, 2, {"batches": "each"}),
         # The last batch has none for a third tower.
-        (3, "split", False, False, 1),
-        (2, "split", False, False, 2),
-        (3, "each", False, True, 1),
+        (INPUTS, 3, {}),
+        (INPUTS, 2, {"micro_batches": 2}),
+        (DIVIDED, 3, {"batches": "each", "eager": True}),
         # TensorFlow's iterator over several devices splits these itself.
-        pytest.param(2, "split", True, False, 1, marks=pytest.mark.long),
+        pytest.param(DIVIDED, 2, {"prefetch": True}, marks=pytest.mark.long),
     ],
 )
-def test_ragged_and_sparse(towers, batches, ahead, eager, parts):
-    def act(model, batch=3):
-        dataset = tf.data.Dataset.from_tensor_slices((INPUTS, Y))
-        trained = model.fit(dataset.batch(batch), verbose=0, shuffle=False)
-        if ahead:
-            return trained.history
-        dataset = tf.data.Dataset.from_tensor_slices(INPUTS).batch(3)
-        return trained.history, model.predict(dataset, verbose=0)
+def test_ragged_and_sparse(names, towers, options):
+    options = {"eager": False, "prefetch": False, **options}
+    make = functools.partial(lazy, run_eagerly=options.pop("eager"))
+    predicts = not options["prefetch"]
 
-    factor = towers if batches == "each" else 1
+    def act(model, batch=3):
+        data = dataset_of(names, batch)
+        history = model.fit(data, verbose=0, shuffle=False).history
+        data = dataset_of(names).map(lambda x, _: x)
+        return history, model.predict(data, verbose=0) if predicts else None
+
+    factor = towers if "batches" in options else 1
     assert_exact(
-        functools.partial(lazy, run_eagerly=eager),
+        make,
         act,
-        strategy_of(towers, ahead, batches=batches, micro_batches=parts),
+        strategy_of(towers, **options),
         lambda model: act(model, 3 * factor),
     )
 
 
-def test_rows_of_sparse_and_ragged_tensors_are_divided():
-    inputs = {name: INPUTS[name] for name in ("sparse", "ragged")}
-    data = tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(5)
-    model = lazy()
-    model.call = lambda x: (
-        model.heads[0](x["sparse"])
-        + model.heads[1](tf.reduce_sum(x["ragged"], 1)[:, None])
-    )
-    with strategy_of(2) as strategy:
-        model.fit(data, verbose=0)
-    assert "computed once" not in strategy.describe()
+def test_nested_ragged_rows_in_batches_of_towers_own_are_refused():
+    with (
+        pytest.raises(kt.TowerError, match="ragged in several axes"),
+        strategy_of(2, batches="each"),
+    ):
+        lazy().fit(dataset_of(INPUTS), verbose=0)

@@ -177,5 +177,5 @@ def test_each_tower_draws_its_own_rows(tail):
     ],
     ids=["cut", "shapes", "whole", "turned", "views", "same"],
 )
-def test_what_towers_draw(draw, x):
+def test_towers_draw_the_numbers_of_one_device(draw, x):
     assert_drawn_as_on_one_device(draw, x)

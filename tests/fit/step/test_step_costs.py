@@ -57,7 +57,7 @@ def test_exchanges(function, shape, summary):
 
 
 @pytest.mark.parametrize("towers", [2, 5])
-def test_what_each_tower_gives(towers):
+def test_maxima_are_gathered_from_each_tower(towers):
     found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
     assert (found.fixed, found.per_example) == (20 * towers, 0)
 
@@ -77,7 +77,7 @@ class Ranked(keras.Model):
         return tf.reduce_mean(ranked * tf.range(0.0, 1, 1 / len(X)))
 
 
-def test_a_model(logged):
+def test_describe_lists_the_exchanges_of_each_kind_of_step(logged):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.Dense(3)], name="plain"
     )
@@ -100,7 +100,7 @@ def test_a_model(logged):
     assert not logged("once")
 
 
-def test_what_a_model_computes_once_is_said_once(logged):
+def test_operations_computed_once_are_logged_once(logged):
     for _ in range(2):
         model = Ranked()
         model.compile("sgd")

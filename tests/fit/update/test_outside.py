@@ -34,6 +34,7 @@ OPTIMIZERS = {
 
 
 def model_of(optimizer):
+    keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
     return linear(*layers, optimizer=OPTIMIZERS[optimizer])
 
@@ -98,7 +99,9 @@ def on_one_device(optimizer, fits):
         ("ftrl", True, {}),
     ],
 )
-def test_as_on_one_device(optimizer, inside, options):
+def test_a_custom_loop_outside_of_steps_is_that_of_one_device(
+    optimizer, inside, options
+):
     given = {"fits": False, "updates": "once", **options}
     fits, updates = given.pop("fits"), given.pop("updates")
     wanted, state = on_one_device(optimizer, fits)

@@ -53,7 +53,7 @@ def trained_by_hand(model):
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_each_tower_normalises_with_its_own_rows(prefetch):
+def test_each_tower_normalizes_with_its_own_rows(prefetch):
     """Moving statistics are weighted by the numbers of the rows."""
     model = normalised()
     loss, wanted = trained_by_hand(model)

@@ -135,7 +135,7 @@ def test_other_axes_and_blocks_of_rows():
         check_divided(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
 
 
-def test_lists_of_parts_of_sums_stay_so():
+def test_lists_of_partial_sums_stay_partial():
     def parts(_, x, y):
         items = _set(_list(x), 0, x[1])
         items = _push(items, y)
@@ -147,7 +147,7 @@ def test_lists_of_parts_of_sums_stay_so():
     assert set(kinds(program)) <= {"sum", "first"}
 
 
-def test_sums_over_elements_are_parts():
+def test_sums_over_elements_are_partial():
     def total(x, y):
         items = _push(_empty([2]), y)
         items = _push(items, tf.reduce_sum(x, 0))
@@ -239,6 +239,6 @@ _ONCE = {
 
 
 @pytest.mark.parametrize("name", _ONCE)
-def test_what_is_not_divided_is_that_of_one_device(name):
+def test_lists_without_a_rule_are_those_of_one_device(name):
     for seed in range(2):
         check(*_ONCE[name], seed=seed)

@@ -112,7 +112,7 @@ def test_ragged_rows_that_are_filled_up(name):
 
 
 @pytest.mark.parametrize("name", _ONCE)
-def test_ragged_rows_that_meet(name):
+def test_ragged_rows_without_a_rule(name):
     check(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
 
 
@@ -131,7 +131,7 @@ def test_entries_that_are_repeated(name):
     check_divided(_REPEATS[name], _LENGTHS, _Y, towers=TOWERS)
 
 
-def test_what_only_looks_like_a_repeat():
+def test_a_mask_that_only_looks_like_a_repeat():
     """A mask that leaves other entries than the lengths say."""
 
     def step(n, y):

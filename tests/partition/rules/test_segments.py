@@ -75,7 +75,7 @@ def test_extremes_of_segments_are_those_of_all_towers(name):
         check(step, *given, towers=TOWERS, seed=seed)
 
 
-def test_parts_of_sums():
+def test_segments_of_partial_sums():
     def step(t, v):
         return (
             tf.math.unsorted_segment_sum(v, [1, 0, 1, -1], 3),

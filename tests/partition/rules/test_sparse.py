@@ -115,7 +115,7 @@ def test_two_sparse_inputs_that_have_other_entries():
     check(step, *_sparse("a"), *_sparse("b"), _Y, towers=TOWERS)
 
 
-def test_another_number_of_rows():
+def test_sparse_indices_of_another_number_of_rows():
     """Indices of other rows than those of the shape that is named."""
 
     def step(at, entries, shape, y):
