@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from collections import Counter
 
 import numpy as np
@@ -195,11 +196,22 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
             common = processes[transport.rank]
             return runner.run(common, own, devices, transport, order, update)
 
+    one_at_a_time = threading.Lock()
+
     def run_as_rank(transport):
         # Ranks have graphs of their own, in each of which keys begin anew.
         gather, keys = transport.gather_objects, itertools.count()
-        transport.gather_objects = lambda value, key: gather(value, next(keys))
-        return run(transport)
+
+        def gather_from_all(value, key):
+            one_at_a_time.release()
+            try:
+                return gather(value, next(keys))
+            finally:
+                one_at_a_time.acquire()
+
+        transport.gather_objects = gather_from_all
+        with one_at_a_time:
+            return run(transport)
 
     if ranks == 1:
         return run(SingleProcess())

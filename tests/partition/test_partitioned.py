@@ -13,6 +13,7 @@ from tests.partition.kit import (
     once,
     rows,
     same,
+    with_gradients,
 )
 from tests.partition.kit import traced as traced_
 
@@ -151,6 +152,17 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
 
     program = check_divided(function, rows(-1, 2, 2, 3))
     assert "BiasAddGrad" not in {o.type for o in program.operations}
+
+
+@pytest.mark.parametrize("hidden", [(), (1, 2)])
+def test_towers_without_images_convolve_none(hidden):
+    """For which oneDNN would return a tensor of the shape of the input."""
+
+    def function(x, w):
+        return tf.nn.conv2d(x, w, 1, "VALID")
+
+    given = rows(-1, 4, 4, 2, hidden=hidden), same(3, 3, 2, 5)
+    check_divided(with_gradients(function), *given)
 
 
 @pytest.mark.parametrize("ratio", [None, 100])
