@@ -174,13 +174,12 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
             _refuse(
                 f"names the unknown role {role!r} (known: {', '.join(_ROLES)})"
             )
-        tasks = _to_list(tasks)
         if not isinstance(tasks, list) or not all(map(_is_address, tasks)):
             _refuse(
                 f'has {json.dumps(tasks)} as "{role}" instead of a list of '
                 "host:port"
             )
-    jobs = {role: tuple(_to_list(tasks)) for role, tasks in cluster.items()}
+    jobs = {role: tuple(tasks) for role, tasks in cluster.items()}
     if not any(jobs.get(role) for role in _TRAINING):
         _refuse('names no task that trains: "cluster" has no "worker"')
     if len(jobs.get("chief", ())) > 1:
@@ -190,16 +189,6 @@ def _jobs(cluster: Any) -> dict[str, tuple[str, ...]]:
         if times[address] > 1:
             _refuse(f"gives more than one task the address {address}")
     return jobs
-
-
-def _to_list(tasks: Any) -> Any:
-    """Convert addresses by index, which TensorFlow accepts too, to a list."""
-    if not isinstance(tasks, dict):
-        return tasks
-    indices = list(map(str, range(len(tasks))))
-    if set(tasks) != set(indices):
-        return tasks
-    return [tasks[index] for index in indices]
 
 
 def _is_address(value: Any) -> bool:

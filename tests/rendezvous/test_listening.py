@@ -109,7 +109,9 @@ def test_port_in_use(host):
 
 def test_a_kernel_without_filters_is_told_of(monkeypatch, caplog):
     address, permission = free("127.0.0.2"), OSError(1, "Not permitted")
-    monkeypatch.setattr(listening, "_attach", lambda *_: raises(permission))
+    monkeypatch.setattr(
+        listening, "_attach_filter", lambda *_: raises(permission)
+    )
     with caplog.at_level(logging.WARNING), listening.reachable_only_at(address):
         made = server(address)
     made.close()
