@@ -26,7 +26,7 @@ def usable_cores() -> int:
 
 
 def cpu() -> dict[str, str]:
-    """What Linux says of this machine's first CPU."""
+    """The fields of the first CPU in ``/proc/cpuinfo``."""
     first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 

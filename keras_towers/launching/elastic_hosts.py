@@ -1,4 +1,4 @@
-"""The hosts of an elastic job: discovered again and again, some avoided."""
+"""The hosts of an elastic job: how they are found, and which are avoided."""
 
 from __future__ import annotations
 

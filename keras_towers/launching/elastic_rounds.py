@@ -1,4 +1,4 @@
-"""The rounds of an elastic job, in each of which its workers have ranks."""
+"""The rounds of an elastic job: when its workers meet, and their ranks."""
 
 from __future__ import annotations
 

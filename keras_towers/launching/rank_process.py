@@ -39,7 +39,7 @@ class RankProcess:
     Args:
         run: the job.
         name: the tag of its output; None: its output is not tagged.
-        index: its rank, or a number that is as unique.
+        index: its rank, or another number that is unique in the job.
         environment: its variables.
         command: its command; None: the job's.
         host: where it runs.

@@ -119,7 +119,7 @@ _MANAGERS: dict[str, Callable[[_Variables], dict[str, int]]] = {
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The names in a host list of Slurm's, such as ``gpu1,r[1-2]n[09-10]``."""
+    """The names in a Slurm host list, such as ``gpu1,r[1-2]n[09-10]``."""
     return [
         name
         for part in re.findall(r"(?:\[[^]]*\]|[^][,])+", text)

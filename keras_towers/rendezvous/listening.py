@@ -45,9 +45,9 @@ _ALL_BYTES = 0xFFFFFFFF
 def reachable_only_at(address: str) -> Iterator[None]:
     """Make a server started inside this block reachable at one address only.
 
-    It stays reachable at every address of this machine if none of these is the
-    given one, as behind a load balancer, if the given name resolves to a
-    loopback address here, and if the address is 0.0.0.0.
+    It stays reachable at all addresses of this machine if the given address is
+    not one of them (as behind a load balancer), is a name that resolves to a
+    loopback address here, or is 0.0.0.0.
     """
     check(address)
     yield

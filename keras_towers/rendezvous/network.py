@@ -16,7 +16,7 @@ from keras_towers.rendezvous.launchers import ClusterEnvironment
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "HOROVOD_GLOO_IFACE"
-# A remote address to look up a route to; documentation only, and unreachable.
+# A remote address, to look up a route. It is reserved for documentation.
 _REMOTE = "192.0.2.1"
 
 

@@ -56,8 +56,8 @@ def job_environment(
     if no_proxy != "*":  # An asterisk means all hosts only if it is alone.
         no_proxy = f"{no_proxy},{host}" if no_proxy else host
     environment = {
-        # Horovod's clients make an URL of "http://", this address, the port and
-        # a path: with the token in the address, each request carries it.
+        # Horovod's clients build a URL from "http://", this address, the port
+        # and a path: with the token in the address, each request carries it.
         store.HOROVODS_ADDRESS: (
             f"{host}:{port}/{store.path_token(endpoint.secret)}"
         ),

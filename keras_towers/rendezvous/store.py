@@ -64,7 +64,7 @@ class Store(ABC):
     def write(
         self, scope: str, key: str, value: bytes, *, if_absent: bool = False
     ) -> bytes:
-        """Write bytes, optionally only if there are none; return the stored."""
+        """Write bytes, optionally only if there are none; return the result."""
 
     def get(self, key: str, hold_s: float = 0) -> Any:
         """Read a value, waiting ``hold_s`` for a missing one; None if none."""

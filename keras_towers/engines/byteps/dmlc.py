@@ -89,7 +89,7 @@ def set_defaults(worker: str | None) -> None:
     # BytePS's other ways to assign tensors to servers read freed memory.
     os.environ.setdefault("BYTEPS_KEY_HASH_FN", "naive")
     if os.environ[LOCAL_SIZE] == "1" and SOCKETS not in os.environ:
-        # Sockets between the processes of a machine, of which this is the only.
+        # For sockets between the processes of a machine; this is its only one.
         path = tempfile.mkdtemp(prefix="keras-towers-byteps-")
         atexit.register(shutil.rmtree, path, ignore_errors=True)
         os.environ[SOCKETS] = path

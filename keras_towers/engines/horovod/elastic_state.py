@@ -251,7 +251,7 @@ def _detect_loss() -> Iterator[None]:
     try:
         yield
     except _MAYBE_LOST as error:
-        # The message does not tell: it depends on where in a collective the
+        # The message proves nothing: it depends on where in a collective the
         # peer was lost, and other errors have the same.
         if transport.is_intact():
             raise
@@ -281,8 +281,9 @@ class Commit(ResumingCallback):
     """Commits a ``State`` in ``fit``, and makes ``fit`` resume from it.
 
     ``fit`` starts in the state's epoch, after the batches that were done.
-    ``History`` has all epochs, including epochs before a worker was lost. Put
-    callbacks before it whose work at the end of an epoch the commit is to keep.
+    ``History`` has all epochs, including epochs before a worker was lost.
+    Callbacks whose work at the end of an epoch belongs to the commit have to
+    come before it.
 
     Args:
         state: the state.

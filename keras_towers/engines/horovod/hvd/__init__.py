@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# First, because importing Keras connects the package to it, for which none of
-# the modules below may be half imported.
+# First: importing Keras runs hooks of this package, which must not find the
+# modules below half imported.
 import keras as _keras  # noqa: F401
 
 from keras_towers.engines import HOROVOD as _ENGINE
