@@ -117,10 +117,8 @@ class TowerCalls:
             if call.kind == "predict_on_batch":
                 call.prepare((arguments["x"],))
             if config.peers.size > 1:
-                from keras_towers.fit.calls import rank_callbacks
-
                 stack.enter_context(
-                    rank_callbacks.adapted(config, self.adoption, call, nested)
+                    callback_roles.adapted(config, self.adoption, call, nested)
                 )
             stack.enter_context(callback_roles.on_one_device(arguments))
             stack.enter_context(callback_roles.observed(keras_call, config))

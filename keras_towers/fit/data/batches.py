@@ -192,12 +192,16 @@ def _slice(leaf: Any, start: Any, length: Any) -> Any:
     return leaf[start : start + length]
 
 
-def rows_if(leaf: Any, condition: Any) -> Any:
-    """Return all rows of a tensor of any kind, or no rows."""
-    if not has_rows(leaf):
-        return leaf
-    rows = tf.cast(rows_of(leaf), tf.int64)
-    return _slice(leaf, tf.zeros_like(rows), tf.where(condition, rows, 0))
+def rows_if(batch: Any, condition: Any) -> Any:
+    """Return all rows of a batch, or no rows."""
+
+    def rows_if_of_leaf(leaf: Any) -> Any:
+        if not has_rows(leaf):
+            return leaf
+        rows = tf.cast(rows_of(leaf), tf.int64)
+        return _slice(leaf, tf.zeros_like(rows), tf.where(condition, rows, 0))
+
+    return tf.nest.map_structure(rows_if_of_leaf, batch)
 
 
 def _joined(*leaves: Any) -> Any:
@@ -211,34 +215,30 @@ def _joined(*leaves: Any) -> Any:
 
 def group(dataset: tf.data.Dataset, towers: int) -> tf.data.Dataset:
     """Group every ``towers`` consecutive batches into a ``TowerBatch``."""
-    spec = dataset.element_spec
     if towers == 1:
-        return dataset.map(_one_piece)
+        return mapped(dataset, lambda batch: TowerBatch((batch,)))
 
-    @tf.autograph.experimental.do_not_convert
-    def pieces_of(*window) -> TowerBatch:
-        window = window[0] if not isinstance(spec, tuple) else window
+    def pieces_of(window: Any) -> TowerBatch:
         batches = tf.data.Dataset.zip(window)
         size = batches.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
 
-        def piece(k):
+        def piece(k: int) -> Any:
             place = tf.where(k < size, tf.constant(k, tf.int64), 0)
-            return batches.skip(place).take(1).get_single_element()
+            batch = batches.skip(place).take(1).get_single_element()
+            return rows_if(batch, k < size)
 
-        def piece_if_any(k):
-            some = k < size
-            return tf.nest.map_structure(
-                lambda leaf: rows_if(leaf, some), piece(k)
-            )
+        return TowerBatch(tuple(map(piece, range(towers))))
 
-        return TowerBatch(tuple(piece_if_any(k) for k in range(towers)))
-
-    return dataset.window(towers).map(pieces_of)
+    return mapped(dataset.window(towers), pieces_of)
 
 
-@tf.autograph.experimental.do_not_convert
-def _one_piece(*batch: Any) -> TowerBatch:
-    return TowerBatch((batch[0] if len(batch) == 1 else batch,))
+def mapped(
+    dataset: tf.data.Dataset, function: Callable[[Any], Any]
+) -> tf.data.Dataset:
+    """Return the results of a function of each whole element of a dataset."""
+    if isinstance(dataset.element_spec, tuple):
+        return dataset.map(lambda *element: function(element))
+    return dataset.map(function)
 
 
 def distribute(
@@ -254,9 +254,9 @@ def distribute(
     if config.prefetches_to_towers:
         if not each:
             return config.strategy.experimental_distribute_dataset(
-                dataset.map(_with_equal_rows)
+                mapped(dataset, _with_equal_rows)
             )
-        dataset = dataset.map(_forget_sizes)
+        dataset = mapped(dataset, _forget_sizes)
         return config.strategy.distribute_datasets_from_function(
             lambda _: dataset
         )
@@ -265,32 +265,28 @@ def distribute(
     return dataset.prefetch(_PREFETCHED_BATCHES)
 
 
-@tf.autograph.experimental.do_not_convert
-def _with_equal_rows(*batch: Any) -> Any:
+def _with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would cut them all by the first.
     advice = "To be split over accelerators, all parts need as many."
-    whole = batch[0] if len(batch) == 1 else batch
-    with tf.control_dependencies(check_rows(whole, advice)):
-        return identity_of(whole)
+    with tf.control_dependencies(check_rows(batch, advice)):
+        return identity_of(batch)
 
 
-@tf.autograph.experimental.do_not_convert
-def _forget_sizes(*batch: Any) -> Any:
+def _forget_sizes(batch: Any) -> Any:
     """Erase the static batch size.
 
     With a static size, TensorFlow would drop the last batches if there are too
     few for all towers.
     """
 
-    def forget(leaf):
+    def forget(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return leaf
         shape = [None, *leaf.shape[1:]]
         return tf.compat.v1.placeholder_with_default(leaf, shape)
 
-    batch = tf.nest.map_structure(forget, batch)
-    return batch[0] if len(batch) == 1 else batch
+    return tf.nest.map_structure(forget, batch)
 
 
 def is_whole(batch: Any) -> bool:

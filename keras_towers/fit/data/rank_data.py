@@ -331,12 +331,9 @@ def endless(
     """Extend a dataset endlessly by steps without examples."""
     # A rank whose data has ended thus still takes part in collectives.
 
-    def without(*batch: Any) -> data_lib.TowerBatch:
-        batch = batch[0] if len(batch) == 1 else batch
-        rows = tf.nest.map_structure(
-            lambda leaf: data_lib.rows_if(leaf, tf.constant(False)), batch
-        )
+    def without(batch: Any) -> data_lib.TowerBatch:
+        rows = data_lib.rows_if(batch, tf.constant(False))
         return data_lib.TowerBatch((rows,) * towers)
 
-    empty = first().take(1).map(without).cache().repeat()
+    empty = data_lib.mapped(first().take(1), without).cache().repeat()
     return dataset.concatenate(empty)

@@ -43,7 +43,8 @@ def test_updates_are_noted_and_python_runs_once():
     (tower,) = runs
     assert (tower.index, tower.total, tower.training) == (0, 1, True)
     assert not any(t.startswith("Assign") for t in types_in(found.graph))
-    assert [u.call.optimizer for u in found.updates] == 2 * [model.optimizer]
+    calls = found.updates.values()
+    assert [call.optimizer for call in calls] == 2 * [model.optimizer]
     for name, updating in found.update_infos().items():
         operation = found.graph.get_operation_by_name(name)
         assert len(operation.inputs) == 2
@@ -71,7 +72,7 @@ def test_gradients_come_back_as_they_were():
     found = traced(step)
     ((_, updating),) = found.update_infos().items()
     assert list(updating.sparse) == [(0, 1)]
-    call = found.updates[0].call
+    (call,) = found.updates.values()
     rows, none, dense = with_components(call, ["values", "indices", "dense"])
     assert (rows.values, rows.indices) == ("values", "indices")
     assert rows.dense_shape.numpy().tolist() == [5, 2]
