@@ -16,7 +16,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
 from keras_towers.fit.data import rank_data as ranks_lib
-from keras_towers.fit.data.batch_rows import is_divided, static_rows
 
 logger = logging.getLogger("keras_towers")
 
@@ -143,7 +142,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
     def _check_enough(self, dataset: tf.data.Dataset) -> None:
         """Reject data without examples or without a batch for every tower."""
         have, need = self.data_adapter.num_batches, self._towers
-        size = static_rows(dataset.element_spec)
+        size = data_lib.static_rows(dataset.element_spec)
         if have == 0 or size == 0:
             raise TowerError("the dataset is empty: give at least one example.")
         if self._each and have is not None and have < need:
@@ -238,7 +237,7 @@ class TowerEpochIterator(compat.TFEpochIterator):
             return None
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return self.data_adapter._batch_size
-        size = static_rows(self.source.element_spec)
+        size = data_lib.static_rows(self.source.element_spec)
         return size or compat.batch_size_of(self.source)
 
     def has_unknown_rows(self) -> bool:
@@ -246,8 +245,10 @@ class TowerEpochIterator(compat.TFEpochIterator):
         if isinstance(self.data_adapter, compat.ArrayDataAdapter):
             return False
         batch = self.source.element_spec
-        rows = [is_divided(leaf, None) for leaf in tf.nest.flatten(batch)]
-        return static_rows(batch) is None and sum(rows) > 1
+        rows = [
+            data_lib.is_divided(leaf, None) for leaf in tf.nest.flatten(batch)
+        ]
+        return data_lib.static_rows(batch) is None and sum(rows) > 1
 
     def was_empty(self) -> bool:
         """Whether an epoch without logs had no batches at all."""

@@ -18,7 +18,6 @@ from keras_towers.fit import error_notes
 from keras_towers.fit.context import patches
 from keras_towers.fit.contract import Start, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import is_divided, static_rows
 from keras_towers.rendezvous import check
 from keras_towers.rendezvous.check import Peers
 from keras_towers.transport import Transport
@@ -243,10 +242,10 @@ class EagerDraws:
 
 def joined(batch: Any, transport: Transport) -> Any:
     """Return the batch of all ranks, given this rank's part; eager only."""
-    rows = static_rows(batch)
+    rows = data_lib.static_rows(batch)
 
     def gather_leaf(leaf: Any) -> Any:
-        if leaf is None or not is_divided(leaf, rows):
+        if leaf is None or not data_lib.is_divided(leaf, rows):
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
             lengths = [all_ranks(n) for n in leaf.nested_row_lengths()]

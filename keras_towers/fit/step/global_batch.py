@@ -16,7 +16,6 @@ from keras_towers._notices import first_time
 from keras_towers.fit.context import active_step, marks
 from keras_towers.fit.contract import TRAINING, TowerConfig
 from keras_towers.fit.data import batches as data_lib
-from keras_towers.fit.data.batch_rows import RowCheck
 from keras_towers.fit.data.rank_data import EagerDraws, SameBatches, joined
 from keras_towers.fit.step import step_costs
 from keras_towers.fit.step.function import Way
@@ -64,7 +63,7 @@ class GlobalStep:
 
     def __init__(self, update: WeightUpdate, config: TowerConfig | None = None):
         self.order: StepOrder = update.order
-        self.rows: RowCheck = RowCheck()
+        self.rows: data_lib.RowCheck = data_lib.RowCheck()
         self.config: TowerConfig = config or update.config
         self.update = update
         number = self.config.micro_batches

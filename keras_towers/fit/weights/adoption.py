@@ -328,9 +328,7 @@ def _renew_functions(trainer: keras.Model) -> None:
             getattr(trainer, f"make_{kind}_function")(force=True)
 
 
-def log_without_xla(
-    trainer: keras.Model, training: bool, why: str, for_now: bool = False
-) -> None:
+def log_without_xla(trainer: keras.Model, training: bool, why: str) -> None:
     """Log that XLA compiles none of a model's steps of a kind; once.
 
     It is a warning where the user has asked for XLA: where Keras would not turn
@@ -340,5 +338,5 @@ def log_without_xla(
     line = f"jit_compile is off for {kind} of {trainer.name!r} on towers: {why}"
     if first_time(line):
         by_user = not trainer._resolve_auto_jit_compile()
-        level = logging.WARNING if by_user and not for_now else logging.INFO
+        level = logging.WARNING if by_user else logging.INFO
         logger.log(level, "%s", line)

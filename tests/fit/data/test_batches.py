@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.data import batches
-from keras_towers.fit.data.batch_rows import RowCheck
+from keras_towers.fit.data.batches import RowCheck
 
 SPARSE = tf.sparse.from_dense([[0, 1], [0, 0], [2, 3], [4, 0], [0, 5]])
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_towers.fit.data import batches
-from keras_towers.fit.data.batch_rows import RowCheck
+from keras_towers.fit.data.batches import RowCheck
 from keras_towers.fit.step.inputs import layouts_of
 from keras_towers.partition.layouts import (
     REPLICATED,
