@@ -65,18 +65,16 @@ class ShuffleOrder:
 
     def of_sequences(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle ``PyDataset`` batches identically during ``fit``."""
-        ours: dict[str, Any] = {}
-        if not self._python_agrees:
-            ours["random"] = random.Random(self._seed)
+        own = {"random": random.Random(self._seed)}
+        ours = {} if self._python_agrees else own
         return patches.shadowed(compat.py_dataset_module, ours)
 
     def of_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Shuffle examples identically in datasets created inside."""
-        ours: dict[str, Any] = {}
-        if not self._tensorflow_agrees:
-            self._epoch = compat.hidden_variable("CPU:0", self._number)
-            ours["shuffle"] = self._shuffle
-        return patches.shadowed(tf.random, ours)
+        if self._tensorflow_agrees:
+            return contextlib.nullcontext()
+        self._epoch = compat.hidden_variable("CPU:0", self._number)
+        return patches.shadowed(tf.random, {"shuffle": self._shuffle})
 
     def _shuffle(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         return tf.random.experimental.stateless_shuffle(  # pyright: ignore[reportAttributeAccessIssue]

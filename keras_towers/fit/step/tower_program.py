@@ -312,9 +312,7 @@ def _used_elsewhere(program: Program) -> set[Tensor]:
     for operation in program.operations:
         for tensor in operation.inputs:
             source = tensor.operation
-            if source is None:
-                continue
-            if (
+            if source is not None and (
                 operation.is_repeated
                 or source.level != operation.level
                 or source.on_towers != operation.on_towers

@@ -78,17 +78,18 @@ class LocalSGD:
 
     def end(self, order: StepOrder) -> None:
         """End all rounds that have begun. Collective, eager."""
-        begun: list[_Round] = []
-        updates_here: list[str] = []
-        for optimizer, round_ in self._round_of.items():
-            updates = int(round_.updates.numpy())
-            if updates:
-                begun.append(round_)
-                name = check.without_numbers(optimizer.name)
-                updates_here.append(f"{updates} of {name!r}")
+        begun = [
+            (optimizer.name, round_)
+            for optimizer, round_ in self._round_of.items()
+            if int(round_.updates.numpy())
+        ]
+        updates_here = [
+            f"{int(round_.updates.numpy())} of {check.without_numbers(name)!r}"
+            for name, round_ in begun
+        ]
         ranks = check.gather(self._config.peers, updates_here, "ends a round")
         if all(rank == updates_here for rank in ranks):
-            for round_ in begun:
+            for _, round_ in begun:
                 self._average(round_, order)
             return
         self.forget()
