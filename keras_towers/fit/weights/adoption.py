@@ -202,6 +202,15 @@ class Adoption:
             for variable, total in zip(metrics, sums, strict=True):
                 variable.assign(total)
 
+    def leave_metrics_to_rank_0(self, model: keras.Model) -> None:
+        """Reset metrics that all ranks have summed, but those of rank 0.
+
+        If ranks go on to train independently, they are summed again.
+        """
+        if self.ranks_train_apart and self._config.peers.rank > 0:
+            for variable in state_lib.collect(model).metrics:
+                variable.assign(tf.zeros_like(variable._value))
+
     def broadcast(self, model: keras.Model) -> None:
         """Give all ranks the weights, optimizer state and seeds of rank 0."""
         transport = self._config.transport
