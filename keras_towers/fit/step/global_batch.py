@@ -74,7 +74,7 @@ class GlobalStep:
         self.same: SameBatches | None = None
         if self.config.transport.size > 1 and self.config.batches == "split":
             self.same = SameBatches(self.config.transport)
-        self._eager_draws: EagerDraws | None = None
+        self._eager_draws = EagerDraws(self.config.transport)
 
     def begin_epoch(self) -> None:
         """Note that the next step starts to read the data."""
@@ -100,11 +100,8 @@ class GlobalStep:
             model: the model of the step.
             kind: the method of Keras that it belongs to.
         """
-        transport = self._transport_of(kind)
         if tf.executing_eagerly():
-            if self.same is not None and data_lib.is_whole(batch):
-                self.same.check(batch)
-            return self._on_one_device(step, batch, model, kind, transport)
+            return self._on_one_device(step, batch, model, kind)
         divided = self._divide(batch, kind)
         recorded = model if kind in TRAINING else None
         # The first part of each tower.
@@ -114,7 +111,7 @@ class GlobalStep:
             self.order.step(),
             marks.marked(recorded, self.config.devices, begins),
         ):
-            result = self._run_divided(step, divided, model, kind, transport)
+            result = self._run_divided(step, divided, model, kind)
         result = self.order.end(result)
         self.on_trace(compat.get_default_graph())
         return result
@@ -149,17 +146,17 @@ class GlobalStep:
         batch: Any,
         model: keras.Model,
         kind: str,
-        transport: Transport,
     ) -> Any:
         """Run an untraced step as on one device, with a warning."""
         _say_once(model.name, self.config.name)
+        transport = self._transport_of(kind)
+        is_whole = data_lib.is_whole(batch)
+        if self.same is not None and is_whole:
+            self.same.check(batch)
         whole = data_lib.as_one_batch(self.config, batch)
-        is_global = data_lib.is_whole(batch) and self.config.batches == "split"
         if transport.size > 1:
-            if not is_global:
+            if not is_whole or self.config.batches == "each":
                 whole = joined(whole, transport)
-            if self._eager_draws is None:
-                self._eager_draws = EagerDraws(transport)
             self._eager_draws.begin_step()
         alone = active_step.training_alone.filled(kind in TRAINING)
         variables = self.update.variables
@@ -175,9 +172,9 @@ class GlobalStep:
         divided: DividedBatch,
         model: keras.Model,
         kind: str,
-        transport: Transport,
     ) -> Any:
         config, xla = self.config, bool(model.jit_compile)
+        transport = self._transport_of(kind)
         traced = self._trace(step, divided, kind, xla)
         captures = [_inside(tensor) for tensor in traced.captures]
         handles = self.update.variables.handles()
