@@ -14,7 +14,6 @@ from keras_towers.errors import TowerError
 from keras_towers.fit import error_notes
 from keras_towers.fit.contract import TowerConfig
 
-_PREFETCHED_BATCHES = 2
 _PARTS = ("x", "y", "sample_weight")
 _SPLIT = (
     "If that shows in the first steps of a call, or is known before the batch "
@@ -244,31 +243,7 @@ def mapped(
     return dataset.map(function)
 
 
-def distribute(
-    config: TowerConfig,
-    dataset: tf.data.Dataset,
-    each: bool,
-    to_one_end: Callable[[tf.data.Dataset], tf.data.Dataset],
-    whole: bool = False,
-) -> Any:
-    """Prefetch a dataset of batches for the towers."""
-    if whole:
-        return dataset.prefetch(max(_PREFETCHED_BATCHES, config.num_towers))
-    if config.prefetches_to_towers:
-        if not each:
-            return config.strategy.experimental_distribute_dataset(
-                mapped(dataset, _with_equal_rows)
-            )
-        dataset = mapped(dataset, _forget_sizes)
-        return config.strategy.distribute_datasets_from_function(
-            lambda _: dataset
-        )
-    if each:
-        dataset = to_one_end(group(dataset, config.num_towers))
-    return dataset.prefetch(_PREFETCHED_BATCHES)
-
-
-def _with_equal_rows(batch: Any) -> Any:
+def with_equal_rows(batch: Any) -> Any:
     """Fail if the parts of a batch have different numbers of rows."""
     # TensorFlow's own split would cut them all by the first.
     advice = "To be split over accelerators, all parts need as many."
@@ -276,7 +251,7 @@ def _with_equal_rows(batch: Any) -> Any:
         return identity_of(batch)
 
 
-def _forget_sizes(batch: Any) -> Any:
+def forget_sizes(batch: Any) -> Any:
     """Erase the static batch size.
 
     With a static size, TensorFlow would drop the last batches if there are too
