@@ -12,7 +12,7 @@ import typer
 
 from keras_towers import engines, settings
 from keras_towers.errors import TowerError
-from keras_towers.launching.elastic_job import Elastic, run_elastic
+from keras_towers.launching.elastic_job import ElasticOptions, run_elastic
 from keras_towers.launching.job import (
     Job,
     allocated,
@@ -157,7 +157,7 @@ def run(
         output=output,
         grace_s=grace,
         servers=_servers(servers, strategy, plan),
-        alone=no_strategy,
+        unconnected=no_strategy,
     )
     if plan.member:
         if output:
@@ -170,17 +170,17 @@ def run(
     if plan.tasks:
         code = run_cluster(job, plan.tasks).code
     elif plan.elastic:
-        limits = Elastic(
+        options = ElasticOptions(
             ranks=processes or min_np or 0,
-            least=min_np or processes or 0,
-            most=max_np,
+            min_ranks=min_np or processes or 0,
+            max_ranks=max_np,
             hosts=plan.hosts,
             script=host_discovery_script,
             timeout_s=elastic_timeout,
             reset_limit=reset_limit,
             cooldown_s=blacklist_cooldown_range,
         )
-        code = run_elastic(job, limits)
+        code = run_elastic(job, options)
     else:
         code = run_job(job).code
     raise typer.Exit(code)
