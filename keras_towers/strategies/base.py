@@ -322,21 +322,20 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
     def __exit__(self, *error: Any) -> None:
         stack, self._entered = self._entered, None
         variables = self._components.update.variables
-        has_parts = variables.has_parts
         try:
             if self._config.transport.size > 1:
                 if error[0] is None:
                     self._components.adoption.gather_slots()
                 else:
                     # The other ranks may not be here.
-                    variables.has_parts = False
+                    variables.asks_ranks = False
             if stack is not None:
                 stack.__exit__(*error)
         finally:
             # A second Ctrl-C here would leave a model half on the towers.
             with defer_interrupts():
                 self._components.adoption.release()
-                variables.has_parts = has_parts
+                variables.asks_ranks = True
 
     def __copy__(self) -> Self:
         return self

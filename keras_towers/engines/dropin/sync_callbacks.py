@@ -13,8 +13,11 @@ import tensorflow as tf
 from keras_towers import compat
 from keras_towers.engines.dropin import connection, tf_variable, variable_key
 from keras_towers.errors import TowerError
-from keras_towers.fit.calls.callback_roles import listed, with_added
-from keras_towers.fit.calls.rank_callbacks import SyncedCallbacks
+from keras_towers.fit.calls.callback_roles import (
+    SyncedCallbacks,
+    listed,
+    with_added,
+)
 from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import rank_state
 from keras_towers.rendezvous import check
