@@ -153,7 +153,7 @@ class Workers:
                 f"the chief's fit has failed, and with it this one: {failure}"
             )
         if 0 in self._unreachable():
-            system.end_in_time()
+            system.limit_teardown()
             raise TowerError(
                 f"the chief can no longer be reached at {self._at(0)}: start "
                 "all tasks of the job again, from a backup."
@@ -192,7 +192,7 @@ class Workers:
         left = self._by_rank("left")
         needed = [rank for rank in gone if rank not in left]
         if len(needed) > spare:
-            system.end_in_time()
+            system.limit_teardown()
             lost = (f"{self._who(r)} at {self._at(r)}" for r in needed)
             raise TowerError(
                 f"{self._who(self._rank)} has to end: {', '.join(lost)} "
