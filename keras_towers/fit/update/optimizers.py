@@ -51,9 +51,7 @@ def apply(
     if active_step.current() and all(grad is None for grad in call.grads):
         # Keras raises an error of its own.
         original(grads, trainable_variables)
-        return
-    # As in Keras's own method, for the names of slots.
-    with keras.name_scope(optimizer.name, caller=optimizer):
+    else:
         take(call)
 
 

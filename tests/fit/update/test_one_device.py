@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_towers as kt
 from keras_towers.fit.update import update_rules
 from keras_towers.fit.update.optimizers import as_one_device
-from tests.kit.training import fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -116,14 +114,6 @@ def test_the_result_is_that_of_keras(make, dtype, fused, monkeypatch):
     assert sum(found[kind] for kind in FUSED) == fused * len(SHAPES)
     if make is scheduled:
         assert len(repetitions) >= 2
-
-
-def test_the_names_of_variables_are_those_of_keras():
-    model = linear(optimizer=MADE(KERAS.Nadam, 0.1, name="mine"))
-    with kt.TowerStrategy(2):
-        fit(model)
-    paths = [variable.path for variable in model.optimizer.variables]
-    assert all(path.startswith("mine/") for path in paths)
 
 
 def test_writes_and_reads_are_those_of_keras():
