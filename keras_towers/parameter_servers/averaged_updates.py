@@ -18,6 +18,7 @@ from keras_towers.replicas.averages import Averages, run_update
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
+from keras_towers.replicas.replica_call import DroppedGradients
 
 
 class AveragedUpdates(WorkerUpdates):
@@ -28,6 +29,7 @@ class AveragedUpdates(WorkerUpdates):
     """
 
     reads_parts = False
+    _group_type: type[Group] = Group
     _coordinator_type: type[Coordinator] = Coordinator
     _run_update: Callable[..., Any] = staticmethod(run_update)
 
@@ -45,7 +47,9 @@ class AveragedUpdates(WorkerUpdates):
         self.spare = max(0, size - aggregate)
         self.epochs_together = session.splits_batches and not quorum.may_drop
         name = f"{session.name}/group"
-        self._group = self._make_group(name)
+        self._group = self._group_type(
+            name, session.server, quorum, session.run_in_step
+        )
         # The coordinator waits in a thread of its own.
         self._coordinated = self._group.run_by(self._coordinate)
         self._traces = 0
@@ -59,9 +63,10 @@ class AveragedUpdates(WorkerUpdates):
         # Where the chief publishes what it has counted.
         self._count_key = f"{name}/counts"
 
-    def _make_group(self, name: str) -> Group:
-        session = self._session
-        return Group(name, session.server, self.quorum, session.run_in_step)
+    def dropped_gradients(self) -> DroppedGradients | None:
+        if self._rank > 0:
+            return None
+        return DroppedGradients(self.quorum, lambda: self.counts)
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -102,16 +107,13 @@ class AveragedUpdates(WorkerUpdates):
         self._group.enter(self._rank)
         return self._group.pushed(self._rank)
 
-    def enter(self, is_back: bool) -> bool:
+    def enter(self) -> None:
         self._coordinator = None
-        if not is_back:
-            self._group.send(Event.STARTED, self._rank)
-            self._session.calls("first", self._read_first)
-        # What it had pushed may be part of the next update.
-        return is_back
+        self._group.send(Event.STARTED, self._rank)
+        self._session.calls("first", self._read_first)
 
     def _read_first(self) -> None:
-        with tf.control_dependencies([self._group.start_first(self._rank)]):
+        with tf.control_dependencies([self._group.start(self._rank)]):
             self._session.variables.copy_here()
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:

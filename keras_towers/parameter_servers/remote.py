@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 import tensorflow as tf
@@ -74,63 +76,50 @@ class Running:
     """A concrete function that runs in a thread, and may block."""
 
     def __init__(self, function: Any, arguments: Sequence[tf.Tensor] = ()):
-        self._function = function
-        self._arguments = arguments
         self._manager = compat.CancellationManager()
-        self._outputs: list[Any] = []
-        self._errors: list[BaseException] = []
-        self._done = threading.Event()
-        # Signals are handled between the main thread's own steps only.
-        threading.Thread(target=self._run, daemon=True).start()
+        self._outputs: Future[list[Any]] = Future()
 
-    def _run(self) -> None:
-        try:
-            found = compat.call_cancellable(
-                self._function, self._arguments, self._manager
-            )
-            self._outputs.extend(found or ())
-        except BaseException as error:
-            self._errors.append(error)
-        finally:
-            self._done.set()
+        def run() -> None:
+            try:
+                found = compat.call_cancellable(
+                    function, arguments, self._manager
+                )
+                self._outputs.set_result([*(found or ())])
+            except BaseException as error:
+                self._outputs.set_exception(error)
+
+        # Signals are handled between the main thread's own steps only.
+        threading.Thread(target=run, daemon=True).start()
 
     def wait(
         self,
-        timeout_s: float | None = None,
-        poll: Callable[[], None] | None = None,
+        timeout_s: float = math.inf,
+        poll: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """Wait for the function's outputs, calling ``poll`` every 2 s."""
-        cancelled = False
+        until = time.monotonic() + timeout_s
         try:
-            until = math.inf
-            if timeout_s is not None:
-                until = time.monotonic() + timeout_s
             while (left_s := until - time.monotonic()) > 0:
-                if self._done.wait(min(settings.LOOK_S, left_s)):
-                    break
-                if poll is not None:
-                    poll()
+                wait([self._outputs], min(settings.LOOK_S, left_s))
+                if self._outputs.done():
+                    return self._outputs.result()
+                poll()
         finally:
-            cancelled = self.cancel()
-        errors = self._errors
-        if errors and not (
-            cancelled and isinstance(errors[0], tf.errors.CancelledError)
-        ):
-            raise errors[0]
-        if cancelled and not self._outputs:
-            raise TimeoutError(f"not done after {timeout_s} s")
-        return self._outputs
+            self.cancel()
+        # It may have ended meanwhile.
+        with contextlib.suppress(tf.errors.CancelledError, TimeoutError):
+            return self._outputs.result(0)
+        raise TimeoutError(f"not done after {timeout_s} s")
 
     @property
     def has_failed(self) -> bool:
         """Whether ``wait`` would raise an error."""
-        return self._done.is_set() and bool(self._errors)
+        outputs = self._outputs
+        return outputs.done() and outputs.exception() is not None
 
-    def cancel(self) -> bool:
-        """Cancel the function; return False if it had already ended."""
-        if self._done.is_set():
-            return False
-        self._manager.start_cancel()
-        # Python cannot end while a thread is inside TensorFlow.
-        self._done.wait(settings.CANCEL_S)
-        return True
+    def cancel(self) -> None:
+        """Cancel the function, unless it has ended."""
+        if not self._outputs.done():
+            self._manager.start_cancel()
+            # Python cannot end while a thread is inside TensorFlow.
+            wait([self._outputs], settings.CANCEL_S)

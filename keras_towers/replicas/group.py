@@ -18,8 +18,8 @@ from keras_towers.replicas.resources import (
     variable,
 )
 
-END = -1
-"""A token that lets a replica go on without a gradient to compute."""
+END: int = 1 << 62
+"""A token after all others, which comes with no gradient to compute."""
 
 
 class Event(enum.IntEnum):
@@ -103,18 +103,17 @@ class Group:
             step = token if shared else self.step.read_value()
             return tf.identity(self._local[replica].assign(step))
 
-    def start_first(self, replica: int) -> tf.Tensor:
-        """Begin to compute the first gradient of a ``fit``."""
-        return self.start(replica)
-
     def wait(self, replica: int) -> tf.Tensor:
-        """Wait for a token, negative at the end, and ``start``."""
-        (token,) = self._queue(replica).get()
+        """Wait for a token, ``END`` at the end, and ``start``."""
+        token = self._next_token(replica)
         with (
             tf.control_dependencies([token]),
             tf.control_dependencies([self.start(replica, token)]),
         ):
             return tf.identity(token)
+
+    def _next_token(self, replica: int) -> tf.Tensor:
+        return self._queue(replica).get()[0]
 
     def _queue(self, replica: int) -> Queue:
         return self._tokens[0 if self.quorum.shared else replica]
@@ -205,7 +204,10 @@ class Group:
 
     def end(self, replica: int) -> None:
         """Let a replica that waits for a token continue without one."""
-        self.calls(("end", replica), lambda: self._queue(replica).put(END))
+        self.calls(
+            ("end", replica),
+            lambda: self._queue(replica).put(tf.constant(END, tf.int64)),
+        )
 
     def end_all(self) -> None:
         """Let all replicas continue without tokens."""

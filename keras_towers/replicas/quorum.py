@@ -23,10 +23,11 @@ class Quorum:
                 "update averages at least 1 gradient."
             )
         if self.replicas * self.most_of_one > GRADIENTS:
+            tokens = "shared" if self.shared else "per_replica"
             raise TowerError(
                 f"{self.replicas} replicas, with {self.aggregate} gradients in "
-                f"an update{' and shared tokens' * self.shared}, are too many: "
-                f"at most {GRADIENTS} gradients can be told apart."
+                f"an update and tokens={tokens!r}, are too many: at most "
+                f"{GRADIENTS} gradients can be distinguished."
             )
 
     @property
@@ -36,7 +37,7 @@ class Quorum:
         if self.replicas >= self.aggregate:
             return [1] * self.replicas
         each, more = divmod(self.aggregate, self.replicas)
-        return [each + (index < more) for index in range(self.replicas)]
+        return [each + 1] * more + [each] * (self.replicas - more)
 
     @property
     def queues(self) -> int:

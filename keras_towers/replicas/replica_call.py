@@ -14,8 +14,10 @@ from keras_towers.errors import TowerError
 from keras_towers.fit.calls import call as call_lib
 from keras_towers.fit.calls import callback_roles
 from keras_towers.fit.calls.call import TowerCall
-from keras_towers.fit.contract import TowerConfig
+from keras_towers.fit.calls.synchronous import TowerCalls
+from keras_towers.fit.contract import KerasCall, TowerConfig
 from keras_towers.fit.step.keras_function import TowerFunction
+from keras_towers.fit.update.weight_update import WeightUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
@@ -50,6 +52,35 @@ class DroppedGradients:
             for replica, dropped in enumerate(self._epoch):
                 name = f"dropped_gradients/replica_{replica}"
                 tf.summary.scalar(name, dropped, step=epoch)
+
+
+class OneFitPerModel(TowerCalls):
+    """Calls of replicas that are busy with a model until its ``fit`` ends."""
+
+    def __init__(self, update: WeightUpdate):
+        super().__init__(update)
+        # The ids of models.
+        self._fitted: set[int] = set()
+
+    def run(self, keras_call: KerasCall) -> Any:
+        """Run one call; refuse ``fit`` of a model inside its own ``fit``."""
+        if keras_call.kind != "fit":
+            return super().run(keras_call)
+        model = keras_call.model
+        if id(model) in self._fitted:
+            raise TowerError(
+                f"fit of model {model.name!r} is called inside its own fit, "
+                f"which {self._config.name} cannot do: call fit of another "
+                "model there, or fit again afterwards."
+            )
+        self._fitted.add(id(model))
+        try:
+            return self._fit(keras_call)
+        finally:
+            self._fitted.remove(id(model))
+
+    def _fit(self, keras_call: KerasCall) -> Any:
+        return super().run(keras_call)
 
 
 class ReplicaCall(TowerCall):

@@ -88,6 +88,19 @@ class Queue:
             )
         return [tf.ensure_shape(part, ()) for part in parts]
 
+    def wait_for(self, number: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
+        """Remove numbers until one is large enough, and return it.
+
+        Args:
+            number: the least that is large enough.
+            known: if it is large enough itself, nothing is removed.
+        """
+        with tf.device(self._device):
+            (found,) = tf.while_loop(
+                lambda last: last < number, lambda last: self.get(), [known]
+            )
+            return tf.identity(found)
+
     def clear(self) -> None:
         """Remove all elements; no other process may do so at the same time."""
         with tf.device(self._device):
@@ -95,6 +108,20 @@ class Queue:
             tf.raw_ops.QueueDequeueManyV2(
                 handle=self._handle, n=size, component_types=self._dtypes
             )
+
+
+class Queues(dict[Any, Queue]):
+    """Queues of integers on one device, by key; made when first used."""
+
+    def __init__(self, name: str, device: str):
+        super().__init__()
+        self._name = name
+        self._device = device
+
+    def __missing__(self, key: Any) -> Queue:
+        name = f"{self._name}/{key}"
+        self[key] = Queue(name, self._device, [tf.int64])
+        return self[key]
 
 
 def variable(

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_towers.errors import TowerError
 from keras_towers.fit.calls.call import TowerCall
 from keras_towers.fit.calls.synchronous import TowerCalls
 from keras_towers.fit.context import patches
@@ -27,14 +26,14 @@ from keras_towers.replicas.asynchronous.threads import (
     write_staleness,
 )
 from keras_towers.replicas.asynchronous.tower_steps import (
-    ReplicaSchedule,
+    ReplicaSteps,
     TowerSteps,
-    UpdateSchedule,
 )
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.replicas.replica_call import (
     DroppedGradients,
+    OneFitPerModel,
     ReplicaCall,
     TrainFunction,
     add_summary_writer,
@@ -52,9 +51,9 @@ class AsyncCalls(TowerCalls):
         self._update = update
         self.staleness: Staleness = Staleness()
 
-    def schedule(self) -> UpdateSchedule:
-        """Return the schedule of one more model's towers."""
-        return UpdateSchedule(self._update)
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        """Return the steps of one more model."""
+        return TowerSteps(self._update, model)
 
     def open(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
@@ -66,7 +65,7 @@ class AsyncCalls(TowerCalls):
         )
 
 
-class ReplicaCalls(AsyncCalls):
+class ReplicaCalls(OneFitPerModel, AsyncCalls):
     """Runs training on replicas whose gradients are averaged."""
 
     def __init__(
@@ -92,9 +91,13 @@ class ReplicaCalls(AsyncCalls):
         # One replica counts its updates, too, and may average several batches.
         return False
 
-    def schedule(self) -> UpdateSchedule:
-        return ReplicaSchedule(
-            self._update, self._quorum, self._begin, self.stall_shutdown_s
+    def make_steps(self, model: keras.Model) -> TowerSteps:
+        return ReplicaSteps(
+            self._update,
+            model,
+            self._quorum,
+            self._begin,
+            self.stall_shutdown_s,
         )
 
     def _begin(self, coordinator: Coordinator) -> None:
@@ -103,20 +106,8 @@ class ReplicaCalls(AsyncCalls):
     def open(
         self, keras_call: KerasCall, prepared: bool, start: Start | None
     ) -> TowerCall:
-        model = keras_call.model
         if keras_call.trains:
-            refuse_eager(self._config, model)
-        steps = steps_of(model)
-        if (
-            keras_call.kind == "fit"
-            and steps is not None
-            and steps.schedule.runs
-        ):
-            raise TowerError(
-                f"fit of model {model.name!r} is called inside its own fit, "
-                f"whose replicas are busy: {self._config.name} can run "
-                "train_on_batch there, or fit of another model."
-            )
+            refuse_eager(self._config, keras_call.model)
         call = super().open(keras_call, prepared, start)
         if keras_call.kind == "fit" and isinstance(call, _AsyncCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
@@ -158,8 +149,7 @@ class _AsyncCall(ReplicaCall):
             why = f"{self.config.name} trains without XLA"
             adoption_lib.log_without_xla(model, True, why)
         if steps_of(model) is None:
-            schedule = self._calls.schedule()
-            steps = TowerSteps(self.config, schedule, model)
+            steps = self._calls.make_steps(model)
             model.train_function = TrainFunction(self, steps)
         elif force:
             model.train_function.steps.forget()
@@ -167,7 +157,7 @@ class _AsyncCall(ReplicaCall):
         if self._fits and not model.run_eagerly:
             self._threads = TowerThreads(
                 self.config.num_towers,
-                model.train_function.steps.schedule,
+                model.train_function.steps,
                 self._calls.stall_shutdown_s,
                 recorder_of(model),
             )

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.fit.context.marks import Recorder
-from keras_towers.replicas.asynchronous.tower_steps import Step, UpdateSchedule
+from keras_towers.replicas.asynchronous.tower_steps import Step, TowerSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +86,13 @@ class TowerThreads:
     def __init__(
         self,
         towers: int,
-        schedule: UpdateSchedule,
+        steps: TowerSteps,
         stall_shutdown_s: float | None = None,
         recorder: Recorder | None = None,
     ):
         self.latest: Any = None
         self._towers = towers
-        self._schedule = schedule
+        self._steps = steps
         self._stall_shutdown_s = stall_shutdown_s
         self._recorder = recorder
         # Notified of every change of what is below.
@@ -110,11 +110,11 @@ class TowerThreads:
         self._hangs = False
         self._threads: list[threading.Thread] = []
 
-    def submit(self, steps: Sequence[Step], batch: Any) -> None:
+    def submit(self, traced: Sequence[Step], batch: Any) -> None:
         """Queue a batch for the next idle tower; wait while it is full."""
         with self._changed:
             self._wait(lambda: len(self._waiting) < self._towers)
-            self._waiting.append((steps, batch))
+            self._waiting.append((traced, batch))
             self._changed.notify_all()
         if not self._threads:
             self._start()
@@ -123,7 +123,7 @@ class TowerThreads:
         """Wait until all submitted batches are done."""
         with self._changed:
             self._wait(lambda: not self._busy and not self._waiting)
-        self._schedule.settle(whole)
+        self._steps.settle(whole)
         with self._changed:
             self._wait(lambda: True)
 
@@ -164,7 +164,7 @@ class TowerThreads:
             self._closed = True
             self._changed.notify_all()
         if self._threads:
-            self._schedule.end()
+            self._steps.end()
         for index, thread in enumerate(self._threads):
             # None if a Ctrl-C came before it was started.
             if thread.ident is not None:
@@ -186,14 +186,14 @@ class TowerThreads:
             )
             for index in range(self._towers)
         ]
-        self._schedule.begin(self._fail)
+        self._steps.begin(self._fail)
         for thread in self._threads:
             thread.start()
 
     def _run(self, index: int) -> None:
         """Train on one tower, in its thread."""
         try:
-            while self._schedule.enter(index) and self._train(index):
+            while self._steps.enter(index) and self._train(index):
                 pass
         except BaseException as error:
             self._fail(error)
@@ -208,7 +208,7 @@ class TowerThreads:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            steps, batch = self._waiting.popleft()
+            traced, batch = self._waiting.popleft()
             self._busy.add(index)
             read = self._ended_steps
             self._changed.notify_all()
@@ -216,8 +216,8 @@ class TowerThreads:
         if self._recorder is not None:
             span = self._recorder.span(index)
         with span:
-            step = functools.partial(steps[index], batch)
-            result = self._schedule.run(index, step)
+            step = functools.partial(traced[index], batch)
+            result = self._steps.run(index, step)
         with self._changed:
             self._missed[self._ended_steps - read] += 1
             self._ended_steps += 1
