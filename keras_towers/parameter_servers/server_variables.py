@@ -18,11 +18,12 @@ from keras_towers.fit.weights import model_state as state_lib
 from keras_towers.fit.weights import tower_variables as variables_lib
 from keras_towers.fit.weights.placement import LeastLoadedPlacement
 from keras_towers.fit.weights.tower_variables import component
-from keras_towers.parameter_servers.barrier import PARTS
 from keras_towers.parameter_servers.connection import Connection
 from keras_towers.reduction import Gradient
 from keras_towers.replicas.resources import Functions, variable
 
+# The most parts that weights are divided into.
+_PARTS = 32
 # Parts of the gradients that a worker sends at the same time.
 _IN_FLIGHT = 2
 
@@ -289,7 +290,7 @@ def _kept(grad: tf.Tensor) -> tf.Tensor:
 
 def _in_parts(trained: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in trained]
-    least = max(settings.PART_BYTES, sum(sizes) / PARTS)
+    least = max(settings.PART_BYTES, sum(sizes) / _PARTS)
     parts: list[list[keras.Variable]] = []
     left = 0.0
     for weight, size in zip(reversed(trained), reversed(sizes), strict=True):

@@ -109,15 +109,13 @@ class _WorkerStrategy(BaseStrategy):
     def _description_lines(self) -> list[str]:
         scaled = self._options.scale_gradient
         if self._in_step:
-            how = (
-                f"the gradients of all workers are "
-                f"{'averaged' if scaled else 'summed'} and applied once"
-            )
+            reduced = "averaged" if scaled else "summed"
+            how = f"the gradients of all workers are {reduced} and applied once"
         else:
-            by = f"scaled by 1/{self.size}" if scaled else "not scaled"
+            factor = f"scaled by 1/{self.size}" if scaled else "not scaled"
             how = (
-                f"every worker applies its own gradients, which are {by}, and "
-                "waits for no other worker"
+                f"every worker applies its own gradients, which are {factor}, "
+                "and waits for no other worker"
             )
         return [
             self._components.update.description,
