@@ -25,7 +25,7 @@ class Early(Game):
         super().__init__(replicas, replicas)
 
     def connect(self, replica):
-        return EarlyGroup(self.name, DEVICE, self.quorum, replica)
+        return EarlyGroup(self.name, DEVICE, self.quorum)
 
     def apply(self, count, tokens):
         def update(count, tokens):
