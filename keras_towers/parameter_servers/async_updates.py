@@ -1,4 +1,4 @@
-"""Workers that apply their own gradients to the weights on the servers."""
+"""Updates that every worker makes without waiting for other workers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WHOLE = "whole"
 
 
 class AsyncUpdates(WorkerUpdates):
-    """Every worker updates the weights on the servers independently.
+    """Every worker applies its gradients to the weights on the servers.
 
-    The server counts each worker's steps, for one that dies and comes back.
+    The server counts each worker's steps, for a worker that is restarted.
     """
 
     def __init__(self, session: Session):
@@ -32,7 +32,8 @@ class AsyncUpdates(WorkerUpdates):
             variable(f"{name}/steps_{rank}", self._server, (), tf.int64)
             for rank in range(session.peers.size)
         ]
-        # What this worker has updated in a step, by part, to be read by it.
+        # Signal, for each part of the weights, that this worker's update of a
+        # step has been applied, and the part can be read.
         self._updated = Queues(f"{name}/updated_{session.rank}", self._server)
         self._taken = False
 
@@ -60,7 +61,7 @@ class AsyncUpdates(WorkerUpdates):
 
     def _enter(self) -> None:
         self._clear()
-        self._session.variables.copy_here()
+        self._session.variables.pull()
 
     def _clear(self) -> None:
         parts = len(self._session.variables.parts)
@@ -85,7 +86,7 @@ class AsyncUpdates(WorkerUpdates):
         variables = self._session.variables
         if variables.trained and not self._taken:
             refuse_without_update("which updates the weights on the servers")
-        # Each part as soon as its updates have been made, wherever they are.
+        # A part is ready as soon as its updates have been applied.
         for index, part in enumerate(variables.parts):
             with tf.control_dependencies(variables.read(part)):
                 self._updated[index].put(0)
@@ -94,10 +95,10 @@ class AsyncUpdates(WorkerUpdates):
             counted = steps.assign_add(tf.ones((), tf.int64))
             self._updated[_WHOLE].put(tf.identity(counted))
 
-    def take(self, call: UpdateCall) -> None:
+    def push(self, call: UpdateCall) -> None:
         self._taken = True
         variables = self._session.variables
-        there = variables.at_servers(call.optimizer, call.variables)
+        there = variables.on_servers(call.optimizer, call.variables)
         with there, atomic.filled(True):
             call.run()
 

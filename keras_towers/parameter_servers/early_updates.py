@@ -1,9 +1,9 @@
-"""Updates that begin before their gradients have arrived.
+"""Updates that begin before all of their gradients have arrived.
 
-They are possible where every replica computes one gradient of each update, and
-none is dropped. Each weight is updated as soon as all of its gradients are
-there, and read as soon as it is updated, while others are still on their way:
-both directions of a link are in use.
+Requires that every replica computes one gradient of each update, so that none
+is dropped. A weight is updated as soon as all of its gradients have arrived,
+and read as soon as it is updated, while gradients of other weights are still
+being received: this uses both directions of a link.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import Event, Group
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import Queue, Queues, flat
+from keras_towers.replicas.resources import Queue, Queues, run_flat
 
 
 class EarlyGroup(Group):
-    """Replicas that get one token with each update, and one of each part.
+    """Replicas that get a token for each update, and one for each part of it.
 
-    A token has the step whose weights are ready. Those that a replica had not
-    taken when it died are too old, and skipped.
+    A token is the step whose weights are ready. After a restart, a replica
+    skips the old tokens that it had not taken.
     """
 
     early = True
@@ -35,10 +35,10 @@ class EarlyGroup(Group):
         name: str,
         device: str,
         quorum: Quorum,
-        run: Callable[[Any], list[Any]] = flat,
+        run: Callable[[Any], list[Any]] = run_flat,
     ):
         super().__init__(name, device, quorum, run)
-        # Of the fit.
+        # The global step at which the fit began.
         self._first_step = self._number("first_step")
         self._parts = Queues(f"{name}/parts", device)
 
@@ -56,7 +56,7 @@ class EarlyGroup(Group):
         return self._wait_for_step(replica, self._parts[f"{replica}/{part}"])
 
     def _wait_for_step(self, replica: int, queue: Queue) -> tf.Tensor:
-        """Wait for the step after that of a replica's gradients."""
+        """Wait for the step after the one of a replica's gradients."""
         with tf.device(self._device):
             due = self._local[replica].read_value() + 1
             return queue.wait_for(due, self.step.read_value())
@@ -70,13 +70,13 @@ class EarlyGroup(Group):
 
     def advance(self, tokens: tf.Tensor) -> tf.Operation:
         with tf.device(self._device):
-            # Before the tokens: whoever gets one may leave at once.
+            # Sent before the tokens: a replica with a token may leave at once.
             counted = self._put(Event.UPDATED, 0, self.step.read_value())
         with tf.control_dependencies([counted]):
             return super().advance(tokens)
 
     def enter(self, replica: int) -> None:
-        """Go on behind the last gradient that the replica has pushed."""
+        """Go on after the last gradient that the replica has pushed."""
         self.calls(("enter", replica), lambda: self._enter(replica))
 
     def _enter(self, replica: int) -> None:
@@ -90,8 +90,8 @@ class EarlyCoordinator(Coordinator):
     """Begins each update before the gradients, one per replica, have arrived.
 
     Every update needs a gradient of each replica that has not left. A replica
-    leaves between its gradients: an update that waits for it has begun with no
-    weight, and can be broken off. Here ``apply`` returns an update that runs.
+    leaves before it pushes a gradient: the update that waits for it has changed
+    no weight, and can be canceled. Here ``apply`` returns a running update.
     """
 
     _running: Running | None = None
@@ -116,7 +116,7 @@ class EarlyCoordinator(Coordinator):
             self._replicas[number].has_left = True
             self._cancel_update()
             self._begin_update()
-        elif event in (Event.FLUSH, Event.ASKED):
+        elif event in (Event.FLUSH, Event.SYNC):
             self._waited_for.popleft().set()
 
     def _begin_update(self) -> None:
@@ -140,7 +140,7 @@ class EarlyCoordinator(Coordinator):
 
 
 class EarlyUpdates(AveragedUpdates):
-    """Averages of one gradient of each worker, applied part by part."""
+    """Applies the average of one gradient per worker, part by part."""
 
     reads_parts = True
     _coordinator_type = EarlyCoordinator

@@ -1,4 +1,4 @@
-"""TensorFlow's runtime over several processes, each with its own client."""
+"""Functions and devices of TensorFlow's runtime on other processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from keras_towers import compat, settings
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous.listening import only_at
 
-# Otherwise a call of a server that has died waits for it to come back.
+# Without it, a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
 
 
 def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     """Make this process a task of TensorFlow's runtime.
 
-    It has to be done before TensorFlow starts: afterwards, assignments to older
-    variables would be lost.
+    Call it before TensorFlow starts: later, assignments to existing variables
+    would be lost.
     """
     if compat.has_started():
         raise TowerError(
@@ -44,24 +44,24 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
         )
-        # The server starts when TensorFlow does.
+        # Starts TensorFlow, and with it the server.
         tf.config.list_logical_devices()
-    # TensorFlow sets up the program's logging if the program has not.
+    # TensorFlow configures the root logger if the program has not done so.
     root.handlers[:] = handlers
 
 
 def device_of(index: int) -> str:
-    """The full name of a parameter server's device."""
+    """Return the full name of a parameter server's device."""
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
 
 
-def traced(
+def trace(
     body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
 ) -> Any:
-    """Trace operations on one device as a concrete function, and keep it.
+    """Trace operations on one device as a concrete function.
 
-    An operation that fails in a function raises an error. By itself, it would
-    also break whatever runs on that device later.
+    An eager operation that fails on a remote device breaks all that this
+    process runs there later; a function only raises its error.
     """
 
     def function(*given: tf.Tensor) -> Any:
@@ -88,7 +88,7 @@ class Running:
             except BaseException as error:
                 self._outputs.set_exception(error)
 
-        # Signals are handled between the main thread's own steps only.
+        # The main thread stays in Python, where it handles signals.
         threading.Thread(target=run, daemon=True).start()
 
     def wait(
@@ -96,7 +96,16 @@ class Running:
         timeout_s: float = math.inf,
         poll: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Wait for the function's outputs, calling ``poll`` every 2 s."""
+        """Wait for the function's outputs, and cancel it if that fails.
+
+        Args:
+            timeout_s: seconds to wait.
+            poll: called every ``settings.LOOK_S`` seconds; an error that it
+                raises ends the wait.
+
+        Raises:
+            TimeoutError: the function has not ended in time.
+        """
         until = time.monotonic() + timeout_s
         try:
             while (left_s := until - time.monotonic()) > 0:
@@ -106,7 +115,7 @@ class Running:
                 poll()
         finally:
             self.cancel()
-        # It may have ended meanwhile.
+        # It may have ended before it was cancelled.
         with contextlib.suppress(tf.errors.CancelledError, TimeoutError):
             return self._outputs.result(0)
         raise TimeoutError(f"not done after {timeout_s} s")

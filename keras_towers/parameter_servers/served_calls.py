@@ -1,4 +1,4 @@
-"""Calls and updates of workers that share parameter servers."""
+"""Calls of Keras's methods on workers of parameter servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keras_towers.replicas.replica_call import OneFitPerModel, refuse_eager
 
 
 class _ToServers:
-    """Hands the sums of a worker's towers to the session that trains."""
+    """Passes the sums of a worker's gradients to the session that trains."""
 
     config: Any
     _sums: Callable[..., list[list[Any]]]
@@ -39,11 +39,11 @@ class _ToServers:
             )
         sums = self._sums(call, rows)[0]
         sums = session.variables.send(call.variables, sums)
-        session.updates.take(dataclasses.replace(call, grads=sums))
+        session.updates.push(dataclasses.replace(call, grads=sums))
 
 
 class CopiesOnTowers(_ToServers, WeightUpdate):
-    """Every tower has a copy of each weight; servers update theirs."""
+    """Every tower has a copy of each weight, read from the servers."""
 
     name = "servers"
     description = (
@@ -74,8 +74,8 @@ class ServedCalls(OneFitPerModel):
         make_updates: Callable[[Session], WorkerUpdates],
     ):
         super().__init__(update)
-        # Steps of any other kind than training.
-        self._by_itself = self._step.alone()
+        # Runs evaluation and prediction, without other workers.
+        self._alone_step = self._step.alone()
         self._peers = peers
         self._make_updates = make_updates
         self._sessions: IdentityDict[keras.Model, Session] = IdentityDict()
@@ -95,13 +95,13 @@ class ServedCalls(OneFitPerModel):
         return self._sessions[model]
 
     def _fit(self, keras_call: KerasCall) -> Any:
-        """Run a ``fit``; tell the other workers if it fails."""
+        """Run a ``fit``; if it fails, publish the error to other workers."""
         session = self._session_of(keras_call.model)
         spare = session.updates.spare
         session.workers = Workers(self._peers, next(self._fits), spare)
         try:
             with (
-                # Callbacks read what the servers hold, too.
+                # Callbacks read from the servers, too.
                 self._peers.connection.naming_lost_servers(),
                 self._peers.polling(session.workers.poller(needs_all=True)),
             ):
@@ -124,7 +124,7 @@ class ServedCalls(OneFitPerModel):
     ) -> TowerCall:
         if keras_call.kind != "fit":
             return TowerCall(
-                self._by_itself, self.adoption, keras_call, prepared, start
+                self._alone_step, self.adoption, keras_call, prepared, start
             )
         refuse_eager(self._config, keras_call.model)
         self.last = session = self._session_of(keras_call.model)

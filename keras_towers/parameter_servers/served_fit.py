@@ -1,4 +1,4 @@
-"""A ``fit`` of one worker, with the others of the job."""
+"""A ``fit`` of one worker."""
 
 from __future__ import annotations
 
@@ -31,23 +31,20 @@ current_session: Slot[Session] = Slot()
 class ServedFit(ReplicaCall):
     """A ``fit`` of one worker.
 
-    1. ``_begin``. The chief gives the servers all variables; the others take
-       these, and the chief's epoch, and enter the first step. A worker that
-       died and comes back learns how many batches it had trained on, and passes
-       over them.
-    2. ``train``. A step ends with this worker's gradients at the servers; then
-       it waits until the updates that need them have been made, and reads the
-       weights. If the chief has stopped the ``fit`` meanwhile, all stop after
-       the same step.
-    3. ``_end_epoch``. Where all end it together, the others wait until the
-       chief's callbacks have run, and stop if these stop the training.
-    4. ``_leave``. The others need not wait for this worker any more. The chief
-       waits for theirs, ends the updates, and has the result.
-    5. ``_end_with_others``. The chief says that the model is final. The other
-       workers wait for that and read it.
+    1. ``_begin``. The chief uploads all variables. The other workers download
+       them, and start at the chief's epoch. A worker that was restarted skips
+       the batches that it had trained on.
+    2. ``train``. A step pushes this worker's gradients to the servers. Then the
+       worker waits for the next weights and reads them. If the chief has
+       stopped the training, all workers stop after the same step.
+    3. ``_end_epoch``. If all workers end an epoch together, they wait for the
+       chief's callbacks, and stop if these stop the training.
+    4. ``_leave``. This worker pushes no more gradients. The chief waits until
+       all workers have left, makes the last update, and has the result.
+    5. ``_finish``. The chief publishes that the model is final. The other
+       workers wait for that and download it.
 
-    A ``fit`` that fails says so, and leaves nothing; the others end as
-    ``Workers`` says.
+    If ``fit`` fails on the chief, it fails on all workers.
     """
 
     refusal = (
@@ -64,24 +61,23 @@ class ServedFit(ReplicaCall):
         self._begun = False
         self._has_left = False
         self._steps_done = 0
-        # Batches that this worker had trained on before it died.
-        self._left_out = 0
+        # Batches to skip: this worker had trained on them before it died.
+        self._skipped = 0
         self._epoch_before: int | None = None
-        # On the chief the optimizers' variables are the servers' for a fit.
-        self._in_place = contextlib.ExitStack()
+        # On the chief, optimizers use the servers' variables for a whole fit.
+        self._optimizers = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         arguments = self.keras_call.arguments
-        # Behind what all other callbacks have done.
+        # Called after all other callbacks.
         joins = keras.callbacks.LambdaCallback(
             on_train_begin=self._begin, on_epoch_end=self._end_epoch
         )
         arguments["callbacks"] = callback_roles.with_added(
             arguments.get("callbacks"), joins
         )
-        # The session ends before the optimizer gives the weights their final
-        # values.
+        # Leaves before the optimizer writes the final values of the weights.
         optimizer = self.model.optimizer
         methods: dict[str, Any] = {}
         if optimizer is not None:
@@ -115,20 +111,20 @@ class ServedFit(ReplicaCall):
 
     def _iterator(self, kind: str, **kwargs: Any) -> TowerEpochIterator:
         if kind != "fit":
-            # Each worker validates on all of the data.
+            # Each worker validates on the whole data.
             return TowerEpochIterator(self.config.alone(), kind, **kwargs)
         return super()._iterator(kind, between=self._workers.beat, **kwargs)
 
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
-        # Of the numbers of a whole batch each takes those of its own rows.
+        # Workers draw random numbers for the whole batch, and use their rows.
         seeds = self.config.batches == "split"
-        self.session.variables.hold(self.model, seeds)
+        self.session.variables.create_copies(self.model, seeds)
         optimizers = state_lib.collect(self.model).optimizers
         self.session.updates.check(optimizers)
 
     def _begin(self, logs: Any = None) -> None:
-        """Start at the chief's position, after all callbacks have begun."""
+        """Start at the chief's epoch, after all callbacks have begun."""
         session, model = self.session, self.model
         arguments = self.keras_call.arguments
         self._begun = session.trains = True
@@ -136,16 +132,18 @@ class ServedFit(ReplicaCall):
         session.fits += 1
         self._epoch_before = model._initial_epoch
         epoch = self._epoch_before or arguments.get("initial_epoch") or 0
-        # One that was late in an earlier fit may still have written.
+        # Until then, a late worker may still write in an earlier fit.
         check.gather(session.peers, None, f"begins fit {session.fits}")
         session.begin()
         where = f"takes over the weights of fit {session.fits}"
         epoch = check.gather(session.peers, epoch, where)[0]
         is_back = self._workers.begin()
         if self._is_chief:
-            self._in_place.enter_context(session.variables.in_place())
+            self._optimizers.enter_context(
+                session.variables.optimizers_on_servers()
+            )
         else:
-            session.variables.get()
+            session.variables.download()
         if is_back:
             self._come_back()
         else:
@@ -154,13 +152,12 @@ class ServedFit(ReplicaCall):
             except FitEnded:
                 self._has_left = True
         if self._steps_done:
-            # So that it reads what the others do, in the same order.
-            epochs, self._left_out = self.epoch_iterator.pass_over(
+            # It reads them, so that all workers see the same order of data.
+            epochs, self._skipped = self.epoch_iterator.pass_over(
                 self._steps_done
             )
             epoch += epochs
-        # By this Keras begins where a checkpoint ended: with no epoch, if the
-        # others have ended the last one.
+        # Keras begins with this epoch; with none if the fit has ended.
         if self._has_left:
             epoch = arguments.get("epochs", 1)
         model._initial_epoch = epoch
@@ -175,7 +172,7 @@ class ServedFit(ReplicaCall):
                     has_weights, _ = self.session.next_weights.read()
                     self._has_left = not has_weights
                     return
-                # It may have died before it could say so.
+                # It may have died before it left the updates.
                 updates.leave()
                 workers.wait_for_chief()
         self._has_left = True
@@ -184,15 +181,15 @@ class ServedFit(ReplicaCall):
     def train(self, steps: Any, iterator: Any) -> Any:
         logs = None
         for _ in range(self.model.steps_per_execution):
-            if self._left_out:
+            if self._skipped:
                 next(iterator)
-                self._left_out -= 1
+                self._skipped -= 1
                 continue
             self.session.next_weights.prefetch()
             try:
                 with (
                     patches.shadowed(self.model, {"steps_per_execution": 1}),
-                    self.session.variables.in_place(),
+                    self.session.variables.optimizers_on_servers(),
                 ):
                     logs = steps(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -219,7 +216,7 @@ class ServedFit(ReplicaCall):
         return has_weights and stopped < self.session.fits
 
     def _end_epoch(self, epoch: int, logs: Any = None) -> None:
-        """Stop where the chief stops, after all callbacks."""
+        """Stop if the chief stops, after all callbacks."""
         session = self.session
         stops = bool(self.model.stop_training)
         if self._is_chief:
@@ -240,8 +237,7 @@ class ServedFit(ReplicaCall):
             self.session.put(self.session.variables.trained)
 
     def _leave(self, stops: bool = False) -> None:
-        """Leave the steps; on the chief, wait for the others and finish."""
-        # Afterwards the chief has the result of all.
+        """Leave the steps; on the chief, wait for all workers to do so."""
         if self._has_left:
             return
         self._has_left = True
@@ -254,12 +250,12 @@ class ServedFit(ReplicaCall):
             updates.leave()
         if self._is_chief:
             self._workers.wait_for_others(updates.is_over)
-            # For one that is not waited for, and goes on later.
+            # Stops workers that are late.
             session.stop(session.fits)
             updates.finish()
             session.put(session.variables.others)
-            self._in_place.close()
-            session.variables.get()
+            self._optimizers.close()
+            session.variables.download()
 
     def end_of_steps(self, logs: Any) -> Any:
         self.session.put(self.session.variables.others)
@@ -267,25 +263,22 @@ class ServedFit(ReplicaCall):
 
     @contextlib.contextmanager
     def _ended(self) -> Iterator[None]:
-        """End the training after this block, whether it succeeds or fails.
-
-        A process that was broken off may be started again.
-        """
+        """End the training after this block, whether it succeeds or fails."""
         try:
             yield
             if self._begun:
-                self._end_with_others()
+                self._finish()
         finally:
             if self._begun:
                 self.model._initial_epoch = self._epoch_before
                 self.session.trains = False
                 self.session.next_weights.cancel()
-                self._in_place.close()
+                self._optimizers.close()
                 self.session.updates.end()
         if self._begun:
-            self.session.variables.get()
+            self.session.variables.download()
 
-    def _end_with_others(self) -> None:
+    def _finish(self) -> None:
         self._leave()
         if self._is_chief:
             self._workers.publish(steps=self._steps_done)
@@ -295,7 +288,7 @@ class ServedFit(ReplicaCall):
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Assign a value; those of the chief's callbacks also go to the servers."""
+    """Assign a value; on the chief, callbacks also write to the servers."""
     result = original(variable, value)
     session = current_session.get()
     if session is not None and tf.executing_eagerly():
@@ -306,7 +299,7 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 def _next_seed(
     original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Make workers with their own data draw their own random numbers."""
+    """Make workers that read different data draw different numbers."""
     seed = original(generator, *args, **kwargs)
     session = current_session.get()
     if session is None or session.splits_batches:
@@ -314,7 +307,7 @@ def _next_seed(
     return seed_of_replica(seed, session.rank)
 
 
-# How workers draw random numbers and write shared variables.
+# Patches for drawing random numbers and writing shared variables.
 _SHARED_VARIABLES: tuple[patches.Patch, ...] = (
     *ATOMIC_ADDITIONS,
     (compat.KerasVariable, "assign", _assign),

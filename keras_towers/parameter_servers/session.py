@@ -1,14 +1,14 @@
-"""What the workers of a job share of a model that they train.
+"""The training of one model by all workers of a job.
 
-Every worker computes with weights of its own, which it reads from the servers:
+Every worker computes with a local copy of the weights:
 
 ``ServerVariables``  the copies of the model's variables on the servers
-``WorkerUpdates``    how the gradients of all become the next weights: averages
-                     are applied once (``AveragedUpdates``), or each worker
-                     applies its own (``AsyncUpdates``)
-``NextWeights``      reads them when they are ready
+``WorkerUpdates``    turns gradients into the next weights: their average is
+                     applied once (``AveragedUpdates``), or every worker applies
+                     its gradients (``AsyncUpdates``)
+``NextWeights``      reads the next weights when they are ready
 
-``served_fit.py`` says what a worker does in a ``fit``, and when.
+``served_fit.py`` describes what a worker does during a ``fit``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from keras_towers.parameter_servers.workers import Workers
 from keras_towers.replicas import resources
 from keras_towers.replicas.group import END
 from keras_towers.replicas.replica_call import DroppedGradients
-from keras_towers.replicas.resources import Functions
+from keras_towers.replicas.resources import TracedCalls
 
 _HOST = "/device:CPU:0"
 
 
 class WorkerUpdates:
-    """How gradients become weights; methods in the order of a ``fit``.
+    """Turns gradients into weights; methods in the order of a ``fit``.
 
     Attributes:
         reads_parts: whether a part of the weights can be read while another
-            one is still updated.
+            part is still updated.
         epochs_together: whether all workers end each epoch together.
         spare: how many lost workers a step can do without.
     """
@@ -50,11 +50,11 @@ class WorkerUpdates:
     spare: int = 0
 
     def dropped_gradients(self) -> DroppedGradients | None:
-        """What adds dropped gradients to the logs; None if there are none."""
+        """Return the logger of dropped gradients, if any can be dropped."""
         return None
 
     def check(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Refuse optimizers with which workers cannot train."""
+        """Refuse optimizers that these updates do not support."""
 
     def begin_trace(self) -> None:
         """Prepare for a new trace of the step."""
@@ -64,27 +64,27 @@ class WorkerUpdates:
         raise NotImplementedError
 
     def enter(self) -> None:
-        """Begin the first step: read its weights."""
+        """Read the weights of the first step."""
         raise NotImplementedError
 
     def come_back(self) -> int:
-        """Begin again after this worker has died; ``wait`` follows.
+        """Go on after this worker was restarted; ``wait`` follows.
 
         Returns:
-            How many batches it had trained on.
+            The number of batches that it had trained on.
         """
         raise NotImplementedError
 
     def trace_step(self) -> contextlib.AbstractContextManager[None]:
-        """Trace a step in this block, and its counting."""
+        """Trace a step, and the operation that counts it, in the block."""
         raise NotImplementedError
 
-    def take(self, call: UpdateCall) -> None:
-        """Receive this worker's gradient sums, inside a traced step."""
+    def push(self, call: UpdateCall) -> None:
+        """Push the sums of this worker's gradients, inside a traced step."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Called after each step of this worker."""
+        """Handle the end of a step of this worker."""
 
     def wait_for_part(self, part: int) -> tf.Tensor:
         """Wait for a part of the next weights."""
@@ -95,14 +95,14 @@ class WorkerUpdates:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Let the others continue without this worker."""
+        """Let the other workers continue without this one."""
 
     def is_over(self) -> bool:
-        """Whether no remaining worker is waited for; on the chief."""
+        """Whether no update needs more gradients; on the chief."""
         return False
 
     def finish(self) -> None:
-        """End the training, when all have left; on the chief only."""
+        """Make the last update, when all have left; on the chief only."""
 
     def end(self) -> None:
         """Clean up after a ``fit`` that has ended or failed."""
@@ -113,13 +113,13 @@ class NextWeights:
 
     def __init__(self, session: Session):
         self._session = session
-        # What waits while a step runs. It opens the gate when nobody reads the
-        # weights of the step any more.
+        # Reads the next weights while a step runs. Opening the gate makes it
+        # write them, when the step no longer reads the local variables.
         self._running: remote.Running | None = None
         self._gate = resources.Queue(f"{session.name}/gate", _HOST, [tf.int64])
 
     def prefetch(self) -> None:
-        """Request parts of the weights during a step, before ``read``."""
+        """Begin to read the next weights while a step runs."""
         session = self._session
         if session.updates.reads_parts and self._running is None:
             parts = session.variables.parts
@@ -129,7 +129,7 @@ class NextWeights:
             self._running = remote.Running(ahead)
 
     def cancel(self) -> None:
-        """Cancel the requests."""
+        """Cancel a ``prefetch``."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -139,7 +139,8 @@ class NextWeights:
         """Wait for the weights, and write them into the local variables.
 
         Returns:
-            Whether there are any, and the last ``fit`` that has been stopped.
+            Whether there are any, and the number of the last ``fit`` that the
+            chief has stopped.
         """
         if self._running is None:
             turn, stopped = self._session.calls("next", self._read)
@@ -163,13 +164,13 @@ class NextWeights:
                 trained += part
         turn = updates.wait()
         with tf.control_dependencies([turn]):
-            # All workers stop after the same step.
+            # Read with the weights, so that all workers stop after one step.
             stopped = self._session.read_stopped()
             if not parts:
                 trained = variables.trained
                 values = variables.read(trained)
         with tf.control_dependencies([turn, *gate()]):
-            variables.write_here(trained, values)
+            variables.assign_local(trained, values)
         return turn, stopped
 
 
@@ -180,11 +181,10 @@ class Session:
         variables: their copies on the servers.
         updates: how gradients become weights.
         next_weights: reads them.
-        workers: those of the ``fit`` that runs, or ran last.
-        calls: operations that end by ``FitEnded`` once the chief has ended
-            the ``fit``.
+        workers: the workers of the ``fit`` that runs, or ran last.
+        calls: runs operations; ``FitEnded`` once the chief has ended ``fit``.
         splits_batches: whether the workers share each batch.
-        fits: how many there have been, with the one that runs.
+        fits: the number of the ``fit`` that runs, or ran last.
         trains: whether a ``fit`` runs.
     """
 
@@ -208,12 +208,12 @@ class Session:
             self.connection,
             lambda function: self.workers.run(function),
         )
-        self.calls: Functions = Functions(self.run_in_step)
+        self.calls: TracedCalls = TracedCalls(self.run_in_step)
         self.updates: WorkerUpdates = make_updates(self)
         self.next_weights: NextWeights = NextWeights(self)
         self.fits = 0
         self.trains = False
-        # With the number of the last fit that the chief has stopped.
+        # The key of the number of the last fit that the chief has stopped.
         self._stopped = f"{self.name}/stopped"
         self._freed = f"{self.name}/freed"
         self.connection.dropped.drop_with(self, self.name)
@@ -223,7 +223,7 @@ class Session:
         return self.workers.run(function, in_step=True)
 
     def stop(self, fit: int) -> None:
-        """Stop a ``fit``, and all before it; on the chief only."""
+        """Stop all fits up to this number; on the chief only."""
         self.connection.store.put(self._stopped, fit)
 
     def stopped(self) -> bool:
@@ -231,17 +231,17 @@ class Session:
         return (self.connection.store.get(self._stopped) or 0) >= self.fits
 
     def read_stopped(self) -> tf.Tensor:
-        """Read, inside a function, which ``fit`` was stopped last."""
+        """Read, inside a function, the number of the last stopped ``fit``."""
         return self.connection.store.read(self._stopped)
 
     def begin(self) -> None:
-        """Begin a ``fit``: the chief gives the servers all variables."""
-        # They are of local variables, which may have been replaced.
-        self.variables.forget_traces()
+        """Begin a ``fit``: the chief uploads all variables."""
+        # Local variables may have been replaced.
+        self.variables.forget_traced()
         self.calls.forget()
         self._free_dropped()
         if self.rank == 0:
-            self.variables.put()
+            self.variables.upload()
             self.stop(0)
             self.updates.begin(self.fits)
         elif (
@@ -256,7 +256,7 @@ class Session:
             )
 
     def _free_dropped(self) -> None:
-        """Free what the chief no longer has: nobody trains it without."""
+        """Free the resources of models that the chief has deleted."""
         for name in self.connection.dropped.take():
             if self.rank > 0:
                 resources.forget(name)
@@ -266,6 +266,6 @@ class Session:
                 resources.free(name)
 
     def put(self, variables: Sequence[keras.Variable]) -> None:
-        """Write the chief's values of variables to the servers."""
+        """Upload variables; does nothing on other workers than the chief."""
         if self.rank == 0 and self.fits:
-            self.variables.put(variables)
+            self.variables.upload(variables)

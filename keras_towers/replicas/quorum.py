@@ -1,4 +1,4 @@
-"""How many gradients an update needs of replicas, and how many it had."""
+"""How many gradients an update averages, and how many were used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from keras_towers.replicas.accumulators import GRADIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Quorum:
-    """The R gradients of an update, by T replicas that wait for tokens."""
+    """R gradients are averaged for an update, computed by T replicas.
+
+    Attributes:
+        replicas: T.
+        aggregate: R.
+        shared: whether all replicas take tokens from one queue.
+    """
 
     replicas: int
     aggregate: int

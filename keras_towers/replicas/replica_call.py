@@ -1,4 +1,4 @@
-"""Shared by replica training in one process and on parameter servers."""
+"""Calls of Keras's methods on replicas that each train whole batches."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 
 
 class DroppedGradients:
-    """Gradients that were dropped in each epoch of one ``fit``, for logs."""
+    """Logs the gradients dropped in each epoch of one ``fit``."""
 
     def __init__(self, quorum: Quorum, counts: Callable[[], ReplicaCounts]):
         self._quorum = quorum
         self._counts = counts
-        # At the end of the last epoch, and in it.
+        # Dropped before the last epoch, and in it.
         self._before = self._epoch = (0,) * quorum.replicas
 
     def announce(self, name: str) -> None:
-        """Announce the gradients that a ``fit`` of a strategy has dropped."""
+        """Announce the counts if any gradient was dropped."""
         counts = self._counts()
         if any(counts.dropped):
             announce(f"{name}: {counts}")
@@ -47,7 +47,7 @@ class DroppedGradients:
         return {"dropped_gradients": sum(self._epoch)}
 
     def write(self, epoch: int) -> None:
-        """Write those of each replica to TensorBoard."""
+        """Write the number for each replica to TensorBoard."""
         if self._quorum.may_drop:
             for replica, dropped in enumerate(self._epoch):
                 name = f"dropped_gradients/replica_{replica}"
@@ -55,7 +55,7 @@ class DroppedGradients:
 
 
 class OneFitPerModel(TowerCalls):
-    """Calls of replicas that are busy with a model until its ``fit`` ends."""
+    """Calls of a strategy that runs one ``fit`` of a model at a time."""
 
     def __init__(self, update: WeightUpdate):
         super().__init__(update)
@@ -63,7 +63,7 @@ class OneFitPerModel(TowerCalls):
         self._fitted: set[int] = set()
 
     def run(self, keras_call: KerasCall) -> Any:
-        """Run one call; refuse ``fit`` of a model inside its own ``fit``."""
+        """Run a call; refuse a ``fit`` inside a ``fit`` of the same model."""
         if keras_call.kind != "fit":
             return super().run(keras_call)
         model = keras_call.model
@@ -84,7 +84,7 @@ class OneFitPerModel(TowerCalls):
 
 
 class ReplicaCall(TowerCall):
-    """A call to which Keras's loop hands its batches, by ``TrainFunction``."""
+    """A call that gets the batches of Keras's loop from ``TrainFunction``."""
 
     refusal: str
     dropped: DroppedGradients | None = None
@@ -108,7 +108,7 @@ class ReplicaCall(TowerCall):
 
 
 class TrainFunction(TowerFunction):
-    """Hands the next batches of Keras's loop to the call that runs."""
+    """Passes the next batches of Keras's loop to the current call."""
 
     def __init__(self, call: ReplicaCall, steps: Any):
         self._kind = type(call)

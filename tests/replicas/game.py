@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_towers.replicas.coordinator import Coordinator
 from keras_towers.replicas.group import END, Event, Group
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import flat, free
+from keras_towers.replicas.resources import free, run_flat
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -33,7 +33,7 @@ class Game:
         self.errors = []
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
-        self.group.initialise()
+        self.group.initialize()
         self.group.calls("begin", self.group.begin)
         self.first = self.group.global_step()
         for replica, group in enumerate(self._groups):
@@ -41,7 +41,7 @@ class Game:
             group.calls("first", lambda r=replica, g=group: g.start(r))
         # It waits in a thread of its own.
         self.coordinator = self.coordinator_of(
-            self.group.run_by(flat),
+            self.group.run_by(run_flat),
             self.apply,
             self.errors.append,
             limit_s=limit_s,
@@ -112,7 +112,7 @@ class Game:
 
     def settle(self):
         """Wait until what has been told is handled."""
-        self.coordinator.settle(Event.ASKED)
+        self.coordinator.settle(Event.SYNC)
 
     def counts(self):
         """Return the counts once what has been told is handled."""

@@ -88,7 +88,7 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
 
     @property
     def alone(self) -> bool:
-        # One replica counts its updates, too, and may average several batches.
+        # One replica has counts, too, and may average several batches.
         return False
 
     def make_steps(self, model: keras.Model) -> TowerSteps:
@@ -210,14 +210,13 @@ class _AsyncCall(ReplicaCall):
             self._calls.staleness = threads.take_staleness()
             if threads.latest is not None:
                 self._shown = threads.latest
-            # Metrics are reset for the next epoch; until one of its steps has
-            # ended, the logs of this epoch are shown.
+            # The next epoch shows these logs until one of its steps has ended.
             threads.latest = None
         return logs if self._shown is None else self._shown
 
     def settle(self, trains: bool) -> None:
         if self._threads is not None:
-            # To apply more for an evaluation would change the training.
+            # An evaluation must not cause an update of too few gradients.
             self._threads.drain(whole=trains)
 
     def close(self) -> None:

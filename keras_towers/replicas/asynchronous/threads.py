@@ -95,7 +95,7 @@ class TowerThreads:
         self._steps = steps
         self._stall_shutdown_s = stall_shutdown_s
         self._recorder = recorder
-        # Notified of every change of what is below.
+        # Guards all attributes below, and is notified of every change.
         self._changed = threading.Condition()
         self._waiting: collections.deque[tuple[Sequence[Step], Any]] = (
             collections.deque()
@@ -103,7 +103,7 @@ class TowerThreads:
         # The towers that are in a step.
         self._busy: set[int] = set()
         self._ended_steps = 0
-        # Steps by how many updates of others each has missed.
+        # The number of steps, by how many updates of other towers they missed.
         self._missed: collections.Counter[int] = collections.Counter()
         self._error: BaseException | None = None
         self._closed = False
@@ -166,17 +166,17 @@ class TowerThreads:
         if self._threads:
             self._steps.end()
         for index, thread in enumerate(self._threads):
-            # None if a Ctrl-C came before it was started.
+            # None if Ctrl-C was pressed before it was started.
             if thread.ident is not None:
-                # One that hangs never ends.
+                # A thread that hangs never ends.
                 thread.join(0 if self._hangs and index in self._busy else None)
         self._threads.clear()
-        # Its traceback would keep all objects of the fit call alive.
+        # Its traceback holds all objects of the fit call.
         self._error = None
 
     def _start(self) -> None:
         # Daemons, so that a second Ctrl-C exits without waiting for steps.
-        # Recorded first, so that a Ctrl-C in between leaks no thread.
+        # Stored before they start, so that Ctrl-C leaks no thread.
         self._threads += [
             threading.Thread(
                 target=self._run,

@@ -36,7 +36,7 @@ Step = Callable[[Any], Any]
 class TowerSteps:
     """The training step of a model, traced for each of its towers.
 
-    Every tower takes batches and updates without waiting for the others.
+    Every tower trains and updates without waiting for other towers.
     """
 
     def __init__(self, update: HogwildUpdate, model: keras.Model):
@@ -73,7 +73,7 @@ class TowerSteps:
         index: int,
         around: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> Step:
-        """Return the step of a tower, without the set-up of ``_on_tower``."""
+        """Return the step of a tower, to be called in ``_on_tower``."""
         model = self._model
         train_step = model._autoconvert_optionals(model.train_step)
 
@@ -119,7 +119,7 @@ class TowerSteps:
         with self._on_tower(fits, index):
             return to_numpy(self._here[key](batch))
 
-    # What the threads of the towers call in a ``fit``, in this order.
+    # Called by ``TowerThreads`` during a ``fit``, in this order:
 
     def begin(self, failed: Callable[[BaseException], None]) -> None:
         """Prepare, before the threads start; ``failed`` ends the training."""
@@ -156,7 +156,7 @@ class ReplicaSteps(TowerSteps):
         self._limit_s = limit_s
         self._coordinator: Coordinator | None = None
         self._failed: Callable[[BaseException], None] = lambda error: None
-        # Frees the resources, which are there if a step has been traced.
+        # Frees the resources; None before a step is traced.
         self._freed: weakref.finalize | None = None
 
     def forget(self) -> None:
@@ -172,7 +172,7 @@ class ReplicaSteps(TowerSteps):
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
         self._group = Group(name, _HOST, self._quorum)
-        self._group.initialise()
+        self._group.initialize()
         self._averages = Averages(name, self._group, _device_of, self._apply)
 
     def _around(self, tower: int) -> contextlib.AbstractContextManager[None]:
@@ -221,7 +221,7 @@ class ReplicaSteps(TowerSteps):
 
     def run(self, tower: int, step: Callable[[], Any]) -> Any:
         if not self._quorum.shared:
-            # Its token may have been handed out when there was no batch yet.
+            # Its token may have been handed out before there was a batch.
             self._group.calls(
                 ("start", tower), lambda: self._group.start(tower)
             )
@@ -229,7 +229,7 @@ class ReplicaSteps(TowerSteps):
 
     def settle(self, whole: bool) -> None:
         if self._coordinator is not None:
-            self._coordinator.settle(Event.FLUSH if whole else Event.ASKED)
+            self._coordinator.settle(Event.FLUSH if whole else Event.SYNC)
 
     def end(self) -> None:
         if self._coordinator is not None:
