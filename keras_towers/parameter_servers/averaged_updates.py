@@ -59,6 +59,7 @@ class AveragedUpdates(WorkerUpdates):
         late_end = session.splits_batches and aggregate < size
         self._until_left = aggregate if late_end else None
         self._coordinator: Coordinator | None = None
+        self._report_lost: Callable[[], None] = lambda: None
         self._abandoned = False
         # The key at which the chief publishes the counts.
         self._count_key = f"{name}/counts"
@@ -149,7 +150,7 @@ class AveragedUpdates(WorkerUpdates):
             self._group.send,
             self._session.peers.stall_shutdown_s,
         )
-        self._poll_lost = self._session.workers.loss_poller(
+        self._report_lost = self._session.workers.loss_poller(
             lambda rank: self._coordinated.send(Event.LOST, rank)
         )
         coordinator.start()
@@ -165,7 +166,7 @@ class AveragedUpdates(WorkerUpdates):
             raise TowerError("the fit has failed")
         if self._coordinator is not None:
             self._coordinator.check()
-            self._poll_lost()
+            self._report_lost()
 
     def _failed(self, error: BaseException) -> None:
         if self._abandoned:

@@ -60,7 +60,7 @@ class AsyncCalls(TowerCalls):
     ) -> TowerCall:
         if not keras_call.trains:
             return super().open(keras_call, prepared, start)
-        return _AsyncCall(
+        return _ThreadedCall(
             self, self._step, self.adoption, keras_call, prepared, start
         )
 
@@ -109,12 +109,12 @@ class ReplicaCalls(OneFitPerModel, AsyncCalls):
         if keras_call.trains:
             refuse_eager(self._config, keras_call.model)
         call = super().open(keras_call, prepared, start)
-        if keras_call.kind == "fit" and isinstance(call, _AsyncCall):
+        if keras_call.kind == "fit" and isinstance(call, _ThreadedCall):
             call.dropped = DroppedGradients(self._quorum, lambda: self.counts)
         return call
 
 
-class _AsyncCall(ReplicaCall):
+class _ThreadedCall(ReplicaCall):
     """A call of ``fit`` or ``train_on_batch`` on asynchronous towers."""
 
     refusal = (
@@ -128,8 +128,8 @@ class _AsyncCall(ReplicaCall):
         self._fits = self.kind == "fit"
         # None if steps run in the calling thread.
         self._threads: TowerThreads | None = None
-        self._steps_here = 0
-        self._shown: Any = None
+        self._steps_in_this_thread = 0
+        self._logs: Any = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -171,7 +171,7 @@ class _AsyncCall(ReplicaCall):
         for batch in batches:
             taken += 1
             if self._threads is None:
-                self._shown = self._train_here(steps, batch)
+                self._logs = self._train_in_this_thread(steps, batch)
             else:
                 traced = steps.for_batches(iterator.element_spec)
                 self._threads.submit(traced, batch)
@@ -179,40 +179,44 @@ class _AsyncCall(ReplicaCall):
             raise StopIteration
         if self._threads is not None:
             self._refresh_logs(self._threads)
-        return self._shown
+        return self._logs
 
-    def _train_here(self, steps: TowerSteps, batch: Any) -> Any:
-        index = self._steps_here % self.config.num_towers if self._fits else 0
-        self._steps_here += 1
-        return steps.run_here(self._fits, index, batch)
+    def _train_in_this_thread(self, steps: TowerSteps, batch: Any) -> Any:
+        index = (
+            self._steps_in_this_thread % self.config.num_towers
+            if self._fits
+            else 0
+        )
+        self._steps_in_this_thread += 1
+        return steps.run_in_this_thread(self._fits, index, batch)
 
     def _refresh_logs(self, threads: TowerThreads) -> None:
         if self.epoch_iterator.at_last_step:
             threads.drain()
             finish = self._original_method("_get_metrics_result_or_logs")
-            self._shown = finish(threads.latest)
+            self._logs = finish(threads.latest)
             return
-        if self._shown is None:
+        if self._logs is None:
             # Callbacks expect all log names after the first step.
             threads.wait_for_a_step()
         if threads.latest is not None:
-            self._shown = threads.latest
+            self._logs = threads.latest
 
     def end_of_steps(self, logs: Any) -> Any:
         threads = self._threads
         if not self._fits or steps_of(self.model) is None:
             return logs
         if threads is None:
-            here, self._steps_here = self._steps_here, 0
+            here, self._steps_in_this_thread = self._steps_in_this_thread, 0
             self._calls.staleness = Staleness({0: here} if here else {})
         else:
             threads.drain()
             self._calls.staleness = threads.take_staleness()
             if threads.latest is not None:
-                self._shown = threads.latest
+                self._logs = threads.latest
             # The next epoch shows these logs until one of its steps has ended.
             threads.latest = None
-        return logs if self._shown is None else self._shown
+        return logs if self._logs is None else self._logs
 
     def settle(self, trains: bool) -> None:
         if self._threads is not None:

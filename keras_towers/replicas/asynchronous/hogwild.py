@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,18 +46,11 @@ class HogwildUpdate(WeightUpdate):
         self.scale = scale
         self.after_update = after_update
         self._turns: dict[int, tf.CriticalSection] = {}
-        self._made_for: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def frees_on_release(self, holder: Any) -> None:
-        """Call ``forget`` of an object when the strategy is exited."""
-        self._made_for.add(holder)
 
     def release(self) -> None:
         """Undo every placement; drop the locks of optimizers."""
         super().release()
         self._turns.clear()
-        for holder in self._made_for:
-            holder.forget()
 
     def apply_in_step(self, scale: float, call: UpdateCall) -> None:
         """Update without waiting for the gradients of other towers."""

@@ -44,12 +44,12 @@ class TowerSteps:
         self._config = update.config
         self._model = model
         self._traced: list[tuple[Any, list[Step]]] = []
-        self._here: dict[tuple[bool, int], Step] = {}
+        self._steps_in_this_thread: dict[tuple[bool, int], Step] = {}
 
     def forget(self) -> None:
         """Drop all traces, because the model has changed."""
         self._traced.clear()
-        self._here.clear()
+        self._steps_in_this_thread.clear()
 
     def for_batches(self, spec: Any) -> list[Step]:
         """Return the towers' steps for batches of a spec, traced."""
@@ -107,17 +107,17 @@ class TowerSteps:
         scale = self._update.scale if fits else 1.0
         return functools.partial(self._update.apply_in_step, scale)
 
-    def run_here(self, fits: bool, index: int, batch: Any) -> Any:
+    def run_in_this_thread(self, fits: bool, index: int, batch: Any) -> Any:
         """Run a step in this thread, for eager code and ``train_on_batch``."""
         # Eager steps cannot run in several threads, so their towers take turns.
         key = fits, index
-        if key not in self._here:
+        if key not in self._steps_in_this_thread:
             step = self._step(index, contextlib.nullcontext)
             if not self._model.run_eagerly:
                 step = tf.function(step, autograph=False, reduce_retracing=True)
-            self._here[key] = step
+            self._steps_in_this_thread[key] = step
         with self._on_tower(fits, index):
-            return to_numpy(self._here[key](batch))
+            return to_numpy(self._steps_in_this_thread[key](batch))
 
     # Called by ``TowerThreads`` during a ``fit``, in this order:
 
@@ -167,7 +167,6 @@ class ReplicaSteps(TowerSteps):
             del self._averages, self._group
 
     def _make(self) -> None:
-        self._update.frees_on_release(self)
         name = f"keras_towers/replicas_{next(_numbers)}"
         self._freed = weakref.finalize(self, free, name)
         self._freed.atexit = False
