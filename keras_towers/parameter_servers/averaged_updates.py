@@ -37,7 +37,7 @@ class AveragedUpdates(WorkerUpdates):
         self,
         session: Session,
         quorum: Quorum,
-        after_update: Callable[[Sequence[Any]], Any],
+        after_update: Callable[[Sequence[Any]], Any] = lambda variables: None,
     ):
         self._session = session
         self._rank = session.rank
