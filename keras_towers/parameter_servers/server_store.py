@@ -62,22 +62,21 @@ class ServerStore:
     def put(self, key: str, value: Any) -> None:
         """Write a value."""
         _, write = _functions(self._device)
-        text = tf.constant(json.dumps(value))
+        text = tf.constant([json.dumps(value)])
         with self._around():
-            request(write, self._device, _number(key), text)
+            request(write, self._device, _numbers([key]), text)
 
     def _find(self, keys: Sequence[str]) -> list[Any]:
         """Read the values of keys in one request."""
         read, _ = _functions(self._device)
-        numbers = tf.stack([_number(key) for key in keys])
         with self._around():
-            (found,) = request(read, self._device, numbers)
+            (found,) = request(read, self._device, _numbers(keys))
         return [json.loads(text) if text else None for text in found.numpy()]
 
     def read(self, key: str) -> tf.Tensor:
         """Read a value inside a function; ``value_of`` decodes it."""
         with tf.device(self._device):
-            return _read(_number(key))
+            return _read(_numbers([key])[0])
 
 
 def value_of(read: Any) -> Any:
@@ -100,18 +99,19 @@ def request(function: Any, device: str, *arguments: tf.Tensor) -> list[Any]:
         ) from None
 
 
-def _number(key: str) -> tf.Tensor:
+def _numbers(keys: Sequence[str]) -> tf.Tensor:
     # TensorFlow has no table from strings to strings.
-    digest = hashlib.sha256(key.encode()).digest()
-    return tf.constant(int.from_bytes(digest[:8], signed=True), tf.int64)
+    digests = [hashlib.sha256(key.encode()).digest()[:8] for key in keys]
+    numbers = [int.from_bytes(digest, signed=True) for digest in digests]
+    return tf.constant(numbers, tf.int64)
 
 
 @functools.cache
 def _functions(device: str) -> tuple[Any, Any]:
     """Return the functions that read and write values on a device."""
-    number, text = tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string)
     numbers = tf.TensorSpec((None,), tf.int64)
-    return trace(_read, device, numbers), trace(_write, device, number, text)
+    texts = tf.TensorSpec((None,), tf.string)
+    return trace(_read, device, numbers), trace(_write, device, numbers, texts)
 
 
 def _read(numbers: tf.Tensor) -> tf.Tensor:
@@ -120,9 +120,9 @@ def _read(numbers: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _write(number: tf.Tensor, text: tf.Tensor) -> None:
+def _write(numbers: tf.Tensor, texts: tf.Tensor) -> None:
     tf.raw_ops.LookupTableInsertV2(
-        table_handle=_table(), keys=[number], values=[text]
+        table_handle=_table(), keys=numbers, values=texts
     )
 
 

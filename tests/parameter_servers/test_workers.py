@@ -133,8 +133,9 @@ def test_a_chief_that_was_not_started_yet_is_waited_for(job):
 
 def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
     it = job(2)
-    worker, again, chief = of(it, 1, 1, 0)
+    worker, chief = of(it, 1, 0)
     assert not worker.begin()
+    (again,) = of(it, 1)
     assert again.begin()
     look = again.poller(in_step=True)
     look()
