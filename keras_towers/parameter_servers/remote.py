@@ -55,23 +55,6 @@ def device_of(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
 
 
-def trace(
-    body: Callable[..., Any], device: str, *arguments: tf.TensorSpec
-) -> Any:
-    """Trace operations on one device as a concrete function.
-
-    An eager operation that fails on a remote device breaks all that this
-    process runs there later; a function only raises its error.
-    """
-
-    def function(*given: tf.Tensor) -> Any:
-        with tf.device(device):
-            return body(*given)
-
-    made: Any = tf.function(function, autograph=False)
-    return made.get_concrete_function(*arguments)
-
-
 class Running:
     """A concrete function that runs in a thread, and may block."""
 

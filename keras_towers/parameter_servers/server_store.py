@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from keras_towers import settings
 from keras_towers.errors import TowerError
-from keras_towers.parameter_servers.remote import Running, device_of, trace
+from keras_towers.parameter_servers.remote import Running, device_of
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.store import wait_for
 from keras_towers.rendezvous.tf_config import Cluster
+from keras_towers.replicas.resources import trace
 
 _NAME = "keras_towers/store"
 # Shared by all jobs, so that a task finds out that a server is another job's.
@@ -75,8 +76,7 @@ class ServerStore:
 
     def read(self, key: str) -> tf.Tensor:
         """Read a value inside a function; ``value_of`` decodes it."""
-        with tf.device(self._device):
-            return _read(_numbers([key])[0])
+        return _read(self._device, _numbers([key]))[0]
 
 
 def value_of(read: Any) -> Any:
@@ -111,19 +111,24 @@ def _functions(device: str) -> tuple[Any, Any]:
     """Return the functions that read and write values on a device."""
     numbers = tf.TensorSpec((None,), tf.int64)
     texts = tf.TensorSpec((None,), tf.string)
-    return trace(_read, device, numbers), trace(_write, device, numbers, texts)
-
-
-def _read(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.LookupTableFindV2(
-        table_handle=_table(), keys=numbers, default_value=tf.constant("")
+    return (
+        trace(functools.partial(_read, device), numbers),
+        trace(functools.partial(_write, device), numbers, texts),
     )
 
 
-def _write(numbers: tf.Tensor, texts: tf.Tensor) -> None:
-    tf.raw_ops.LookupTableInsertV2(
-        table_handle=_table(), keys=numbers, values=texts
-    )
+def _read(device: str, numbers: tf.Tensor) -> tf.Tensor:
+    with tf.device(device):
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=_table(), keys=numbers, default_value=tf.constant("")
+        )
+
+
+def _write(device: str, numbers: tf.Tensor, texts: tf.Tensor) -> tf.Operation:
+    with tf.device(device):
+        return tf.raw_ops.LookupTableInsertV2(
+            table_handle=_table(), keys=numbers, values=texts
+        )
 
 
 def _table() -> Any:

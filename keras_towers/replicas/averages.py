@@ -18,7 +18,7 @@ from keras_towers.replicas.accumulators import (
     accumulator,
 )
 from keras_towers.replicas.group import Group
-from keras_towers.replicas.resources import after_writes_of
+from keras_towers.replicas.resources import after_writes_of, trace
 
 # Makes an update, increments the global step and hands out tokens. Takes the
 # number of gradients that have arrived, and the number of tokens for each queue
@@ -166,12 +166,11 @@ class Averages:
                 return tf.identity(complete)
 
         queues, early = self._group.quorum.queues, self._group.early
-        with compat.single_device_mode():
-            self._function = tf.function(
-                apply, autograph=False
-            ).get_concrete_function(
-                tf.TensorSpec((), tf.int32), tf.TensorSpec([queues], tf.int32)
-            )
+        self._function = trace(
+            apply,
+            tf.TensorSpec((), tf.int32),
+            tf.TensorSpec([queues], tf.int32),
+        )
         return self._function
 
     def begin(self) -> None:

@@ -145,12 +145,24 @@ def run_flat(function: Any) -> list[Any]:
     return tf.nest.flatten(function(), expand_composites=True)
 
 
-class TracedCalls:
-    """Runs operations as functions without arguments, traced once per key.
+def trace(body: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
+    """Trace operations as a concrete function.
 
     An eager operation that fails on a remote device breaks all that this
     process runs there later; a function only raises its error.
     """
+
+    def function(*given: tf.Tensor) -> Any:
+        result = body(*given)
+        return None if isinstance(result, tf.Operation) else result
+
+    with compat.single_device_mode():
+        made: Any = tf.function(function, autograph=False)
+        return made.get_concrete_function(*specs)
+
+
+class TracedCalls:
+    """Runs operations as functions without arguments, traced once per key."""
 
     def __init__(self, run: Callable[[Any], list[Any]] = run_flat):
         self._run = run
@@ -163,14 +175,7 @@ class TracedCalls:
     def traced(self, key: Any, body: Callable[[], Any]) -> Any:
         """Return the concrete function of ``body``, traced for ``key``."""
         if key not in self._traced:
-
-            def traced() -> Any:
-                result = body()
-                return None if isinstance(result, tf.Operation) else result
-
-            with compat.single_device_mode():
-                function: Any = tf.function(traced, autograph=False)
-                self._traced[key] = function.get_concrete_function()
+            self._traced[key] = trace(body)
         return self._traced[key]
 
     def forget(self) -> None:
