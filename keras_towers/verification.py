@@ -21,7 +21,7 @@ from keras_towers.fit.data.iterator import Undistributed
 from keras_towers.fit.weights import adoption, model_state
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.tower import TowerStrategy
-from keras_towers.system import interrupts_deferred
+from keras_towers.system import defer_interrupts
 
 # What rounding alone changes by more is not determined on one device either,
 # such as a bias before BatchNormalization, whose gradient is all rounding.
@@ -221,7 +221,7 @@ def _values_kept(model: keras.Model) -> Iterator[None]:
         with patches.replaced((compat.KerasVariable, "_initialize", note_new)):
             yield
     finally:
-        with interrupts_deferred():
+        with defer_interrupts():
             for variable, value in values:
                 variable.assign(value)
             random.setstate(python)

@@ -27,9 +27,9 @@ from keras_towers.parameter_servers.server_store import (
 )
 from keras_towers.parameter_servers.serving import serve
 from keras_towers.rendezvous import tf_config, watch
-from keras_towers.rendezvous.liveness import AnswerWatch, State, waiting
-from keras_towers.rendezvous.network import answers, is_reachable
-from keras_towers.rendezvous.store import tell_connected, wait_for
+from keras_towers.rendezvous.liveness import AnswerWatch, State, wait_loop
+from keras_towers.rendezvous.network import is_reachable, task_answers
+from keras_towers.rendezvous.store import report_connected, wait_for
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.transport import plain
 
@@ -94,7 +94,7 @@ class Connection:
                 job="localhost",
                 index=0,
             )
-            tell_connected(cluster.number)
+            report_connected(cluster.number)
             for server in range(len(cluster.ps)):
                 introduce(cluster, server)
             key = f"{self.prefix}starts-{self.rank}"
@@ -102,7 +102,7 @@ class Connection:
             self.store.put(key, self.starts)
         self._watch = AnswerWatch(
             range(len(cluster.ps)),
-            lambda server: answers(cluster.ps[server]),
+            lambda server: task_answers(cluster.ps[server]),
             settings.LOST_S,
             self._end_without,
         )
@@ -111,7 +111,7 @@ class Connection:
     def _end_without(self, servers: Sequence[int]) -> None:
         """End this process, which may be waiting for a lost server."""
         lost = _named({n: self.cluster.ps[n] for n in servers})
-        watch.end(
+        watch.end_process(
             f"{self._name} has to end: {lost} {State.LOST}. Start all tasks "
             "of the job again, from a backup."
         )
@@ -160,7 +160,7 @@ class Connection:
 
 def _wait_for_servers(cluster: Cluster, name: str) -> None:
     missing = dict(enumerate(cluster.ps))
-    for waited_s in waiting(None, settings.NETWORK_POLL_S):
+    for waited_s in wait_loop(None, settings.NETWORK_POLL_S):
         missing = {i: a for i, a in missing.items() if not is_reachable(a)}
         if not missing:
             return
@@ -279,7 +279,7 @@ class ServerPeers:
         me = task_name(cluster, self.rank)
         look_s = min(settings.LOOK_S, self.stall_shutdown_s)
         missing_tasks = ""
-        for waited_s in waiting(self.stall_shutdown_s, 0):
+        for waited_s in wait_loop(self.stall_shutdown_s, 0):
             try:
                 return wait_for(read, look_s)
             except TimeoutError:

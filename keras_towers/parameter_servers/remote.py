@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_towers import compat, settings
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.listening import only_at
+from keras_towers.rendezvous.listening import reachable_only_at
 
 # Without it, a call to a dead server waits until the server is restarted.
 _FAIL_FAST = ("GRPC_FAIL_FAST", "use_caller")
@@ -40,7 +40,7 @@ def join(jobs: Mapping[str, Mapping[int, str]], job: str, index: int) -> None:
     os.environ.setdefault(*_FAIL_FAST)
     root = logging.getLogger()
     handlers = list(root.handlers)
-    with only_at(jobs[job][index]):
+    with reachable_only_at(jobs[job][index]):
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name=job, task_index=index
         )

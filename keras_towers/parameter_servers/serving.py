@@ -29,10 +29,10 @@ from keras_towers.parameter_servers.server_store import (
     task_name,
 )
 from keras_towers.rendezvous.liveness import ANSWERED, Liveness, State
-from keras_towers.rendezvous.network import answers, refuses
-from keras_towers.rendezvous.store import tell_connected
+from keras_towers.rendezvous.network import refuses_connections, task_answers
+from keras_towers.rendezvous.store import report_connected
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.system import end_in_time, keep_freed
+from keras_towers.system import keep_freed_memory, limit_teardown
 
 # Workers polled concurrently: each that is silent takes time.
 _CONCURRENT_POLLS = 16
@@ -58,9 +58,9 @@ class WorkerLiveness(Liveness):
 
     def _ask(self, rank: int) -> Any:
         address = self._addresses[rank]
-        if answers(address):
+        if task_answers(address):
             return ANSWERED
-        return State.ENDED if refuses(address) else None
+        return State.ENDED if refuses_connections(address) else None
 
     def has_started(self, rank: int) -> bool:
         """Return whether a worker has started."""
@@ -109,14 +109,14 @@ def serve(cluster: Cluster) -> None:
     # Variables are kept in host memory. Fails if TensorFlow has started.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    keep_freed()
+    keep_freed_memory()
     try:
         join({"ps": {me: cluster.address}}, job="ps", index=me)
     except tf.errors.OpError as error:
         raise TowerError(
             f"TensorFlow cannot serve as {cluster}: {error.message}"
         ) from error
-    tell_connected(cluster.number)
+    report_connected(cluster.number)
     introduce(cluster, me)
     workers = "1 worker" if cluster.size == 1 else f"{cluster.size} workers"
     announce(f"{cluster} serves {workers}")
@@ -178,5 +178,5 @@ def _is_over(
 
 
 def _error(text: str) -> TowerError:
-    end_in_time()
+    limit_teardown()
     return TowerError(text)

@@ -161,7 +161,7 @@ class Workers:
                 f"{chief.failed}"
             )
         if 0 in self._unreachable():
-            system.end_in_time()
+            system.limit_teardown()
             raise TowerError(
                 f"the chief can no longer be reached at {self._address(0)}: "
                 "start all tasks of the job again, from a backup."
@@ -238,7 +238,7 @@ class Workers:
         statuses = self._statuses(lost)
         needed = [rank for rank in lost if not statuses[rank].left]
         if len(needed) > spare:
-            system.end_in_time()
+            system.limit_teardown()
             named = (f"{self._name(r)} at {self._address(r)}" for r in needed)
             raise TowerError(
                 f"{self._name(self._rank)} has to end: {', '.join(named)} "

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from keras_towers.launching.elastic_job import ElasticRounds
+from keras_towers.launching.elastic_rounds import ElasticRounds
 from keras_towers.rendezvous.hosts import place_ranks
 
 

@@ -63,7 +63,7 @@ def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
     (secret,) = {e[store.SECRET] for e in environments if store.SECRET in e}
     for process in everyone:
         line = " ".join(process.cmdline())
-        assert secret not in line and store.token(secret) not in line
+        assert secret not in line and store.path_token(secret) not in line
     ranks[1].kill()
     done = job.finish()
     assert done.code == 137

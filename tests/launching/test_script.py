@@ -12,7 +12,7 @@ import keras_towers as kt
 from keras_towers import devices
 from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
-from keras_towers.rendezvous import alone
+from keras_towers.rendezvous import separate_training
 from keras_towers.strategies import STRATEGIES, Registered
 from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
@@ -124,7 +124,7 @@ ADVICE = "add --strategy horovod", "with kt.HorovodStrategy():", "--no-strategy"
 
 
 def test_training_alone_is_refused(under, monkeypatch):
-    monkeypatch.setattr(alone, "_advice", None)
+    monkeypatch.setattr(separate_training, "_advice", None)
     said = under(ALONE, advice="horovod")
     assert said.out == "trained False\n"
     assert "TowerError: fit of model 'sequential" in said.err
@@ -167,7 +167,7 @@ def test_a_second_strategy_is_refused(own, under):
     said = under(source, strategy="noop")
     assert "inside" not in said.out
     assert "by `keras-towers run --strategy noop`" in said.err
-    assert said.err.endswith("a strategy of its own, drop one of them.\n")
+    assert said.err.endswith("itself has a strategy, drop one of them.\n")
 
 
 # It runs on one device as well, up to the call that is refused.

@@ -3,13 +3,13 @@
 import pytest
 
 from keras_towers.agent import set_up_host
-from keras_towers.launching.elastic_job import Elastic
+from keras_towers.launching.elastic_job import ElasticOptions
 from keras_towers.launching.rank_process import exported
 from keras_towers.rendezvous.rank_environment import (
     job_environment,
     process_environment,
 )
-from keras_towers.rendezvous.store import Endpoint, token
+from keras_towers.rendezvous.store import Endpoint, path_token
 
 pytestmark = pytest.mark.core
 
@@ -34,7 +34,7 @@ def told(monkeypatch):
 
 def test_where_the_store_is(told):
     found = told(NO_PROXY="a,b")
-    at = f"127.0.0.1:1234/{token('s')}"
+    at = f"127.0.0.1:1234/{path_token('s')}"
     assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == at
     assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
     assert found["KERAS_TOWERS_STORE"] == "127.0.0.1:1234"
@@ -73,7 +73,7 @@ def test_what_is_not_taken_from_the_user_or_the_machine():
 
 def test_slots_of_one_machine_are_hosts_of_their_own():
     slots = {f"127.0.0.{n}": 1 for n in (1, 2, 3)}
-    assert Elastic(1, 1, most=3).discover() == slots
+    assert ElasticOptions(1, 1, max_ranks=3).discover() == slots
     hosts = {"127.0.0.1": 2, "localhost": 1, "192.0.2.1": 4}
-    found = Elastic(2, 2, None, hosts).discover()
+    found = ElasticOptions(2, 2, None, hosts).discover()
     assert found == slots | {"192.0.2.1": 4}

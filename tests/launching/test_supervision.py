@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_towers.launching.elastic_job import Driver, Elastic
+from keras_towers.launching.elastic_job import ElasticDriver, ElasticOptions
 from keras_towers.launching.supervision import blame, describe
 from keras_towers.rendezvous.hosts import place_ranks
 
@@ -76,7 +76,7 @@ def test_who_is_lost_after_elastic_training(codes, least, code):
         server=SimpleNamespace(begin=lambda plan: None),
         processes=[],
     )
-    driver = Driver(run, Elastic(3, least, None, hosts), hosts)
+    driver = ElasticDriver(run, ElasticOptions(3, least, None, hosts), hosts)
     driver.rounds.begin(place_ranks([*hosts]))
     for host, end in zip("012", codes, strict=True):
         driver.workers[f"{host}:0"] = ended(end, name=host)

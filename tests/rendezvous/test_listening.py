@@ -58,7 +58,7 @@ def answering(address, *hosts):
 def test_only_the_named_address_answers(host, family, yes, no):
     address, other_address = free(host), free("127.0.0.1")
     before = sorted(os.listdir("/proc/self/fd"))
-    with listening.only_at(address):
+    with listening.reachable_only_at(address):
         other, made = server(other_address), server(address, family)
     with made, other:
         assert answering(address, *yes, *no) == yes
@@ -69,7 +69,7 @@ def test_only_the_named_address_answers(host, family, yes, no):
 
 def test_connections_outlive_a_link_that_heals():
     address = free("127.0.0.1")
-    with listening.only_at(address):
+    with listening.reachable_only_at(address):
         made = server(address)
     port = int(address.rpartition(":")[2])
     with made, socket.create_connection(("127.0.0.1", port)):
@@ -92,7 +92,7 @@ def test_a_name_that_others_resolve_otherwise_is_not_restricted(
     address = free("a-name")
     with monkeypatch.context() as patched:
         patched.setattr(socket, "getaddrinfo", resolve)
-        with listening.only_at(address):
+        with listening.reachable_only_at(address):
             made = server(address)
     with made:
         assert answering(address, "127.0.0.1")
@@ -103,14 +103,16 @@ def test_port_in_use(host):
     address = free(host)
     said = f"cannot listen on {address}.* in use by another"
     refused = pytest.raises(TowerError, match=said)
-    with server(address), refused, listening.only_at(address):
+    with server(address), refused, listening.reachable_only_at(address):
         pytest.fail("was entered")
 
 
 def test_a_kernel_without_filters_is_told_of(monkeypatch, caplog):
     address, permission = free("127.0.0.2"), OSError(1, "Not permitted")
-    monkeypatch.setattr(listening, "_attach", lambda *_: raises(permission))
-    with caplog.at_level(logging.WARNING), listening.only_at(address):
+    monkeypatch.setattr(
+        listening, "_attach_filter", lambda *_: raises(permission)
+    )
+    with caplog.at_level(logging.WARNING), listening.reachable_only_at(address):
         made = server(address)
     made.close()
     assert f"{address} can be reached at all addresses" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 from keras_towers import settings
 from keras_towers.rendezvous import store
 from keras_towers.rendezvous.hosts import place_ranks
-from keras_towers.rendezvous.store import SIGNATURE, Progress, sign, token
+from keras_towers.rendezvous.store import SIGNATURE, Progress, path_token, sign
 from keras_towers.rendezvous.store_server import StoreServer, late_ranks
 
 SECRET = "ab" * 32
@@ -29,8 +29,8 @@ def server(monkeypatch):
     started.begin(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
-        path=f"/{token(SECRET)}:{port}",
-        at=(f"127.0.0.1:{port}/{token(SECRET)}", str(port)),
+        path=f"/{path_token(SECRET)}:{port}",
+        at=(f"127.0.0.1:{port}/{path_token(SECRET)}", str(port)),
         client=started.endpoint.client(),
         come=come,
         values=started.values,
@@ -51,7 +51,7 @@ def ask(server, method, path, body=None, headers=None):
 
 
 def test_only_who_knows_the_token_is_answered(server):
-    wrong = token("cd" * 32)
+    wrong = path_token("cd" * 32)
     for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
         for method in ("GET", "PUT", "DELETE", "HEAD"):
             path = urllib.request.quote(f"{prefix}/worker_addresses/h:0")
@@ -125,7 +125,7 @@ def test_a_forged_stall_key_is_not_believed(server):
     # Nor is a value left where there is none yet.
     other = server.path + "/keras_towers/facts"
     assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
-    assert [server.client.first("facts", n) for n in (1, 2)] == [1, 1]
+    assert [server.client.setdefault("facts", n) for n in (1, 2)] == [1, 1]
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
     assert server.client.get("stall-1") == "forged"
@@ -150,7 +150,7 @@ def test_horovods_own_client_sends_the_token(server):
 
 
 def test_the_store_of_another_job_is_not_used(monkeypatch):
-    assert SECRET not in token(SECRET)
+    assert SECRET not in path_token(SECRET)
     monkeypatch.setenv(settings.SECRET, SECRET)
     monkeypatch.setenv(settings.STORE, "127.0.0.1:1")
     monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
@@ -158,7 +158,7 @@ def test_the_store_of_another_job_is_not_used(monkeypatch):
     # Under Horovod's own launcher, in a rank of ours, and there.
     monkeypatch.setenv(store.HOROVODS_ADDRESS, "127.0.0.1")
     assert store.from_environment() is None
-    ours = f"127.0.0.1:1/{token(SECRET)}"
+    ours = f"127.0.0.1:1/{path_token(SECRET)}"
     monkeypatch.setenv(store.HOROVODS_ADDRESS, ours)
     assert store.from_environment()
 

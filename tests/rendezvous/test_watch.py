@@ -131,5 +131,5 @@ def test_no_watch_without_others_or_a_store(monkeypatch):
         monkeypatch.setattr(
             watch_lib.store_lib, "from_environment", lambda one=client: one
         )
-        watch_lib.watch_over(0, size)
+        watch_lib.start_watch(0, size)
     assert not watched

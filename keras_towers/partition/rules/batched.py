@@ -28,8 +28,14 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-# Without an image TensorFlow refuses them, or returns memory as it finds it.
-_NEED_IMAGES = ("MaxPool3DGradGrad", "DepthwiseConv2dNativeBackpropFilter")
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+# Without an image TensorFlow refuses them, or returns memory as it finds it, or
+# a tensor of another shape.
+_NEED_IMAGES = (
+    "MaxPool3DGradGrad",
+    "DepthwiseConv2dNativeBackpropFilter",
+    *_CONVOLUTIONS,
+)
 # How many axes they work along, which are the last.
 _ALONG_LAST = {
     1: "Softmax LogSoftmax TopK TopKV2",
@@ -89,6 +95,30 @@ def _axes_of_batch(
         linear,
         needs_rows=needs_rows,
     )
+
+
+@rule(*_CONVOLUTIONS)
+def _convolution(
+    partition: Partitioner, node: Node, images: Value, kernel: Value
+) -> Values:
+    """Convolve each tower's images, to images of a size that the trace knows.
+
+    Without an image oneDNN returns a tensor of the shape of its input.
+    """
+    layout, rows = images.as_rows()
+    require(not layout.axis and kernel.sharded is None)
+    require(node.shapes[0].rank is not None)
+    sizes = list(node.shapes[0])[1:]
+    require(None not in sizes)
+    operands = [rows, partition.replicated(kernel)]
+    shapes = [[layout.size, *sizes]]
+    (output,) = partition.on_towers(node, operands, layout, shapes=shapes)
+    tensor = output.local
+    assert tensor is not None
+    output.local = partition.builder.op(
+        "Reshape", [tensor, [-1, *sizes]], tensor.shape
+    )
+    return [output]
 
 
 @axes(*_COUNT_OF_IMAGES)

@@ -119,7 +119,7 @@ def ranks_with_other_gradients_are_told():
         variables = made.trainable_variables[:count]
         optimizer.apply(small.gradients(made, x, y)[:count], variables)
 
-    words = r"Only on rank 0: \S+/bias \[3\] float32; .* rank 1: no others"
+    words = r"Only on rank 0: \S+/bias \[3\] float32; .* rank 1: none"
     for wrap in (lambda function: function, tf.function):
         optimizer = hvd.DistributedOptimizer(m.momentum())
         one = wrap(lambda o=optimizer: step(o, 4 - hvd.rank()))

@@ -23,7 +23,7 @@ def test_numbers_depend_on_what_is_asked_only():
 def test_two_collectives_with_one_number_are_refused(monkeypatch):
     same = SimpleNamespace(digest=lambda: b"same")
     monkeypatch.setattr(hashlib, "blake2b", lambda *args, **kwargs: same)
-    monkeypatch.setattr(collective_transport, "_texts", {})
+    monkeypatch.setattr(collective_transport, "_names", {})
     assert instance_key("a") == instance_key("a")
     with pytest.raises(TowerError, match="'a' and 'b' have the same number"):
         instance_key("b")
