@@ -1,6 +1,5 @@
 """Who may ask the rendezvous server what."""
 
-import importlib
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +20,15 @@ SECRET = "ab" * 32
 
 @pytest.fixture
 def server(monkeypatch):
-    come = []
     monkeypatch.setattr(settings, "HOLD_S", 0.5)
     started = StoreServer("127.0.0.1", secret=SECRET)
-    started.on_connected = lambda rank, connection: come.append(rank)
     port = started.endpoint.port
     started.begin(place_ranks(["h", "h"]))
     yield SimpleNamespace(
         url=f"http://127.0.0.1:{port}",
         path=f"/{path_token(SECRET)}:{port}",
-        at=(f"127.0.0.1:{port}/{path_token(SECRET)}", str(port)),
+        port=port,
         client=started.endpoint.client(),
-        come=come,
         values=started.values,
         here=started,
     )
@@ -52,7 +48,7 @@ def ask(server, method, path, body=None, headers=None):
 
 def test_only_who_knows_the_token_is_answered(server):
     wrong = path_token("cd" * 32)
-    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.at[1]}", "/é"):
+    for prefix in ("", "/", f"/{wrong}", f"/{wrong}:{server.port}", "/é"):
         for method in ("GET", "PUT", "DELETE", "HEAD"):
             path = urllib.request.quote(f"{prefix}/worker_addresses/h:0")
             body = b"x" * 100_000 if method == "PUT" else None
@@ -129,24 +125,6 @@ def test_a_forged_stall_key_is_not_believed(server):
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
     assert server.client.get("stall-1") == "forged"
-
-
-def test_no_proxy_is_asked(server, monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    server.client.put("mine", 3)
-    assert server.client.get("mine") == 3
-
-
-def test_horovods_own_client_sends_the_token(server):
-    client = importlib.import_module("horovod.runner.http.http_client")
-    client.put_data_into_kvstore(*server.at, "global", "1", {"a": 1})
-    read = client.read_data_from_kvstore(*server.at, "global", "1")
-    assert read == {"a": 1}
-    # So the launcher knows that a rank connects; other engines say it.
-    server.client.put("rank_0", True)
-    assert server.come == [1, 0]
 
 
 def test_the_store_of_another_job_is_not_used(monkeypatch):
