@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import tensorflow as tf
+
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value, Values, require
+from keras_towers.partition.layouts import NotDivided, Value, Values, require
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule
 
@@ -188,6 +190,33 @@ def _along_last(node: Node, value: Value, *options: Value) -> Factors:
     ahead = value.rank - _COUNT_OF_LAST[node.type]
     linear = [[0]] if is_linear else ()
     return _axes_of_batch(node, [value, *options], ahead, linear=linear)
+
+
+@rule("MatrixDiagPartV3", "MatrixSetDiagV3")
+def _main_diagonal(
+    partition: Partitioner, node: Node, matrix: Value, *inputs: Value
+) -> Values:
+    """The diagonal of a tower's rows begins at the column of its first row."""
+    is_set, build = node.type == "MatrixSetDiagV3", partition.builder
+    count = 2 if is_set else 1
+    values, (offset, *padding) = (matrix, *inputs)[:count], inputs[count - 1 :]
+    layout = next((v.sharded for v in values if v.sharded is not None), None)
+    if layout is None:
+        raise NotDivided
+    require(matrix.sizes == (layout.size, layout.size))
+    require(not layout.axis and layout.blocks == 1)
+    require(offset.known is not None and offset.known.tolist() in (0, [0]))
+    # Without rows there may be no column either.
+    last = build.op("Sub", [partition.size(layout.size), 1], ())
+    begin = partition.times(layout.rows, layout.unit.start)
+    begin = build.op("Minimum", [begin, build.op("Maximum", [last, 0], ())], ())
+    operands = [
+        *(partition.rows(value, layout) for value in values),
+        partition.cast(begin, tf.int32, is_repeated=False),
+        *map(partition.replicated, padding),
+    ]
+    shape = matrix.sizes if is_set else matrix.sizes[:1]
+    return partition.on_towers(node, operands, layout, shapes=[shape])
 
 
 @axes("NthElement", "InTopK")

@@ -236,6 +236,31 @@ def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape:
     return tuple(None if size is UNKNOWN else size for size in sizes)
 
 
+@shape_of("ConcatV2")
+def _shape_of_concat(node: Node, *values: Value) -> Shape:
+    *parts, over = values
+    (axis,) = axes_of(over, parts[0].rank)
+    sizes = [
+        next((size for size in along if size is not None), None)
+        for along in zip(*(part.sizes for part in parts), strict=True)
+    ]
+    lengths = [part.sizes[axis] for part in parts]
+    total: Any = sum(UNKNOWN if size is None else size for size in lengths)
+    sizes[axis] = None if total is UNKNOWN else total
+    return tuple(sizes)
+
+
+@shape_of(
+    *("Softmax", "LogSoftmax", "Cumsum", "Cumprod", "CumulativeLogsumexp"),
+    *("ReverseV2", "Roll", "ReverseSequence", "MatrixBandPart"),
+    *("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"),
+    # Of its gradient; the losses have fewer axes.
+    "SparseSoftmaxCrossEntropyWithLogits",
+)
+def _shape_of_first(node: Node, value: Value, *rest: Value) -> Shape:
+    return value.sizes
+
+
 # ---- whole axes --------------------------------------------------------------
 
 
