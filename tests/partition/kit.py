@@ -78,7 +78,10 @@ class Input:
             return [whole] * len(counts)
         if isinstance(self.layout, Partial):
             rest = np.zeros_like(whole)
-            parts = [(whole * 0.25).astype(whole.dtype) for _ in counts[1:]]
+            # The parts of small integers are not to be zero.
+            more = np.issubdtype(self.dtype, np.integer)
+            part = (whole * 0.25 + more).astype(whole.dtype)
+            parts = [part for _ in counts[1:]]
             for part in parts:
                 rest = rest + part
             return [whole - rest, *parts]
@@ -342,7 +345,8 @@ def _run(program, parts, counts):
 
 
 def _assert_alike(found, right, tolerance):
-    right = np.asarray(right)
+    # A single text has no shape.
+    found, right = np.asarray(found), np.asarray(right)
     assert found.shape == right.shape, (found.shape, right.shape)
     if right.dtype.kind in "fc":
         np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
