@@ -44,7 +44,7 @@ def same_model(found, wanted, tolerance=TOLERANCE):
 
 
 def differences(found, wanted, tolerance=2e-5):
-    """What of some named arrays differs, and by how much of the largest value.
+    """Named arrays that differ, and by how much of the largest value.
 
     NaNs are equal.
     """

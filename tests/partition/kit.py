@@ -199,7 +199,7 @@ def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
     one_at_a_time = threading.Lock()
 
     def run_as_rank(transport):
-        # Ranks have graphs of their own, in each of which keys begin anew.
+        # Real ranks number their keys in separate graphs.
         gather, keys = transport.gather_objects, itertools.count()
 
         def gather_from_all(value, key):

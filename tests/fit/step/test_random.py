@@ -119,7 +119,7 @@ def in_another_dimension(x):
 
 
 def two_views(x):
-    """All examples of one view come before those of the other."""
+    """All examples of the first view come before the second view."""
     views = _dropped(tf.concat([x, x + 1], 0))
     return {"views": tf.stack(tf.unstack(tf.reshape(views, [2, -1, 6])), 1)}
 

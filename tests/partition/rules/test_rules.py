@@ -71,7 +71,7 @@ def test_towers_compute_what_one_device_does(case):
             given = _drawn(case, letter, plain)
             if not any(isinstance(g.layout, Sharded) for g in given):
                 continue
-            # What TensorFlow itself refuses cannot be compared.
+            # There is nothing to compare if one device fails, too.
             with contextlib.suppress(Refused):
                 check(_compared(case), *given, towers=TOWERS)
 

@@ -116,7 +116,7 @@ def test_two_sparse_inputs_that_have_other_entries():
 
 
 def test_sparse_indices_of_another_number_of_rows():
-    """Indices of other rows than those of the shape that is named."""
+    """The dense shape has more rows, or other axes, than the indices."""
 
     def step(at, entries, shape, y):
         more = tf.SparseTensor(at, entries, shape + [3, 0])
