@@ -74,9 +74,14 @@ def weights_of(model):
     }
 
 
-def assert_towers_equal(model):
-    """Every tower holds the same trainable weights, to the last bit."""
-    for variable in model.trainable_variables:
+def assert_towers_equal(model, variables=None):
+    """Every tower holds the same trainable weights, to the last bit.
+
+    Args:
+        model: the model.
+        variables: other variables to compare.
+    """
+    for variable in variables or model.trainable_variables:
         first, *others = getattr(variable._value, "values", [variable._value])
         for index, other in enumerate(others, 1):
             np.testing.assert_array_equal(

@@ -28,11 +28,11 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-# Without an image TensorFlow refuses them, or returns memory as it finds it.
-# OneDNN returns a tensor of another shape, or ends the process.
+# Without an image TensorFlow refuses them, or returns memory as it finds it. For
+# convolutions oneDNN returns a tensor with the shape of the input.
 _NEED_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad
+    MaxPool3DGradGrad
 """
 # How many axes they work along, which are the last.
 _ALONG_LAST = {

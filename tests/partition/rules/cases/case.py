@@ -7,7 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-SIZES = {"a": 2, "b": 3, "c": 4, "d": 2, "e": 5, "h": 8, "k": 4, "1": 1}
+# Rows are never along an axis with a capital letter.
+SIZES = {
+    "C": 4,
+    "D": 2,
+    "a": 2,
+    "b": 3,
+    "c": 4,
+    "d": 2,
+    "e": 5,
+    "h": 8,
+    "k": 4,
+    "1": 1,
+}
 _WHOLE = {"dtype": "int32", "low": 0, "high": 3}
 # The entries of an argument, by the word after its axes.
 _ENTRIES = {
