@@ -28,8 +28,8 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-# Without an image TensorFlow refuses them, or returns memory as it finds it. For
-# convolutions oneDNN returns a tensor with the shape of the input.
+# Without an image TensorFlow refuses them, or returns uninitialized memory;
+# oneDNN's convolutions return a tensor with the shape of the input.
 _NEED_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
     MaxPool3DGradGrad
