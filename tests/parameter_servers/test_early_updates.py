@@ -11,7 +11,7 @@ from keras_towers.parameter_servers.early_updates import (
 )
 from keras_towers.parameter_servers.remote import Running
 from keras_towers.replicas.averages import arguments
-from keras_towers.replicas.group import Event
+from keras_towers.replicas.group import END, Event
 from tests.replicas.game import DEVICE, SECONDS, Game, played
 
 
@@ -25,7 +25,7 @@ class Early(Game):
         super().__init__(replicas, replicas)
 
     def connect(self, replica):
-        return EarlyGroup(self.name, DEVICE, self.quorum, replica)
+        return EarlyGroup(self.name, DEVICE, self.quorum)
 
     def apply(self, count, tokens):
         def update(count, tokens):
@@ -56,7 +56,7 @@ def test_an_update_waits_for_all_who_have_not_left():
         assert game.coordinator.counts.used == (2, 2, 1)
         # The end lets replicas go.
         game.group.end_all()
-        assert game.wait(0)[0] < 0
+        assert game.wait(0) == [END]
 
 
 def test_a_replica_that_returns_goes_on_behind_what_it_had_pushed():

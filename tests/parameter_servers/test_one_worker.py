@@ -31,10 +31,10 @@ def strategy(job, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("SyncReplicasStrategy", {}, "batch"),
-        ("DistributedParameterServerStrategy", {"sync": True}, "all workers"),
-        ("DistributedParameterServerStrategy", {"sync": False}, "no worker"),
-        ("DistributedReplicatedStrategy", {}, "scaled by 1/1"),
+        ("SyncReplicasStrategy", {}, "averages 1 gradients"),
+        ("DistributedParameterServerStrategy", {"sync": True}, "averaged"),
+        ("DistributedParameterServerStrategy", {"sync": False}, "waits for no"),
+        ("DistributedReplicatedStrategy", {"scale_gradient": False}, "summed"),
     ],
 )
 def test_a_worker_says_how_it_trains(strategy, name, options, said):
@@ -125,7 +125,7 @@ def test_an_update_in_a_condition_is_refused(strategy, name, first, said):
 
 def test_a_constraint_that_is_set_between_two_fits_is_refused(strategy):
     model = linear()
-    with strategy("DistributedReplicatedStrategy"):
+    with strategy("DistributedParameterServerStrategy", sync=False):
         fit(model)
         model.trainable_variables[0].constraint = keras.constraints.NonNeg()
         with pytest.raises(TowerError, match="concurrent workers cannot do"):
@@ -192,7 +192,7 @@ def test_an_error_of_a_fit_is_told_to_the_others(strategy):
     model = linear()
     with (mine := strategy()), pytest.raises(ValueError):
         model.fit(X, Y[:5], verbose=0)
-    told = mine._components.calls.last.workers._by_rank("failed")[0]
+    told = mine._components.calls.last.workers.status(0).failed
     assert told.startswith("ValueError: Data cardinality")
 
 

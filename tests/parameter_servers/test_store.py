@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras_towers.errors import TowerError
 from keras_towers.parameter_servers import remote
 from keras_towers.parameter_servers import server_store as lib
-from keras_towers.parameter_servers.remote import Running, traced
+from keras_towers.parameter_servers.remote import Running
 from keras_towers.parameter_servers.server_store import ServerStore, value_of
 from keras_towers.rendezvous import versions
 from keras_towers.rendezvous.tf_config import Cluster
-from keras_towers.replicas.resources import Queue
+from keras_towers.replicas.resources import Queue, trace
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NAN = float("nan")
@@ -30,7 +30,7 @@ def name(request):
 
 def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
     mine, others = (Queue(f"{name}/{n}", DEVICE, [tf.int64]) for n in "ab")
-    take = traced(mine.get, DEVICE)
+    take = trace(mine.get)
     main = threading.main_thread().ident
 
     def interrupt():
@@ -38,7 +38,7 @@ def test_ctrl_c_ends_one_wait_and_leaves_others_alone(name, ctrl_c):
         signal.pthread_kill(main, signal.SIGINT)
 
     with ThreadPoolExecutor(2) as pool:
-        theirs = pool.submit(Running(traced(others.get, DEVICE)).wait, 60)
+        theirs = pool.submit(Running(trace(others.get)).wait, 60)
         with pytest.raises(KeyboardInterrupt):
             pool.submit(interrupt)
             Running(take).wait(60)
@@ -82,7 +82,7 @@ def test_asking_again_and_again_traces_nothing(name, monkeypatch):
 
 
 def test_a_failed_call_raises_its_error():
-    fails = traced(lambda: tf.debugging.check_numerics(NAN, ""), DEVICE)
+    fails = trace(lambda: tf.debugging.check_numerics(NAN, ""))
     with pytest.raises(tf.errors.InvalidArgumentError):
         Running(fails).wait()
 

@@ -38,11 +38,11 @@ with job.naming_lost_servers():
 """
 
 TAKES = f"""{SPEAKS}
-from keras_towers.parameter_servers.remote import Running, traced
-from keras_towers.replicas.resources import Queue
+from keras_towers.parameter_servers.remote import Running
+from keras_towers.replicas.resources import Queue, trace
 letters = Queue("letters", job.devices[0], [tf.int64])
 def take():
-    return int(Running(traced(letters.get, job.devices[0])).wait(60)[0])
+    return int(Running(trace(letters.get)).wait(60)[0])
 """
 
 SPREADS = f"""{SPEAKS}

@@ -72,18 +72,18 @@ def test_the_chief_waits_for_those_who_go_on_and_for_no_others(job, caplog):
     losing = chief.loss_poller(lost.append)
     ended = soon(chief.wait_for_others, lambda: False)
     meanwhile(5, leaves.beat, fails.beat, slow.beat, losing)
-    leaves.leave()
+    leaves.publish(left=True)
     meanwhile(0.5, slow.beat, losing)
     assert not ended.done()
-    slow.leave()
+    slow.publish(left=True)
     ends_with(ended)
     told = " ".join(caplog.messages)
-    assert "worker 2 has failed: fit ends without it" in told
+    assert "worker 2 has failed (Boom: full disk): fit ends without it" in told
     assert "worker 4 has given no sign of life for " in told
     assert "worker 5 can no longer be reached: fit ends" in told
     assert "worker 1 has" not in told and "worker 3 has" not in told
-    # Each that is lost is told of once.
-    assert sorted(lost) == [4, 5]
+    # Each of them is reported once.
+    assert sorted(lost) == [2, 4, 5]
 
 
 def test_the_chief_does_not_wait_when_all_is_over(job, caplog):
@@ -95,33 +95,33 @@ def test_the_chief_does_not_wait_when_all_is_over(job, caplog):
     assert "worker 1 does not answer: fit ends" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["end", "epoch"])
-def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(job, what):
+@pytest.mark.parametrize(
+    "epoch, end", [((), {"steps": 12}), ((3,), {"epoch": 3})]
+)
+def test_a_chief_that_stops_is_waited_for_no_longer_than_was_said(
+    job, epoch, end
+):
     chief, worker = of(job(2), 0, 1)
-    args = (3,) if what == "epoch" else ()
-    wait = getattr(worker, f"wait_for_{what}")
     silent = "worker 1 waits for the chief, which has given no sign"
-    ends_with(soon(wait, *args), silent)
+    ends_with(soon(worker.wait_for_chief, *epoch), silent)
     # One that goes on is waited for.
-    ended = soon(wait, *args)
+    chief.publish(epoch=2)
+    ended = soon(worker.wait_for_chief, *epoch)
     meanwhile(4, chief.beat)
     assert not ended.done()
-    if what == "epoch":
-        chief.end_epoch(3)
-    else:
-        chief.end(12)
+    chief.publish(**end)
     ends_with(ended)
 
 
 def test_a_chief_that_fails_or_dies_ends_the_others(job):
     chief, worker = of(job(2), 0, 1, stall_shutdown_s=60)
-    ended = soon(worker.wait_for_end)
+    ended = soon(worker.wait_for_chief)
     chief.fail(Boom("full disk"))
     ends_with(ended, "the chief's fit has failed, and with it this one: Boom")
     it = job(2)
     _, worker = of(it, 0, 1, stall_shutdown_s=60)
     it.kill(0)
-    ends_with(soon(worker.wait_for_end), "the chief can no longer be reached")
+    ends_with(soon(worker.wait_for_chief), "the chief can no longer be reached")
 
 
 def test_a_chief_that_was_not_started_yet_is_waited_for(job):
@@ -133,17 +133,18 @@ def test_a_chief_that_was_not_started_yet_is_waited_for(job):
 
 def test_a_worker_knows_that_it_comes_back_and_that_it_is_late(job):
     it = job(2)
-    worker, again, chief = of(it, 1, 1, 0)
+    worker, chief = of(it, 1, 0)
     assert not worker.begin()
+    (again,) = of(it, 1)
     assert again.begin()
     look = again.poller(in_step=True)
     look()
-    chief.end(12)
+    chief.publish(steps=12)
     with pytest.raises(FitEnded):
         look()
     # What is not part of a step goes on.
     again.poller()()
-    assert again.ended_after() == 12
+    assert again.status(0).steps == 12
 
 
 def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
@@ -151,7 +152,7 @@ def test_whoever_is_lost_is_waited_for_no_longer_than_need_be(job, caplog):
     it = job(4)
     chief, worker, has_left, _ = of(it, *range(4), stall_shutdown_s=60)
     (goes_on,) = of(it, 1, stall_shutdown_s=60, spare=1)
-    has_left.leave()
+    has_left.publish(left=True)
     it.hang(2)
     looks = [one.poller() for one in (chief, worker, goes_on)]
     until_told(caplog, "worker 2 at 127.0.0.1", *looks)

@@ -77,7 +77,10 @@ class Input:
         if self.layout == REPLICATED:
             return [whole] * len(counts)
         if isinstance(self.layout, Partial):
-            parts = [(whole * 0.25).astype(whole.dtype) for _ in counts[1:]]
+            # Parts of small integers must not all be zero.
+            more = np.issubdtype(self.dtype, np.integer)
+            part = (whole * 0.25 + more).astype(whole.dtype)
+            parts = [part for _ in counts[1:]]
             return [whole - sum(parts), *parts]
         axis, blocks = self.layout.axis, self.layout.blocks
         before, (size, *after) = whole.shape[:axis], whole.shape[axis:]
@@ -321,7 +324,8 @@ def _run(program, parts, counts):
 
 
 def _assert_equal(found, right, tolerance):
-    right = np.asarray(right)
+    # A single string has no shape.
+    found, right = np.asarray(found), np.asarray(right)
     assert found.shape == right.shape, (found.shape, right.shape)
     if right.dtype.kind in "fc":
         np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Ranks find one another, and nobody else; without Horovod's engine."""
+"""Ranks find the ranks of their job, and no others; without Horovod."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
     assert list(folder.iterdir()) == []
 
 
-def test_who_has_not_come_is_named(start):
+def test_ranks_that_have_not_arrived_are_named(start):
     limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "6"}
     of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
     alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 6 s for rank 0"}

@@ -7,9 +7,9 @@ import threading
 import tensorflow as tf
 
 from keras_towers.replicas.coordinator import Coordinator
-from keras_towers.replicas.group import Event, Group
+from keras_towers.replicas.group import END, Event, Group
 from keras_towers.replicas.quorum import Quorum
-from keras_towers.replicas.resources import flat, free
+from keras_towers.replicas.resources import free, run_flat
 
 DEVICE = "/device:CPU:0"
 SECONDS = 60
@@ -33,15 +33,15 @@ class Game:
         self.errors = []
         self._groups = [self.connect(replica) for replica in range(replicas)]
         self.group = self._groups[0]
-        self.group.initialise()
+        self.group.initialize()
         self.group.calls("begin", self.group.begin)
         self.first = self.group.global_step()
         for replica, group in enumerate(self._groups):
             group.send(Event.STARTED, replica)
-            group.calls("first", lambda r=replica, g=group: g.start_first(r))
+            group.calls("first", lambda r=replica, g=group: g.start(r))
         # It waits in a thread of its own.
         self.coordinator = self.coordinator_of(
-            self.group.run_by(flat),
+            self.group.run_by(run_flat),
             self.apply,
             self.errors.append,
             limit_s=limit_s,
@@ -84,7 +84,10 @@ class Game:
         self.group._arrivals.push(grad, step)
 
     def wait(self, *replicas):
-        """Wait until each may go on; return the steps since the beginning."""
+        """Wait until each may go on; return the steps since the beginning.
+
+        A replica that goes on without a step gets ``END``.
+        """
         return [self._wait(replica) for replica in replicas]
 
     def _wait(self, replica):
@@ -97,7 +100,8 @@ class Game:
         thread.start()
         thread.join(SECONDS)
         assert found, f"replica {replica} waits"
-        return int(found[0]) - self.first
+        token = int(found[0])
+        return END if token == END else token - self.first
 
     def returns(self, replica):
         """Come back; return how many gradients the replica had pushed."""
@@ -108,7 +112,7 @@ class Game:
 
     def settle(self):
         """Wait until what has been told is handled."""
-        self.coordinator.settle(Event.ASKED)
+        self.coordinator.settle(Event.SYNC)
 
     def counts(self):
         """Return the counts once what has been told is handled."""

@@ -47,8 +47,8 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
     assert all_gone(family)
 
 
-def test_others_that_do_not_come_are_an_error(tmp_path):
-    # Nobody else gets it meanwhile; who reuses addresses can listen at it.
+def test_processes_that_do_not_arrive_are_an_error(tmp_path):
+    # Reserves the port: only a socket that reuses addresses can listen.
     with Tasks(tmp_path) as ranks, socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
