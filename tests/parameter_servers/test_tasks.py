@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from tests.kit.processes import Tasks
-
 pytestmark = pytest.mark.slow
 
 BEGIN = """
@@ -56,12 +54,6 @@ def spread(x):
         return x + own
 print(spread(own).numpy(), own.device)
 """
-
-
-@pytest.fixture
-def tasks(tmp_path, ctrl_c):
-    with Tasks(tmp_path) as started:
-        yield started
 
 
 def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
