@@ -21,7 +21,7 @@ from keras_towers.building.build import (
 from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 
@@ -50,13 +50,13 @@ def pip(monkeypatch):
             self.calls.append(command[3:])
             log.write_text(self.said)
             if command[3] != "wheel":
-                return subprocesses.Ended(0, self.said, "")
+                return subprocesses.CommandResult(0, self.said, "")
             assert wait_until(self.until)
             if not self.status:
                 folder = Path(command[-1].removeprefix("--wheel-dir="))
                 folder.mkdir()
                 (folder / WHEEL).write_text("a wheel")
-            return subprocesses.Ended(self.status, self.said, "")
+            return subprocesses.CommandResult(self.status, self.said, "")
 
         def builds(self):
             return sum(call[0] == "wheel" for call in self.calls)

@@ -13,9 +13,9 @@ import pytest
 import keras_towers as kt
 from keras_towers import settings
 from tests.kit.compare import close, same_history, weights_of
+from tests.kit.processes import all_gone, wait_until
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
-from tests.launching.jobs import all_gone, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,8 @@ def test_other_ends(how, said):
 def test_what_cannot_start(monkeypatch):
     with pytest.raises(kt.TowerError, match="np=0: give 1 or more"):
         kt.launch(print, np=0)
+    with pytest.raises(kt.TowerError, match="takes a function, but got 2"):
+        kt.launch(2)
     lock = threading.Lock()
     with pytest.raises(kt.TowerError, match="<lambda> cannot be sent.*lock"):
         kt.launch(lambda: lock)

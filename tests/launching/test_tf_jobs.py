@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from keras_towers.launching.job import Job, local_cluster, run_cluster
-from keras_towers.system import handled
-from tests.launching.jobs import wait_until
+from keras_towers.system import handle_signals
+from tests.kit.processes import wait_until
 
 BEGIN = """
 import json, os, signal, sys, time
@@ -42,9 +42,9 @@ def test_each_task_is_told_of_all(run_here, tmp_path, capsys):
     for role, index in (("ps", 0), ("worker", 0), ("worker", 1)):
         text = (logs / f"rank.{role}.{index}.txt").read_text()
         assert f"[{role} {index}] {text}" in out
-        told = json.loads(text)
-        assert told["task"] == {"type": role, "index": index}
-        assert [len(told["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
+        config = json.loads(text)
+        assert config["task"] == {"type": role, "index": index}
+        assert [len(config["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
 
 
 SERVED = """
@@ -70,7 +70,7 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
         os.kill(os.getpid(), signal.SIGTERM)
 
     # It must not end the process that runs the tests.
-    unharmed = handled([signal.SIGTERM], lambda *args: None)
+    unharmed = handle_signals([signal.SIGTERM], lambda *args: None)
     with unharmed, ThreadPoolExecutor(1) as pool:
         pool.submit(request)
         assert run_here(2, SERVED) == 75
@@ -90,7 +90,7 @@ def test_task_that_ends_before_it_connects_is_not_waited_for(run):
     waits = f"""{BEGIN}
 from keras_towers.rendezvous import store
 if task == ("worker", 0):
-    store.tell_connected(0)
+    store.report_connected(0)
     time.sleep(600)
 """
     done = run("--workers 2", waits)

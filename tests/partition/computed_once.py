@@ -1,4 +1,4 @@
-"""What each step computes once for all towers, although it has rows.
+"""Operations on rows that a step computes once for all towers.
 
 Types of operations, with their number if it is not one. All other steps divide
 everything. Whoever adds a rule takes out what it divides. What comes to be
@@ -10,21 +10,9 @@ import collections
 
 ONCE = {
     # tests/partition/cases
-    "all_but_the_last": "2 MatMul, 2 StridedSlice, TanhGrad",
-    "atrous_by_space_to_batch": "Conv2DBackpropFilter, SpaceToBatchND, Sub",
-    "counted_by_loop": "While",
     "examples_in_a_table": "LookupTableInsertV2",
-    "first_half_labelled": "2 MatMul, 3 StridedSlice, TanhGrad",
-    "gradient_clipped_by_example_twice": "Reshape, 2 Transpose",
-    "last_example_is_kept": "StridedSlice",
-    "mean_of_integers": "Mean",
-    "only_the_diagonal": "MatMul, MatrixDiagPartV3, MatrixSetDiagV3, 2 Mul",
-    "patches_out_of_order": "2 Reshape",
-    "shuffled_targets": "RandomShuffle, Sub",
-    "softmax_over_batch": "2 MatMul, 2 Mul, Softmax, TanhGrad",
+    "private_by_jacobian": "Reshape, 2 Transpose",
     "table_of_the_examples": "TensorScatterUpdate",
-    "value_of_another": "2 MatMul, TanhGrad",
-    "views_interleaved": "2 MatMul, 2 StridedSlice, Sub, TanhGrad",
     "bank_whose_rows_grow": "ConcatV2",
     "gradient_of_a_python_function": "EagerPyFunc, 2 MatMul, Sub, TanhGrad",
     "replayed_by_a_queue": "QueueEnqueueManyV2",
@@ -40,11 +28,8 @@ ONCE = {
     "ctc": "2 AddV2, MatMul, Mul, Sub, 3 TensorScatterAdd, 2 While",
     "learned_by_an_inner_step": "6 StridedSlice",
     "mean_teacher_with_pseudo_labels": "2 StridedSlice",
-    "moco": "ConcatV2",
-    "pairs_above_the_diagonal": "MatrixDiagV3, 2 Reshape",
     "ppo": "AddN, Cumsum, 2 MatMul, 2 Mul, 2 Sub, TanhGrad",
     "regions": "CropAndResize, CropAndResizeGradBoxes",
-    "simclr": "MatrixDiagV3, Sub",
     "supervised_contrastive": "MatrixDiagV3, 2 Mul, Sub",
     "written_by_keras_operations": "ConcatV2, StatelessWhile, Sub",
     "written_for_autograph": "Equal, Mul, StatelessIf, StatelessWhile",

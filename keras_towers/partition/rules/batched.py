@@ -28,8 +28,12 @@ _LINEAR_IMAGES = """
     Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D SpaceToDepth
     DepthToSpace ResizeBilinear
 """
-# Without an image TensorFlow refuses them, or returns memory as it finds it.
-_NEED_IMAGES = ("MaxPool3DGradGrad", "DepthwiseConv2dNativeBackpropFilter")
+# Without an image TensorFlow refuses them, or returns uninitialized memory;
+# oneDNN's convolutions return a tensor with the shape of the input.
+_NEED_IMAGES = """
+    Conv2D Conv3D DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    MaxPool3DGradGrad
+"""
 # How many axes they work along, which are the last.
 _ALONG_LAST = {
     1: "Softmax LogSoftmax TopK TopKV2",
@@ -100,7 +104,7 @@ def _images(node: Node, *inputs: Value) -> Factors:
         1,
         _COUNT_OF_IMAGES[node.type],
         [[0]] if is_linear else (),
-        node.type in _NEED_IMAGES,
+        node.type in _NEED_IMAGES.split(),
     )
 
 
@@ -146,7 +150,7 @@ def _to_kernel(
         [[None, *rest]],
         [[0], [2]],
         summed=[0],
-        needs_rows=node.type in _NEED_IMAGES,
+        needs_rows=node.type in _NEED_IMAGES.split(),
     )
 
 

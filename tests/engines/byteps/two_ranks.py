@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_towers import byteps as bps
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.distributed_optimizer import reducer_of
+from tests.kit.compare import close
 from tests.kit.ranks import check, main
 from tests.processes import exact, over_tensorflow, training  # noqa: F401
 from tests.processes import small as s
@@ -65,14 +66,6 @@ def sums_of_unknown_length():
     for rows in (500_000, 2**20, 5, 0, 5):
         tensor = tf.random.stateless_uniform([rows, 3], [1, rows])
         np.testing.assert_array_equal(total(tensor), 2 * tensor)
-
-
-@check
-def gathered_where_a_rank_has_nothing():
-    transport = BytePSTransport()
-    for rows in ((0, 3), (2, 0), (0, 0)):
-        mine = tf.fill([rows[transport.rank], 2], 1.0)
-        assert transport.all_gather(mine, "rows").shape == (sum(rows), 2)
 
 
 @check
@@ -136,6 +129,10 @@ def values_of_the_drop_in():
         bps.push_pull(1.0, compression="fp16")
     with refused("bps.broadcast_variables(model.weights"):
         bps.broadcast_global_variables(0)
+    with tempfile.TemporaryDirectory() as folder:
+        s.eager().save(f"{folder}/model.keras")
+        loaded = bps.load_model(f"{folder}/model.keras")
+    assert reducer_of(loaded.optimizer) is not None
 
 
 @check
@@ -145,16 +142,7 @@ def rows_of_a_table_are_averaged_by_the_drop_in():
     mine = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([RANK, 3]))
     bps.DistributedOptimizer(_sgd()).apply([mine], [table])
     wanted = [[-0.05], [-0.05], [0.0], [-0.1]]
-    np.testing.assert_allclose(table.numpy(), wanted, rtol=1e-6)
-
-
-@check
-def a_model_is_loaded_with_a_distributed_optimizer():
-    bps.init()
-    with tempfile.TemporaryDirectory() as folder:
-        s.eager().save(f"{folder}/model.keras")
-        loaded = bps.load_model(f"{folder}/model.keras")
-    assert reducer_of(loaded.optimizer) is not None
+    close(table, wanted)
 
 
 def _sgd():

@@ -10,9 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.exactness.classes.recipes import BATCH, EXAMPLES, head
+from tests.kit.compare import differences
 
-# Relative to the largest value of a variable or a history.
-TOLERANCE = 1e-5
 # The output of all recipes that have no targets of their own.
 JOINED = "joined"
 
@@ -32,11 +31,11 @@ class Group:
     state: dict
 
     def trained(self, scope=None):
-        """Fit; return the variables and the history, and begin anew."""
+        """Fit; return the variables and the history, and reset the model."""
         model = self.model
         everything = [*model.variables, *self.state.values()]
         before = [variable.numpy() for variable in everything]
-        # Compiled anew it would have to build its losses and metrics again.
+        # Compiling again would build its losses and metrics again.
         model.train_function = None
         keras.utils.set_random_seed(11)
         with scope or contextlib.nullcontext():
@@ -51,7 +50,7 @@ class Group:
 
 
 def compared(parts, make, scope):
-    """Compare towers with one device; return what differs, "" if nothing.
+    """Compare towers with one device; return what differs.
 
     Args:
         parts: of one model.
@@ -70,7 +69,7 @@ def of_recipes(recipes):
     """Make a model of all recipes."""
     x, model = _model(recipes)
     y, weights, compiled = _targets(recipes)
-    # What XLA compiles takes longer, and is the same.
+    # Compiling by XLA would take longer.
     model.compile(keras.optimizers.SGD(0.05), jit_compile=False, **compiled)
     model.optimizer.build(model.trainable_variables)
     return Group(
@@ -147,18 +146,3 @@ def _slot(name, recipe):
     if "loss" in recipe.compiled:
         return name.replace(" ", "_").lower()
     return f"watched_{id(recipe.y)}_{recipe.weighted}"
-
-
-def differences(found, wanted):
-    """Name what differs, relative to a value's size; NaNs are equal."""
-    if found.keys() != wanted.keys():
-        return f"has {sorted(found)}, not {sorted(wanted)}"
-    off = {}
-    for name, value in wanted.items():
-        both = np.isnan(found[name]) & np.isnan(value)
-        apart = np.abs(np.where(both, 0, found[name] - value.astype("float64")))
-        size = max(1.0, float(np.nanmax(np.abs(value), initial=0)))
-        largest = float(np.max(apart, initial=0)) / size
-        if not largest <= TOLERANCE:
-            off[name] = largest
-    return ", ".join(f"{name} differs by {d:.1e}" for name, d in off.items())

@@ -46,7 +46,7 @@ def test_one_function_for_towers_that_differ_in_a_number():
 
 @pytest.mark.optimized
 def test_inlined_an_output_is_ready_before_what_follows():
-    """Other ranks get it while others are computed."""
+    """Other ranks get it while the rest is computed."""
     graph = traced(lambda x: (tf.cos(x), tf.sinh(tf.cos(x))), [[3]])
     function = GraphFunction(graph, "inlined")
 
@@ -96,7 +96,7 @@ def test_inlined_an_output_is_ready_before_what_follows():
         ),
     ],
 )
-def test_what_xla_can_compile(function, spec, reason):
+def test_graphs_that_xla_cannot_compile_say_why(function, spec, reason):
     with compat.xla_context():
         graph = traced(function, spec)
     function = GraphFunction(graph, "xla")

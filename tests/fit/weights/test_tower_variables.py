@@ -14,7 +14,7 @@ from tests.kit.training import fit, linear
 pytestmark = pytest.mark.core
 
 
-def test_made_in_the_block_it_is_held_once_with_what_all_had():
+def test_a_variable_made_in_the_block_is_merged_into_one():
     strategy = kt.TowerStrategy(3)
     options = {"aggregation": "mean", "synchronization": "on_read"}
     with strategy:
@@ -25,6 +25,18 @@ def test_made_in_the_block_it_is_held_once_with_what_all_had():
         assert TowerVariables(strategy._config, False).hold_once(variable)
         assert not isinstance(variable._value, compat.DistributedVariable)
     assert variable.numpy() == 6
+
+
+def test_without_the_other_ranks_a_sum_is_that_of_this_process():
+    strategy = kt.TowerStrategy(2)
+    with strategy.scope():
+        total = keras.metrics.Sum().total
+    for number, part in enumerate(total._value.values, 3):
+        part.assign(float(number))
+    variables = TowerVariables(strategy._config, False)
+    variables.asks_ranks = False
+    variables.hold_once(total)
+    assert total.numpy() == 3 + 4
 
 
 @pytest.mark.parametrize("mirrors", [False, True])

@@ -151,7 +151,7 @@ def _later(y):
 
 
 def _numbered_of_numbered(x, y, c):
-    """Numbers among those that are left, which are not those of all."""
+    """Indices among the rows that a mask leaves, not among all rows."""
     mask = y[:, 0] > 0
     some, numbers = tf.boolean_mask(y, mask), tf.where(mask)[:, 0]
     order = tf.range(_size(some))
@@ -266,7 +266,7 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("name", some_of(_HOSTILE, DRAWN))
-def test_what_may_reach_other_examples(name):
+def test_indices_that_may_reach_other_examples_are_exact(name):
     for seed in range(2):
         check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
 
