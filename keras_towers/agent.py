@@ -143,19 +143,19 @@ def _follow(order: dict, child: subprocess.Popen) -> None:
 
 def _end_all(grace_s: float) -> None:
     """End all descendants, by SIGTERM and, after a grace period, SIGKILL."""
-    if not _alive():
+    if not _descendants():
         return
     _signal_all(signal.SIGTERM)
     until = time.monotonic() + grace_s
     while time.monotonic() < until:
-        if not _alive():
+        if not _descendants():
             return
         time.sleep(0.02)
     # Repeat: a process may start another while it is being killed.
     for _ in range(100):
         _signal_all(signal.SIGKILL)
         time.sleep(0.02)
-        if not _alive():
+        if not _descendants():
             return
 
 
@@ -170,14 +170,14 @@ def _reap() -> None:
 
 
 def _signal_all(number: int) -> None:
-    for pid in _alive():
+    for pid in _descendants():
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
 
 
-def _alive() -> list[int]:
+def _descendants() -> list[int]:
     """The descendants of this process, without zombies.
 
     Orphans are found too: Linux reparents them to the nearest subreaper, which

@@ -171,7 +171,7 @@ class ElasticDriver:
             raise _JobEnded(stopped_by(event, self._run.console))
         if isinstance(event, RankProcess):
             if event.code and not event.stopped:
-                self._say(verdict([event], "worker")[1])
+                self._say(verdict([event], "worker").text)
             for key, worker in self.workers.items():
                 if worker is event:
                     self.rounds.end(key)
@@ -203,7 +203,8 @@ class ElasticDriver:
         plan = self.rounds.plan
         keys = dict.fromkeys((*self.rounds.ended, *plan))
         ended = {k: self.workers[k] for k in keys if k in self.workers}
-        code, text = verdict(list(ended.values()), "worker")
+        outcome = verdict(list(ended.values()), "worker")
+        code, text = outcome.code, outcome.text
         succeeded = [key for key, worker in ended.items() if worker.code == 0]
         killed = all(signal_name(w.code) for w in ended.values() if w.code)
         enough = len(succeeded) >= self._options.min_ranks

@@ -234,17 +234,17 @@ def local_cluster(tasks: Mapping[str, int]) -> Iterator[list[Cluster]]:
         ]
 
 
-def rank_to_be(processes: int | None) -> ClusterEnvironment | None:
-    """The rank that this process becomes; None if it starts ranks.
+def rank_to_join(processes: int | None) -> ClusterEnvironment | None:
+    """The rank of another launcher's job that this process joins, if any.
 
-    If the launcher has started another number of processes than the user wants,
-    each of them starts a separate job.
+    If the user gives another number of processes than the launcher has started,
+    each of these starts a separate job instead.
     """
     member = launchers.detect_foreign()
     return member if member and processes in (None, member.size) else None
 
 
-def become(job: Job) -> NoReturn:
+def exec_as_rank(job: Job) -> NoReturn:
     """Run a job's command instead of this program, as a rank."""
     environment = {**os.environ, **job.environment()}
     if job.interface:
@@ -254,7 +254,7 @@ def become(job: Job) -> NoReturn:
     os.execve(job.command[0], job.command, environment)
 
 
-def allocated(processes: int | None) -> dict[str, int] | None:
+def allocated_hosts(processes: int | None) -> dict[str, int] | None:
     """The hosts that a cluster manager has allocated; None if it has not.
 
     If the user gives a number of processes and the allocation is one host, all

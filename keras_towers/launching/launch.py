@@ -71,6 +71,8 @@ def launch(
         ...     return model.get_weights()
         >>> model.set_weights(kt.launch(train, np=2, args=(5,)))
     """
+    if not callable(fn):
+        raise TowerError(f"kt.launch takes a function, but got {fn!r}.")
     if np < 1:
         raise TowerError(f"np={np}: give 1 or more ranks.")
     if store.from_environment() is not None:

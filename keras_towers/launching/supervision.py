@@ -128,17 +128,16 @@ def supervise(
         return _report(console, EXIT_AGAIN, min(forwarded), text)
     if signal.SIGTERM in forwarded:
         return Outcome(stopped_by(signal.SIGTERM, console), signal.SIGTERM)
-    culprit = blame(ended)
-    if culprit is not None:
-        code, text = verdict(ended, kind)
-        return _report(console, code, culprit[0], text)
-    if len(ranks) > 1 and not connected and not run.job.unconnected:
+    outcome = verdict(ended, kind)
+    if outcome.text:
+        console.say(outcome.text)
+    elif len(ranks) > 1 and not connected and not run.job.unconnected:
         console.say(
             f"the {len(ranks)} processes never connected: each ran the "
             "script on its own. To train one model in all of them, add "
             f"--strategy {how_to_connect} in the script"
         )
-    return Outcome()
+    return outcome
 
 
 def _report(
@@ -164,11 +163,11 @@ def stopped_by(reason: int | OSError, console: Console) -> int:
     return 128 + reason
 
 
-def verdict(ended: list[RankProcess], kind: str) -> tuple[int, str]:
-    """The exit code of a job, and which rank failed and why."""
+def verdict(ended: list[RankProcess], kind: str) -> Outcome:
+    """How a job ended, from the ends of its ranks."""
     culprit = blame(ended)
     if culprit is None:
-        return 0, ""
+        return Outcome()
     rank, certain = culprit
     assert rank.code
     name = f"{kind} {rank.name}" if rank.name else "the script"
@@ -177,7 +176,7 @@ def verdict(ended: list[RankProcess], kind: str) -> tuple[int, str]:
     if not certain and succeeded:
         # No rank failed by itself, but one ended early.
         text += f"; {kind} {succeeded[0]} had already ended with exit code 0"
-    return rank.code, text
+    return Outcome(rank.code, rank, text)
 
 
 def end_all(ranks: list[RankProcess]) -> None:

@@ -30,10 +30,10 @@ from keras_towers.rendezvous import (
     helper_process,
     launchers,
     network,
+    rank_environment,
     store,
     watch,
 )
-from keras_towers.rendezvous import rank_environment as environments
 from keras_towers.rendezvous.helper_process import INTRODUCTION, PLACEMENT
 from keras_towers.rendezvous.hosts import NO_PLACEMENT, RankPlacement
 from keras_towers.rendezvous.launchers import ClusterEnvironment
@@ -78,7 +78,7 @@ def take_elastic_rank() -> None:
     Later Horovod asks for the rank by itself.
     """
     server = store.from_environment()
-    if server is None or not environments.is_elastic():
+    if server is None or not rank_environment.is_elastic():
         return
     host, local_rank = (
         os.environ[f"HOROVOD_{name}"] for name in ("HOSTNAME", "LOCAL_RANK")
@@ -173,7 +173,7 @@ class Meeting:
         self._environment = environment
         self._given = given_endpoint()
         self._file = None if self._given else RendezvousFile(environment)
-        self._limit_s = environments.seconds(
+        self._limit_s = rank_environment.seconds(
             RENDEZVOUS_TIMEOUT, settings.RENDEZVOUS_TIMEOUT_S
         )
 
@@ -324,15 +324,17 @@ def _rank_variables(
     watch.rank0_name = placement["rank0_name"]
     if slot.rank > 0:
         helper_process.start_heartbeat(endpoint, slot.rank)
-    common = environments.process_environment(
-        environments.seconds(settings.STALL_WARNING, settings.STALL_WARNING_S),
-        environments.seconds(
+    common = rank_environment.process_environment(
+        rank_environment.seconds(
+            settings.STALL_WARNING, settings.STALL_WARNING_S
+        ),
+        rank_environment.seconds(
             settings.STALL_SHUTDOWN, settings.STALL_SHUTDOWN_S
         ),
     )
     environment = {
         **os.environ,
-        **environments.job_environment(endpoint, common, None),
+        **rank_environment.job_environment(endpoint, common, None),
         **slot.environment,
     }
     # Rank 0's route to its own store does not lead to ranks on other machines.

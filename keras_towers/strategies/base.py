@@ -71,6 +71,7 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
         *,
         transport: Transport | None = None,
         others: Peers | None = None,
+        gradient_factor: float = 1.0,
     ):
         # TensorFlow reads it, too, and expects a JSON object.
         tf_config.read()
@@ -84,17 +85,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy):
             self, TowerExtended(self, devices, transport)
         )
         peers = others or transport
-        factor = 1.0
         if not self._options.average:
-            factor = float(len(devices) * peers.size)
-        if others is not None and self._options.scale_gradient:
-            factor /= others.size
+            gradient_factor *= len(devices) * peers.size
         self._config = TowerConfig(
             strategy=self,
             devices=tuple(self.extended.worker_devices),
             transport=transport,
             others=others,
-            gradient_factor=factor,
+            gradient_factor=gradient_factor,
             prefetches_to_towers=not devices_lib.all_on_host(devices)
             and peers.size == 1,
             **{

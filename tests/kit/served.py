@@ -101,7 +101,7 @@ class Job:
         workers = serving.WorkerLiveness(self._jobs["worker"], there)
         while not self._ended.wait(settings.BEAT_S):
             workers.refresh()
-            serving.publish(there, f"{self._name}/", workers.missing())
+            serving.publish_missing(there, f"{self._name}/", workers.missing())
 
 
 def _take(port):

@@ -36,8 +36,10 @@ from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
     MESSAGE_BYTES,
     from_words,
+    header,
     number_of_words,
     packed,
+    shapes_of_ranks,
     words_of,
 )
 
@@ -103,13 +105,11 @@ class BytePSTransport(EngineTransport):
             )
 
     def _gather(self, tensor: tf.Tensor, key: str) -> tf.Tensor:
-        shape = tf.shape(tensor, tf.int64)
-        mine = tf.one_hot(self.rank, self.size, dtype=tf.int64)
-        (rows,) = self._sum([mine * shape[0]], f"{key}.rows")
-        shapes = [
-            tf.concat([[count], shape[1:]], 0) for count in tf.unstack(rows)
-        ]
-        sizes = number_of_words(tensor.dtype, tf.stack(shapes))
+        mine = tf.one_hot(self.rank, self.size, dtype=tf.int32)
+        mine = mine[:, tf.newaxis] * header(tensor, key)
+        (headers,) = self._sum([mine], f"{key}.headers")
+        shapes = shapes_of_ranks(headers, tensor, key)
+        sizes = number_of_words(tensor.dtype, shapes)
         # The length stays unknown to TensorFlow: a name for each length would
         # take memory on all servers.
         before = tf.reduce_sum(sizes[: self.rank])
@@ -119,7 +119,9 @@ class BytePSTransport(EngineTransport):
         gathered = [
             from_words(words_of_rank, tensor.dtype, shape)
             for words_of_rank, shape in zip(
-                tf.split(words, sizes, num=self.size), shapes, strict=True
+                tf.split(words, sizes, num=self.size),
+                tf.unstack(shapes, self.size),
+                strict=True,
             )
         ]
         return tf.concat(gathered, 0)

@@ -24,9 +24,12 @@ from keras_towers.errors import TowerError
 from keras_towers.rendezvous import watch
 from keras_towers.transport.engine_transport import EngineTransport
 from keras_towers.transport.messages import (
+    HEADER,
     from_words,
+    header,
     number_of_words,
     packed,
+    shapes_of_ranks,
     words_of,
 )
 
@@ -44,7 +47,6 @@ _PADDED_SIZES: tuple[int, ...] = tuple(
     (4 + quarter) * 2**octave for octave in range(2, 38) for quarter in range(4)
 )
 
-_MAX_DIMENSIONS = 8
 # Tensors of up to this size are gathered and then summed: a ring gather takes
 # half as many consecutive messages as a ring all-reduce.
 _SMALL_BYTES = 2**15
@@ -198,34 +200,14 @@ class CollectiveTransport(EngineTransport):
         Returns:
             The shapes, and the first words, as matrices with a row per rank.
         """
-        dimensions = tensor.shape.rank
-        if not dimensions or dimensions > _MAX_DIMENSIONS:
-            raise TowerError(
-                f"the collective {key!r} got a tensor of shape "
-                f"{tensor.shape}: the number of dimensions has to be known, "
-                f"and 1 to {_MAX_DIMENSIONS}."
-            )
-        kind = tf.constant([tensor.dtype.as_datatype_enum, dimensions])
-        unused = tf.zeros([_MAX_DIMENSIONS - dimensions], tf.int32)
         first = words[:_HEADER_WORDS]
         first = tf.pad(first, [[0, _HEADER_WORDS - tf.size(first)]])
-        header = tf.concat([kind, tf.shape(tensor), unused, first], 0)
-        headers = self._gather_rows(header, instance_key(key, "head"))
-        kinds, shapes, first_words = tf.split(
-            headers, [2, _MAX_DIMENSIONS, _HEADER_WORDS], axis=1
+        mine = tf.concat([header(tensor, key), first], 0)
+        headers = self._gather_rows(mine, instance_key(key, "head"))
+        headers, first_words = tf.split(
+            headers, [HEADER, _HEADER_WORDS], axis=1
         )
-        check = tf.debugging.Assert(
-            tf.reduce_all(kinds == kind)
-            & tf.reduce_all(shapes[:, 1:] == shapes[:1, 1:]),
-            [
-                f"the ranks' tensors for the collective {key!r} differ in "
-                "dtype or shape, in more than the first dimension",
-                kinds,
-                shapes,
-            ],
-        )
-        with tf.control_dependencies([check]):
-            return shapes[:, :dimensions], tf.identity(first_words)
+        return shapes_of_ranks(headers, tensor, key), first_words
 
     def _gather_rows(
         self, vector: tf.Tensor, instance: int, group: tf.Tensor | int = _FIXED

@@ -41,8 +41,8 @@ class MultiWorkerTowerStrategy(BaseStrategy):
     is made; they can then be made anywhere. TensorFlow's server authenticates
     no client, and belongs in a private network.
 
-    Replaces ``tf.distribute.MultiWorkerMirroredStrategy``, which Keras 3 does
-    not support.
+    Does for ``fit`` of Keras 3 what
+    ``tf.distribute.MultiWorkerMirroredStrategy`` did for ``fit`` of Keras 2.
 
     With ``compression=None`` gradients are exchanged through shared memory if
     all tasks are on one machine without GPUs. Otherwise TensorFlow exchanges

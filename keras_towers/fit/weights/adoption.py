@@ -296,7 +296,9 @@ def release_from_default(trainer: keras.Model) -> None:
     if owner is not None:
         adoption = owner._components.adoption
         if _defaults.get(trainer) is owner and not adoption.in_block:
-            adoption.release_model(trainer)
+            # Another strategy may be in force.
+            with compat.single_device_mode():
+                adoption.release_model(trainer)
 
 
 @contextlib.contextmanager

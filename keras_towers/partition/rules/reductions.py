@@ -19,7 +19,6 @@ from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
-_LINEAR = ("Sum", "Mean")
 _EXTREMES = ("Max", "Min", "Prod", "All", "Any")
 
 
@@ -45,10 +44,14 @@ def axes_of(value: Value, rank: int) -> list[int]:
     return sorted({axis % rank for axis in numbers(value)})
 
 
-@axes(*_LINEAR, *_EXTREMES, "EuclideanNorm")
+@axes("Sum", "Mean", *_EXTREMES, "EuclideanNorm")
 def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
     gone = axes_of(over, value.rank)
     keeps = node.attr("keep_dims")
+    # A mean of integers is rounded.
+    is_linear = node.type == "Sum" or (
+        node.type == "Mean" and not node.dtype(0).is_integer
+    )
     left = [
         ONE if axis in gone else axis
         for axis in range(value.rank)
@@ -57,7 +60,7 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
     return Factors(
         [range(value.rank), None],
         [left],
-        [[0]] if node.type in _LINEAR else (),
+        [[0]] if is_linear else (),
         gone if node.type == "Sum" else (),
         # What the trace computes from shapes may name other axes of size 1.
         entries={1: gone},
