@@ -96,7 +96,7 @@ class KerasFunction(TowerFunction):
         if not looks or (of_dataset and not is_first):
             return self._run_once(data)
         spec = data.element_spec if of_dataset else None
-        batches = data
+        batches: Any = data
         if not isinstance(data, list):
             number = self._model.steps_per_execution
             batches = list(itertools.islice(data, number))
