@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.layouts import NotDivided
-from keras_towers.partition.program import Exchange, Function, Operation, Tensor
+from keras_towers.partition.program import Exchange, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
 # What sizes are computed in.
@@ -79,6 +79,7 @@ class Builder:
         inputs: Sequence[Any],
         shape: Any = None,
         is_repeated: bool = False,
+        at_root: bool = False,
         **attributes: Any,
     ) -> Tensor:
         """Add an operation of one output.
@@ -88,6 +89,7 @@ class Builder:
             inputs: its inputs: tensors, or numbers of which constants are made.
             shape: the shape of its output, as far as it is known.
             is_repeated: whether every function that needs it has its own.
+            at_root: whether of several processes only the first does it.
             **attributes: those that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
@@ -117,6 +119,7 @@ class Builder:
             known,
             [(_dtype_of(output, known), size)],
             is_repeated=is_repeated,
+            at_root=at_root,
         )
         return tensor
 
@@ -195,11 +198,8 @@ class Builder:
         attributes: Mapping[str, Any],
         outputs: Iterable[Output],
         least: int = 0,
-        has_effect: bool = False,
-        is_repeated: bool = False,
-        functions: Mapping[str, Function | Sequence[Function]] | None = None,
         source: Any = None,
-        at_root: bool = False,
+        **options: Any,
     ) -> list[Tensor]:
         """Add an operation; return its outputs.
 
@@ -209,12 +209,8 @@ class Builder:
             attributes: its attributes, as in a graph.
             outputs: dtypes and shapes of its outputs.
             least: the level that it has at least.
-            has_effect: whether it is done even if nobody needs its outputs.
-            is_repeated: whether every function that needs it has its own.
-            functions: functions that it calls, by the attributes that name
-                them.
             source: the operation of the trace that it stands for.
-            at_root: whether of several processes only the first does it.
+            **options: other attributes of ``Operation``.
         """
         level = max([least, *(tensor.level for tensor in inputs)])
         on_towers = any(tensor.on_towers for tensor in inputs)
@@ -226,12 +222,9 @@ class Builder:
             results,
             level,
             on_towers,
-            has_effect,
-            is_repeated,
-            functions or {},
-            source,
-            at_root,
-            self.name if source is None else source.name,
+            source=source,
+            name=self.name if source is None else source.name,
+            **options,
         )
         for index, (dtype, shape) in enumerate(outputs):
             results.append(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue, Builder, Output, dtypes_of
+from keras_towers.partition.builder import AttrValue, Output, dtypes_of
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -159,36 +159,30 @@ def with_parts_or_sums(
 # ---- calls -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """A function, but for what it uses of the program around it.
+def closed(
+    functions: Sequence[Function],
+) -> tuple[list[Function], list[Tensor]]:
+    """Return functions that are given what they use of the program around.
 
-    Attributes:
-        builder: has its operations.
-        inputs: its own inputs.
-        outputs: its outputs.
+    Args:
+        functions: N functions, with all operations that may be needed.
+
+    Returns:
+        The N functions, and what all of them take behind their own inputs.
     """
-
-    builder: Builder
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-
-
-def closed(drafts: Sequence[Draft]) -> tuple[list[Function], list[Tensor]]:
-    """Return functions, and what all of them are given besides their inputs."""
-    captured = [_captured(draft) for draft in drafts]
+    captured = [_captured(function) for function in functions]
     captures = list(dict.fromkeys(t for _, others in captured for t in others))
-    functions = [
-        Function([*draft.inputs, *captures], draft.outputs, operations)
-        for draft, (operations, _) in zip(drafts, captured, strict=True)
+    closures = [
+        Function([*function.inputs, *captures], function.outputs, operations)
+        for function, (operations, _) in zip(functions, captured, strict=True)
     ]
-    return functions, captures
+    return closures, captures
 
 
-def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
+def _captured(function: Function) -> tuple[list[Operation], list[Tensor]]:
     """The operations that a function needs, and what it uses else."""
-    of_draft = {id(operation) for operation in draft.builder.operations}
-    seen, waiting = set(draft.inputs), list(draft.outputs)
+    inside = {id(operation) for operation in function.operations}
+    seen, waiting = set(function.inputs), list(function.outputs)
     kept: set[int] = set()
     others: list[Tensor] = []
     while waiting:
@@ -198,13 +192,13 @@ def _captured(draft: Draft) -> tuple[list[Operation], list[Tensor]]:
         seen.add(tensor)
         operation = tensor.operation
         if operation is not None and (
-            id(operation) in of_draft or _is_made_anew(operation)
+            id(operation) in inside or _is_made_anew(operation)
         ):
             kept.add(id(operation))
             waiting += operation.inputs
         else:
             others.append(tensor)
-    return [o for o in draft.builder.operations if id(o) in kept], others
+    return [o for o in function.operations if id(o) in kept], others
 
 
 def _is_made_anew(operation: Operation) -> bool:
@@ -223,8 +217,8 @@ def looped(
     partition: Partitioner,
     node: Node,
     carried: Sequence[Tensor],
-    body: Draft,
-    condition: Draft,
+    body: Function,
+    condition: Function,
 ) -> list[Tensor]:
     """Add a loop; return its outputs, first what goes round.
 
@@ -272,7 +266,7 @@ def called(
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
     least = partition.order.use(node, inputs, True) if reads else 0
-    return partition.builder.add(
+    return partition.add(
         node.type,
         inputs,
         {

@@ -38,16 +38,33 @@ class CannotGather(Exception):
     """An operation without a rule needs a list of rows."""
 
 
-class Converter:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a graph is laid out.
+
+    Attributes:
+        ranks: whether several processes run the program.
+        xla: whether XLA compiles what towers compute.
+        gather_ratio: how many times as many entries as one unit's rows a sum
+            over all rows needs to have for the rows to be gathered, and the sum
+            to be computed once; None: towers always add up parts of it.
+        lists: whether lists of rows may be divided.
+    """
+
+    ranks: bool = False
+    xla: bool = False
+    gather_ratio: float | None = None
+    lists: bool = True
+
+
+class Converter(Builder):
     """Gives operations the values that they need, each of them once.
 
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        builder: takes the operations.
-        gather_ratio: how many times as many entries as one unit's rows a sum
-            over all rows needs to have for the rows to be gathered, and the sum
-            to be computed once; None: towers always add up parts of it.
+        options: how the graph is laid out.
+        meets: as of ``Builder``.
 
     Attributes:
         sizes: maps the symbol of a size to the tensor that holds its value, the
@@ -61,13 +78,13 @@ class Converter:
         self,
         unit: Unit,
         is_first: Tensor,
-        builder: Builder,
-        gather_ratio: float | None = None,
+        options: Options,
+        meets: bool = True,
     ):
+        super().__init__(meets)
         self.unit = unit
         self.is_first = is_first
-        self.builder = builder
-        self.gather_ratio = gather_ratio
+        self.options = options
         self.has_gathered = False
         self.sizes: dict[str, Tensor] = {}
         self.units: dict[Any, DataDependentUnit] = {}
@@ -101,7 +118,7 @@ class Converter:
             if size is not None:
                 traced = traced.merge_with(static(size))
             specs.append(local_shape(traced, layout))
-        outputs = self.builder.copy(node.operation, operands, specs, attributes)
+        outputs = self.copy(node.operation, operands, specs, attributes)
         return [
             Value(layout, local, shape=None if size is None else tuple(size))
             for layout, local, size in zip(layouts, outputs, sizes, strict=True)
@@ -117,32 +134,32 @@ class Converter:
 
     def _whole(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            require(self.builder.meets)
+            require(self.meets)
             try:
                 return whole_list(self, value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
             wholes = [self.whole(given) for given in value.whole_from.inputs]
-            outputs = self.builder.copy(value.whole_from.operation, wholes)
+            outputs = self.copy(value.whole_from.operation, wholes)
             return outputs[value.whole_from.index]
         local = cast("Tensor", value.local)
         if isinstance(value.layout, Partial):
-            return self.builder.exchange("sum", local)
+            return self.exchange("sum", local)
         if isinstance(value.layout, Sharded):
             return self._gathered(value.layout, local, value.shape or ())
-        return self.builder.exchange("first", local)
+        return self.exchange("first", local)
 
     def _gathered(
         self, layout: Sharded, local: Tensor, shape: Sequence[Any]
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
-            return self.builder.exchange("gather", local, axis, layout.size)
+            return self.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
         apart = self._blocks_apart(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
-        gathered = self.builder.exchange("gather", apart, axis + 1, rows)
+        gathered = self.exchange("gather", apart, axis + 1, rows)
         return self._blocks_joined(gathered, layout, unit.total, shape)
 
     def _blocks_apart(
@@ -172,9 +189,7 @@ class Converter:
             axis: the first axis that has another size.
             shift: by how much axes behind it were more to the right.
         """
-        before = self.builder.op(
-            "Shape", [tensor], is_repeated=True, out_type=SIZE
-        )
+        before = self.shape(tensor)
         target = [
             size
             if isinstance(size, (int, Tensor))
@@ -182,7 +197,7 @@ class Converter:
             for index, size in enumerate(sizes)
         ]
         given = [tensor, self.vector(target, SIZE)]
-        return self.builder.op("Reshape", given, static(sizes))
+        return self.op("Reshape", given, static(sizes))
 
     def replicated(self, value: Value) -> Tensor:
         """Return the whole value, as every tower has it."""
@@ -226,8 +241,8 @@ class Converter:
             return cast("Tensor", value.local)
         if value not in self._parts:
             whole = self.replicated(value)
-            zeros = self.builder.op("ZerosLike", [whole], whole.shape)
-            self._parts[value] = self.builder.op(
+            zeros = self.op("ZerosLike", [whole], whole.shape)
+            self._parts[value] = self.op(
                 "SelectV2", [self.is_first, whole, zeros], whole.shape
             )
         return self._parts[value]
@@ -243,7 +258,7 @@ class Converter:
         """
         if key not in self.units:
             size = own_symbol(f"found{len(self.units)}")
-            unit = DataDependentUnit(size, count, self.builder)
+            unit = DataDependentUnit(size, count, self)
             self.units[key] = self.units[name_of(size)] = unit
         return self.units[key]
 
@@ -255,7 +270,7 @@ class Converter:
                 self.cast(count, tf.float64)
                 for count in (unit.count, unit.total)
             ]
-            fraction = self.builder.op("RealDiv", counts, ())
+            fraction = self.op("RealDiv", counts, ())
             self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
         return self._fractions[key]
 
@@ -276,11 +291,18 @@ class Converter:
 
     def product(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Return the product of two sizes."""
-        return self.builder.op("Mul", [a, b], (), is_repeated=True)
+        return self.calculated("Mul", a, b)
+
+    def calculated(self, type_: str, *sizes: Tensor | int) -> Tensor:
+        """Return a size that follows from others.
+
+        Every function that needs it calculates it.
+        """
+        return self.op(type_, sizes, (), is_repeated=True)
 
     def entry(self, vector: Tensor, index: int) -> Tensor:
         """Return an entry of a vector."""
-        return self.builder.op(
+        return self.op(
             "StridedSlice",
             [vector, [index], [index + 1], [1]],
             (),
@@ -290,15 +312,16 @@ class Converter:
 
     def length(self, tensor: Tensor, axis: int = 0) -> Tensor:
         """Return the size of an axis of a tensor, as towers have it."""
-        shape = self.builder.op(
-            "Shape", [tensor], is_repeated=True, out_type=SIZE
-        )
-        return self.entry(shape, axis)
+        return self.entry(self.shape(tensor), axis)
+
+    def shape(self, tensor: Tensor) -> Tensor:
+        """Return the sizes of all axes of a tensor, as towers have it."""
+        return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE)
 
     def size(self, size: Any) -> Tensor | None:
         """Return a size of one device; None: nobody knows it yet."""
         if isinstance(size, (int, np.integer)):
-            return self.builder.constant(int(size), SIZE)
+            return self.constant(int(size), SIZE)
         if not isinstance(size, Size) or not isinstance(size.number, int):
             return None
         factors: list[Tensor] = []
@@ -312,10 +335,10 @@ class Converter:
 
     def vector(self, entries: Sequence[Tensor | int], dtype: Any) -> Tensor:
         """Return a vector of sizes."""
-        build, shape = self.builder, (len(entries),)
         if not any(isinstance(entry, Tensor) for entry in entries):
-            return build.constant(entries, dtype)
-        packed = build.op("Pack", entries, shape, is_repeated=True, axis=0)
+            return self.constant(entries, dtype)
+        shape = (len(entries),)
+        packed = self.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(packed, dtype)
 
     def along(
@@ -354,7 +377,7 @@ class Converter:
         sizes = [size if isinstance(size, int) else -1 for size in shape]
         size = self.vector([*sizes[:axis], count, *sizes[axis + 1 :]], SIZE)
         known = [*shape[:axis], None, *shape[axis + 1 :]]
-        return self.builder.op("Slice", [tensor, begin, size], static(known))
+        return self.op("Slice", [tensor, begin, size], static(known))
 
     def cast(
         self, tensor: Tensor, dtype: Any, is_repeated: bool = True
@@ -362,7 +385,7 @@ class Converter:
         """Return a tensor of another dtype."""
         if tensor.dtype == dtype:
             return tensor
-        return self.builder.op(
+        return self.op(
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
 
@@ -375,7 +398,7 @@ class Converter:
         """
         like = self.replicated(vector)
         if all(isinstance(entry, int) for entry in entries):
-            return self.builder.constant(entries, like.dtype)
+            return self.constant(entries, like.dtype)
         found: list[Tensor] = []
         for index, entry in enumerate(entries):
             size = entry if isinstance(entry, Tensor) else self.size(entry)
@@ -383,6 +406,33 @@ class Converter:
                 size = self.cast(self.entry(like, index), SIZE)
             found.append(size)
         return self.vector(found, like.dtype)
+
+    def of_shape(
+        self,
+        node: Node,
+        inputs: Values,
+        target: int,
+        sizes: Sequence[Any],
+        layout: Sharded,
+    ) -> Values:
+        """Have each tower make its rows of a shape that an operation is given.
+
+        Args:
+            node: the operation.
+            inputs: its inputs; of those that are sharded, each tower gives its
+                rows as they are.
+            target: which of them is the shape.
+            sizes: the shape's entries, as far as they are known.
+            layout: where the rows are to be.
+        """
+        operands = [
+            cast("Tensor", value.local)
+            if value.sharded
+            else self.replicated(value)
+            for value in inputs
+        ]
+        operands[target] = self.local_target(inputs[target], sizes, layout)
+        return self.on_towers(node, operands, layout, shapes=[sizes])
 
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from keras_towers.partition.conversions import Converter
 from keras_towers.partition.factors import Factors, Labels
 from keras_towers.partition.layouts import (
@@ -21,7 +24,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.sizes import UNKNOWN, Size, is_own
 
 
 def divided(
@@ -87,8 +90,13 @@ def _has_short_rows(
     of gradients. Both are gathered, as in Xie et al., "Distributed
     Machine Learning via Sufficient Factor Broadcasting" (arXiv 1511.08486).
     """
-    ratio = partition.gather_ratio
-    if ratio is None or len(outputs) != 1 or not outputs[0].is_partial:
+    ratio = partition.options.gather_ratio
+    if (
+        ratio is None
+        or not partition.meets
+        or len(outputs) != 1
+        or not outputs[0].is_partial
+    ):
         return False
     if not all(value.sharded for value in inputs):
         return False
@@ -146,6 +154,8 @@ def _linear(
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
+    for k, value in enumerate(inputs):
+        require(k in groups[0] or _is_harmless(node, k, value))
     operands = [
         partition.partial(value)
         if k in groups[0]
@@ -170,6 +180,53 @@ def _linear(
     return outputs
 
 
+# What has no infinite entries, and what has some only if its inputs have.
+_BOUNDED = """
+    Tanh Sigmoid Softmax Sign Sin Cos Erf Relu6 OneHot OnesLike ZerosLike
+"""
+_MOVES = """
+    Identity StopGradient Reshape ExpandDims Squeeze Transpose BroadcastTo Tile
+    Fill Pack ConcatV2 StridedSlice Slice Neg Abs Select SelectV2
+"""
+_QUOTIENTS = ("RealDiv", "Div")
+
+
+def _is_harmless(node: Node, index: int, value: Value) -> bool:
+    """Whether what parts of a sum are multiplied by is known to be finite.
+
+    A tower's part may be zero where the sum is not, and zero times infinity is
+    no number. Nor is zero divided by zero.
+    """
+    tensor = node.operation.inputs[index]
+    if node.type not in _QUOTIENTS:
+        return node.type == "DivNoNan" or not _may_be_infinite(tensor)
+    known = value.known
+    if known is None:
+        known = tf.get_static_value(tensor)
+    return known is not None and not any(map(_may_be_zero, np.ravel(known)))
+
+
+def _may_be_zero(number: Any) -> bool:
+    return number is UNKNOWN or is_own(number) or number == 0
+
+
+def _may_be_infinite(tensor: Any) -> bool:
+    """Whether a tensor of the trace may have an infinite entry."""
+    operation, dtype = tensor.op, tensor.dtype
+    if not (dtype.is_floating or dtype.is_complex):
+        return False
+    if operation.type == "Const":
+        return bool(np.isinf(tf.get_static_value(tensor)).any())
+    if operation.type == "Cast":
+        (before,) = operation.inputs
+        narrows = before.dtype.is_floating and before.dtype.size > dtype.size
+        return narrows or dtype.size < 4 or _may_be_infinite(before)
+    return operation.type not in _BOUNDED.split() and (
+        operation.type not in _MOVES.split()
+        or any(map(_may_be_infinite, operation.inputs))
+    )
+
+
 def _keeps_size(node: Node, index: int, part: int) -> bool:
     """Whether an output is as large as an input, and of the same dtype."""
     before, after = node.operation.inputs[part], node.operation.outputs[index]
@@ -182,25 +239,25 @@ def _with_a_row(
     partition: Converter, tensor: Tensor, layout: Sharded
 ) -> Tensor:
     """Return rows, and where there are none a row of zeros for one unit."""
-    build, rank, count = partition.builder, tensor.shape.rank, layout.unit.count
-    least = build.op("Maximum", [count, 1], (), is_repeated=True)
-    more = build.op("Sub", [least, count], (), is_repeated=True)
+    rank, count = tensor.shape.rank, layout.unit.count
+    least = partition.calculated("Maximum", count, 1)
+    more = partition.calculated("Sub", least, count)
     more = partition.times(layout.count, more)
     ends = [[0] * rank, partition.along(layout.axis, rank, more, 0)]
-    widths = build.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    return build.op("Pad", [tensor, widths], tensor.shape)
+    widths = partition.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+    return partition.op("Pad", [tensor, widths], tensor.shape)
 
 
 def _without_a_row(
     partition: Converter, output: Value, divided_by: Sharded
 ) -> Tensor:
     """Return what was computed of rows that are there."""
-    build, layout, tensor = partition.builder, output.sharded, output.local
+    layout, tensor = output.sharded, output.local
     assert tensor is not None
     count = divided_by.unit.count
     if layout is not None:
         length = partition.times(layout.count, count)
         return partition.sliced(tensor, output.sizes, layout.axis, 0, length)
-    some = build.op("Greater", [count, 0], ())
-    zeros = build.op("ZerosLike", [tensor], tensor.shape)
-    return build.op("SelectV2", [some, tensor, zeros], tensor.shape)
+    some = partition.op("Greater", [count, 0], ())
+    zeros = partition.op("ZerosLike", [tensor], tensor.shape)
+    return partition.op("SelectV2", [some, tensor, zeros], tensor.shape)

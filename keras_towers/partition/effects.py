@@ -245,7 +245,7 @@ def _with_effect(
 
     In a loop or a branch, all of that is done once.
     """
-    require(partition.builder.meets)
+    require(partition.meets)
     variables = written(node.operation)
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:
@@ -253,7 +253,7 @@ def _with_effect(
         locals_ = [partition.replicated(value) for value in inputs]
         made = _done(partition, node, locals_, reads=False)
         return [Value(REPLICATED, local) for local in made]
-    at_root = partition.ranks and effect is Effect.OUTSIDE
+    at_root = partition.options.ranks and effect is Effect.OUTSIDE
     wholes = [partition.whole(value) for value in inputs]
     results = _done(partition, node, wholes, reads=False, at_root=at_root)
     if at_root:
@@ -280,10 +280,10 @@ def _done(
         at_root: whether of several processes only the first does it.
     """
     least = partition.order.use(node, operands, reads)
-    is_common = partition.builder.meets and not _on_towers(operands)
-    if partition.xla and is_common and _draws_in_xla(node.operation):
+    is_common = partition.meets and not _on_towers(operands)
+    if partition.options.xla and is_common and _draws_in_xla(node.operation):
         return _done_by_xla(partition, node, operands, least)
-    return partition.builder.copy(
+    return partition.copy(
         node.operation,
         operands,
         least=least,
@@ -301,7 +301,7 @@ def _done_by_xla(
         Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
     ]
     outputs = body.copy(node.operation, inputs)
-    return partition.builder.add(
+    return partition.add(
         "StatefulPartitionedCall",
         operands,
         {
@@ -318,24 +318,15 @@ def _done_by_xla(
 
 def _from_root(partition: Partitioner, whole: Tensor) -> Tensor:
     """Return for all processes what the first has computed."""
-    build = partition.builder
     if whole.dtype == tf.resource:
         # Loops return the handles that they are given.
         return whole
     if whole.dtype != tf.variant:
-        return build.exchange("root", whole)
+        return partition.exchange("root", whole)
     # A list of tensors travels as a text.
-    (text,) = build.add(
-        "SerializeTensor",
-        [whole],
-        {"T": attribute(tf.variant)},
-        [(tf.string, tf.TensorShape(()))],
-        at_root=True,
-    )
-    text_of_root = build.exchange("root", text)
-    return build.op(
-        "ParseTensor", [text_of_root], whole.shape, out_type=tf.variant
-    )
+    text = partition.op("SerializeTensor", [whole], (), at_root=True)
+    text = partition.exchange("root", text)
+    return partition.op("ParseTensor", [text], whole.shape, out_type=tf.variant)
 
 
 def _copy_to_all(
@@ -354,21 +345,21 @@ def _copy_to_all(
         variable: the handle.
         at_root: whether only the first process has written it.
     """
-    build, order = partition.builder, partition.order
+    order = partition.order
     handle = partition.whole(variable)
     (spec,) = compat.get_resource_handle_data(
         node.operation.inputs[index]
     ).shape_and_type
-    value = build.read(
+    value = partition.read(
         handle,
         tf.as_dtype(spec.dtype),
         tf.TensorShape(spec.shape),
         order.after(node, [handle], True),
     )
     if at_root:
-        value = build.exchange("root", value)
+        value = partition.exchange("root", value)
     operands = [partition.replicated(variable), value]
-    build.add(
+    partition.add(
         "AssignVariableOp",
         operands,
         {"dtype": attribute(value.dtype), "validate_shape": attribute(False)},

@@ -12,9 +12,13 @@ import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.errors import TowerError
-from keras_towers.partition.builder import SIZE, Builder
+from keras_towers.partition.builder import SIZE
 from keras_towers.partition.called_functions import has_control_flow_v1
-from keras_towers.partition.conversions import CannotGather, local_shape
+from keras_towers.partition.conversions import (
+    CannotGather,
+    Options,
+    local_shape,
+)
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -57,11 +61,8 @@ def lay_out(
     layouts: Sequence[InputLayout],
     wanted: Sequence[Any],
     updates: Mapping[str, UpdateInfo] = MappingProxyType({}),
-    ranks: bool = False,
     mirrored: Sequence[bool] | None = None,
-    xla: bool = False,
-    gather_ratio: float | None = None,
-    lists: bool = True,
+    **options: Any,
 ) -> tuple[Program, dict[str, Value]]:
     """Lay out a graph over towers.
 
@@ -70,13 +71,10 @@ def lay_out(
         layouts: how its N inputs are laid out.
         wanted: the tensors of the graph whose wholes the program returns.
         updates: the operations that stand for updates of an optimizer, by name.
-        ranks: whether several processes run the program.
         mirrored: for each of the N inputs: whether it is the handle of a
             variable of which each tower has its own copy, and all have the
             same; None: there are none.
-        xla: whether XLA compiles what towers compute.
-        gather_ratio: as of ``Converter``.
-        lists: whether lists of rows may be divided.
+        **options: those of ``Options``.
 
     Returns:
         The program, and what is known of the graph's tensors by their names.
@@ -87,7 +85,22 @@ def lay_out(
             "such as one of an imported GraphDef, which towers cannot divide: "
             "import it in tf.compat.v1.wrap_function, and call that."
         )
-    builder = Builder()
+    given = graph, layouts, wanted, updates, mirrored or [False] * len(layouts)
+    try:
+        return _laid_out(*given, Options(**options))
+    except CannotGather:
+        # An operation without a rule needs a list of rows.
+        return _laid_out(*given, Options(**options, lists=False))
+
+
+def _laid_out(
+    graph: Any,
+    layouts: Sequence[InputLayout],
+    wanted: Sequence[Any],
+    updates: Mapping[str, UpdateInfo],
+    mirrored: Sequence[bool],
+    options: Options,
+) -> tuple[Program, dict[str, Value]]:
     number = tf.TensorShape(())
     start = Tensor(SIZE, number, on_towers=True)
     total = Tensor(SIZE, number, on_towers=False)
@@ -99,20 +112,12 @@ def lay_out(
         for t, layout in zip(graph.inputs, layouts, strict=True)
     ]
     # Of data without rows all is done once: whatever a tower has.
-    unit = Unit(_examples(graph, layouts), total, start, total)
-    partition = Partitioner(
-        unit, is_first, builder, lists, ranks, xla, gather_ratio
-    )
-    count = _examples_of_tower(partition, tensors, layouts)
-    partition.unit = unit = dataclasses.replace(unit, count=count)
+    unit = Unit(EXAMPLES, total, start, total)
+    partition = Partitioner(unit, is_first, options)
+    size, count = _examples(partition, graph.inputs, tensors, layouts)
+    partition.unit = dataclasses.replace(unit, size=size, count=count)
     partition.sizes[name_of(EXAMPLES)] = total
     partition.update_infos = updates
-    copies = {
-        index: dataclasses.replace(tensor, on_towers=True)
-        for index, tensor in enumerate(tensors)
-        if mirrored is not None and mirrored[index]
-    }
-    partition.order.copies = {copy: tensors[k] for k, copy in copies.items()}
     sizes: dict[str, Tensor] = {}
     values = [
         _value(index, traced, tensor, layout, partition, sizes)
@@ -120,27 +125,19 @@ def lay_out(
             zip(graph.inputs, tensors, layouts, strict=True)
         )
     ]
-    for index, copy in copies.items():
-        values[index].local = copy
     partition.sizes.update(sizes)
-    try:
-        by_name = partition.run(graph, values)
-        results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
-    except CannotGather:
-        # An operation without a rule needs a list of rows.
-        return lay_out(
-            graph,
-            layouts,
-            wanted,
-            updates,
-            ranks,
-            mirrored,
-            xla,
-            gather_ratio,
-            lists=False,
-        )
+    copies: dict[int, Tensor] = {}
+    for index, is_mirrored in enumerate(mirrored):
+        if is_mirrored:
+            copy = dataclasses.replace(tensors[index], on_towers=True)
+            copies[index] = values[index].local = copy
+            partition.order.copies[copy] = tensors[index]
+    by_name = partition.run(graph, values)
+    results = [partition.whole(by_name[tensor.name]) for tensor in wanted]
     ends = [*results, *(t for u in partition.updates for t in u.given)]
-    operations, exchanges = needed(builder.operations, builder.exchanges, ends)
+    operations, exchanges = needed(
+        partition.operations, partition.exchanges, ends
+    )
     delayed(operations, exchanges, partition.updates, results)
     sources = {id(operation.source) for operation in operations}
     program = Program(
@@ -169,30 +166,25 @@ def _shape(tensor: Any, layout: InputLayout) -> tf.TensorShape:
     return local_shape(tensor.shape, layout)
 
 
-def _examples(graph: Any, layouts: Sequence[InputLayout]) -> Any:
-    """The number of examples, if the trace knows it, or its symbol."""
-    for tensor, layout in zip(graph.inputs, layouts, strict=True):
-        if isinstance(layout, Sharded) and layout.unit is None:
-            size = tensor.shape[layout.axis]
-            return EXAMPLES if size is None else size // layout.count
-    return EXAMPLES
-
-
-def _examples_of_tower(
+def _examples(
     partition: Partitioner,
+    traced: Sequence[Any],
     tensors: Sequence[Tensor],
     layouts: Sequence[InputLayout],
-) -> Tensor:
-    """The number of examples of a tower."""
-    for tensor, layout in zip(tensors, layouts, strict=True):
+) -> tuple[Any, Tensor]:
+    """How many examples one device has, and a tower."""
+    for tensor, own, layout in zip(traced, tensors, layouts, strict=True):
         if isinstance(layout, Sharded) and layout.unit is None:
-            return _units(partition, tensor, layout)
+            size = tensor.shape[layout.axis]
+            count = _units(partition, own, layout)
+            return EXAMPLES if size is None else size // layout.count, count
+    for own, layout in zip(tensors, layouts, strict=True):
         if isinstance(layout, RowSplits):
-            ends = partition.length(tensor)
-            return partition.builder.op("Sub", [ends, 1], (), is_repeated=True)
+            ends = partition.length(own)
+            return EXAMPLES, partition.calculated("Sub", ends, 1)
         if isinstance(layout, SparseShape):
-            return partition.entry(tensor, 0)
-    return partition.unit.total
+            return EXAMPLES, partition.entry(own, 0)
+    return EXAMPLES, partition.unit.total
 
 
 def _units(partition: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
@@ -200,9 +192,7 @@ def _units(partition: Partitioner, tensor: Tensor, layout: Sharded) -> Tensor:
     rows = partition.length(tensor, layout.axis)
     if layout.count == 1:
         return rows
-    return partition.builder.op(
-        "FloorDiv", [rows, layout.count], (), is_repeated=True
-    )
+    return partition.calculated("FloorDiv", rows, layout.count)
 
 
 def _value(
@@ -258,12 +248,12 @@ def _sparse_shape(
     partition: Partitioner, own: Tensor, layout: SparseShape
 ) -> Value:
     """The shape of sparse rows."""
-    build, rank = partition.builder, 1 + len(layout.sizes)
+    rank = 1 + len(layout.sizes)
     # Behind the first, all towers have the same sizes.
-    behind = build.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
-    behind = build.exchange("first", behind)
+    behind = partition.op("Slice", [own, [1], [rank - 1]], (rank - 1,))
+    behind = partition.exchange("first", behind)
     ahead = partition.vector([partition.unit.total], SIZE)
-    whole = build.op("ConcatV2", [ahead, behind, 0], (rank,))
+    whole = partition.op("ConcatV2", [ahead, behind, 0], (rank,))
     sizes = [UNKNOWN if size is None else size for size in layout.sizes]
     known = np.array([partition.unit.size, *sizes], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
@@ -273,17 +263,16 @@ def _row_splits(
     partition: Partitioner, own: Tensor, layout: RowSplits
 ) -> Value:
     """Where ragged rows begin and end."""
-    build = partition.builder
-    last = build.op("Max", [own, [0]], ())
+    last = partition.op("Max", [own, [0]], ())
     unit = partition.data_dependent_unit(
         layout.unit, partition.cast(last, SIZE)
     )
-    ends = build.op("Slice", [own, [1], [-1]], (None,))
+    ends = partition.op("Slice", [own, [1], [-1]], (None,))
     start = partition.cast(unit.start, own.dtype)
-    ends = build.op("AddV2", [ends, start], (None,))
-    ends = build.exchange("gather", ends, 0, partition.unit.size)
-    whole = build.op("ConcatV2", [[0], ends, 0], (None,))
-    partition.sizes[name_of(ONE_MORE)] = build.op(
+    ends = partition.op("AddV2", [ends, start], (None,))
+    ends = partition.exchange("gather", ends, 0, partition.unit.size)
+    whole = partition.op("ConcatV2", [[0], ends, 0], (None,))
+    partition.sizes[name_of(ONE_MORE)] = partition.op(
         "AddV2", [partition.unit.total, 1], ()
     )
     examples = partition.unit.size

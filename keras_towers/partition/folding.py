@@ -155,15 +155,7 @@ def _cast_or_copy(node: Node, array: Any) -> Any:
     return array
 
 
-def _slice(node: Node, array: Any, begin: Any, size: Any) -> Any:
-    taken = [
-        slice(int(b), None if s == -1 else int(b + s))
-        for b, s in zip(begin, size, strict=True)
-    ]
-    return array[tuple(taken)]
-
-
-def _strided(node: Node, array: Any, *ends: Any) -> Any:
+def _sliced(node: Node, array: Any, *ends: Any) -> Any:
     index: list[Any] = []
     for span in spans(node, array.shape, *ends):
         if span.dropped:
@@ -290,8 +282,7 @@ _FOLDS: dict[str, Fold] = {
         np.moveaxis(array, node.attr("axis"), 0)
     ),
     "ConcatV2": lambda _, *arrays: np.concatenate(arrays[:-1], int(arrays[-1])),
-    "StridedSlice": _strided,
-    "Slice": _slice,
+    **dict.fromkeys(("StridedSlice", "Slice"), _sliced),
     "Split": lambda node, axis, array: np.split(
         array, node.num_outputs, int(axis)
     ),

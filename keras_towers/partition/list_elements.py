@@ -168,19 +168,19 @@ def list_on_tower(partition: Converter, value: Value, layout: ListOf) -> Tensor:
     if _has_nothing(elements):
         return partition.replicated(value)
     declared = _declared_shape(partition, elements, element)
-    build, handle = partition.builder, partition.replicated(value)
+    handle = partition.replicated(value)
     if elements.item is None:
         if isinstance(element, Sharded) and element.axis < 0:
             length = partition.cast(element.unit.count, tf.int32)
         else:
-            length = build.op("TensorListLength", [handle], ())
+            length = partition.op("TensorListLength", [handle], ())
         dtype = elements.dtype
-        return build.op(
+        return partition.op(
             "TensorListReserve", [declared, length], (), element_dtype=dtype
         )
     require(elements.is_full and not isinstance(element, ListOf))
     sizes = shape_on_tower(partition, elements.shape)
-    stacked = build.op(
+    stacked = partition.op(
         "TensorListStack", [handle, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
@@ -189,7 +189,7 @@ def list_on_tower(partition: Converter, value: Value, layout: ListOf) -> Tensor:
         rows = partition.partial(whole)
     else:
         rows = partition.rows(whole, behind(element))
-    return build.op("TensorListFromTensor", [rows, declared], ())
+    return partition.op("TensorListFromTensor", [rows, declared], ())
 
 
 def _has_nothing(elements: Elements) -> bool:
@@ -211,12 +211,12 @@ def whole_list(partition: Converter, value: Value) -> Tensor:
     # Its shape is known whole, as a tower may have no elements.
     sizes = shape_on_tower(partition, elements.shape, element)
     declared = _declared_shape(partition, elements, PARTIAL)
-    stacked = partition.builder.op(
+    stacked = partition.op(
         "TensorListStack", [value.local, sizes], element_dtype=elements.dtype
     )
     shape = (elements.length, *(elements.shape or ()))
     whole = partition.whole(Value(behind(element), stacked, shape=shape))
-    return partition.builder.op("TensorListFromTensor", [whole, declared], ())
+    return partition.op("TensorListFromTensor", [whole, declared], ())
 
 
 def are_rows(element: Layout) -> bool:
@@ -258,7 +258,7 @@ def _declared_shape(
     """What a tower's list is declared to have as the shape of its elements."""
     declared = elements.declared
     if declared is not None and not np.ndim(declared):
-        return partition.builder.constant(-1, tf.int32)
+        return partition.constant(-1, tf.int32)
     has_rows = isinstance(layout, Sharded) and layout.axis >= 0
     if declared and has_rows:
         require(fits(declared[layout.axis], layout))

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder
-from keras_towers.partition.conversions import Converter
+from keras_towers.partition.conversions import Converter, Options
 from keras_towers.partition.division import divided
 from keras_towers.partition.effects import ResourceOrder, computed_once
 from keras_towers.partition.folding import constant, folded
@@ -52,11 +51,8 @@ class Partitioner(Converter):
     Args:
         unit: what the rows of a batch are divided by: examples.
         is_first: whether a tower is the first.
-        builder: takes the operations.
-        lists: whether lists may be divided.
-        ranks: whether several processes run the program.
-        xla: whether XLA compiles what towers compute.
-        gather_ratio: as of ``Converter``.
+        options: how the graph is laid out.
+        around: of a function that towers call: what lays out its call.
 
     Attributes:
         once: the operations that take rows, but are computed once.
@@ -74,18 +70,15 @@ class Partitioner(Converter):
         self,
         unit: Unit,
         is_first: Tensor,
-        builder: Builder,
-        lists: bool = True,
-        ranks: bool = False,
-        xla: bool = False,
-        gather_ratio: float | None = None,
+        options: Options,
+        around: Partitioner | None = None,
     ):
-        super().__init__(unit, is_first, builder, gather_ratio)
-        self.lists = lists
-        self.ranks = ranks
-        self.xla = xla
+        super().__init__(unit, is_first, options, meets=around is None)
         self.once: list[Any] = []
         self.graphs: list[Any] = []
+        if around is not None:
+            self.sizes, self.units = around.sizes, around.units
+            self.graphs, self.once = around.graphs, around.once
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
@@ -94,13 +87,7 @@ class Partitioner(Converter):
 
     def for_function(self) -> Partitioner:
         """Return a partitioner for a function that towers call."""
-        builder = Builder(meets=False)
-        result = Partitioner(
-            self.unit, self.is_first, builder, self.lists, xla=self.xla
-        )
-        result.sizes, result.units = self.sizes, self.units
-        result.graphs, result.once = self.graphs, self.once
-        return result
+        return Partitioner(self.unit, self.is_first, self.options, self)
 
     def run(self, graph: Any, inputs: Values) -> dict[str, Value]:
         """Lay out a graph; return the values of its tensors, by their names.
@@ -132,7 +119,7 @@ class Partitioner(Converter):
         if operation.outputs and operation.outputs[0].name in values:
             return
         operands = [values[tensor.name] for tensor in operation.inputs]
-        self.builder.name = operation.name
+        self.name = operation.name
         outputs = self._outputs(Node(operation), operands)
         for tensor, value in zip(operation.outputs, outputs, strict=True):
             values[tensor.name] = value
@@ -190,7 +177,7 @@ class Partitioner(Converter):
         self.updates.append(Update(node.operation.name, tensors, level, rows))
 
     def _constant(self, node: Node) -> Value:
-        (whole,) = self.builder.copy(node.operation, (), is_repeated=True)
+        (whole,) = self.copy(node.operation, (), is_repeated=True)
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 

@@ -1,4 +1,4 @@
-"""The indices of a strided slice."""
+"""What a slice takes of each axis of a tensor."""
 
 from __future__ import annotations
 
@@ -38,10 +38,21 @@ class Span:
         return self.axis is not None and self.size is None
 
 
-def spans(
-    node: Node, shape: Sequence[Any], begin: Any, end: Any, strides: Any
-) -> list[Span]:
-    """Return what a slice of a tensor takes, axis by axis."""
+def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
+    """Return what a slice takes, axis by axis.
+
+    Args:
+        node: a slice, a strided slice, or the gradient of one.
+        shape: the shape of what it slices.
+        *ends: the entries of what else it is given: where it begins, and how
+            much it takes, or where it ends and by which strides.
+    """
+    if node.type == "Slice":
+        return [
+            _span_of_size(*given)
+            for given in zip(range(len(shape)), shape, *ends, strict=True)
+        ]
+    begin, end, strides = ends
     masks = {
         name: node.attr(f"{name}_mask")
         for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
@@ -68,6 +79,13 @@ def spans(
             taken.append(_span(axis, shape[axis], first, behind, stride))
         axis += 1
     return taken + [Span(a) for a in range(axis, len(shape))]
+
+
+def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
+    if size == -1:
+        size = UNKNOWN if whole is None else whole - begin
+    is_whole = begin == 0 and size == whole
+    return Span(axis) if is_whole else Span(axis, begin, size)
 
 
 def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:

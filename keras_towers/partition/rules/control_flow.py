@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from keras_towers.partition.builder import attribute, dtypes_of
 from keras_towers.partition.called_functions import (
-    Draft,
     called,
     closed,
     graph_of,
@@ -34,7 +33,7 @@ from keras_towers.partition.layouts import (
 )
 from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.loops_over_rows import over_rows
 from keras_towers.partition.rules.means import lay_out_own_mean
@@ -73,7 +72,7 @@ def _branched(
 def _require_worth(partition: Partitioner, values: Values) -> None:
     """Have what all towers would do alike be done once."""
     is_alike = all(value.is_replicated for value in values)
-    require(not (partition.builder.meets and is_alike))
+    require(not (partition.meets and is_alike))
 
 
 def _names(node: Node) -> list[str]:
@@ -102,26 +101,26 @@ def _lay_out_branches(
     ]
     _require_worth(partition, results)
     layouts = [result.layout for result in results]
-    drafts = []
+    functions = []
     for branch, values in zip(branches, ends, strict=True):
         outputs = [
             tensor_with_layout(branch, value, layout)
             for value, layout in zip(values, layouts, strict=True)
         ]
-        drafts.append(Draft(branch.builder, (), outputs))
-    made, captures = closed(drafts)
+        functions.append(Function((), outputs, branch.operations))
+    made, captures = closed(functions)
     dtypes = dtypes_of(node.operation.outputs)
     attributes = {"Tin": dtypes_of(captures), "Tout": dtypes}
-    functions: dict[str, Any] = {"branches": made}
+    by_name: dict[str, Any] = {"branches": made}
     if not node.type.endswith("Case"):
-        functions = {"else_branch": made[0], "then_branch": made[1]}
+        by_name = dict(zip(("else_branch", "then_branch"), made, strict=True))
         attributes["Tcond"] = attribute(way.dtype)
     specs = [
         (tensor.dtype, local_shape(tensor.shape, layout))
         for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
     ]
     tensors = called(
-        partition, node, [way, *captures], attributes, specs, functions
+        partition, node, [way, *captures], attributes, specs, by_name
     )
     for result, tensor in zip(results, tensors, strict=True):
         result.local = tensor
@@ -180,10 +179,10 @@ def _lay_out_loop(
     for k, state in states.items():
         operands.append(tensor_with_layout(partition, inputs[k], state.layout))
         outputs.append(tensor_with_layout(inner, ends[k], state.layout))
-    round_ = Draft(inner.builder, tensors, outputs)
+    round_ = Function(tensors, outputs, inner.operations)
     inner, tensors, (end,) = _round(partition, condition, inputs, states)
     goes_on = tensor_with_layout(inner, end, REPLICATED)
-    condition_ = Draft(inner.builder, tensors, [goes_on])
+    condition_ = Function(tensors, [goes_on], inner.operations)
     locals_ = looped(partition, node, operands, round_, condition_)
     results = list(inputs)
     for k, tensor in zip(states, locals_, strict=False):

@@ -16,7 +16,6 @@ from keras_towers.partition.builder import SIZE
 from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.layouts import (
     NotDivided,
-    Shape,
     Value,
     Values,
     require,
@@ -71,17 +70,17 @@ def _drawn(
     require(not layout.axis and None not in sizes)
     require(algorithm.known is not None)
     require(algorithm.known.flat[0] in _PHILOX)
-    if partition.xla and node.type == "StatelessRandomNormalV2":
+    if partition.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws them in pairs, which may be of two rows.
         partition.once.append(node.operation)
         raise NotDivided
-    build, dtype = partition.builder, node.output_dtype()
+    dtype = node.output_dtype()
     rest: Any = math.prod(sizes[1:]) * layout.rows
     each = partition.size(rest)
     require(each)
     group = min(_MOST_PER_COUNT, _BYTES_PER_COUNT // dtype.size)
     counts = 1
-    if node.type == "StatelessTruncatedNormalV2" and not partition.xla:
+    if node.type == "StatelessTruncatedNormalV2" and not partition.options.xla:
         counts = group * _RESERVED // _MOST_PER_COUNT
     of_all = [
         partition.replicated(value) for value in (key, algorithm, *limits)
@@ -90,7 +89,7 @@ def _drawn(
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
         operands = [shape, of_all[0], _later(partition, counter, steps)]
         operands += of_all[1:]
-        (numbers,) = build.copy(node.operation, operands, [size])
+        (numbers,) = partition.copy(node.operation, operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)
@@ -99,31 +98,29 @@ def _drawn(
     if not isinstance(rest, Size) and not rest % group:
         steps = partition.times(rest // group * counts, start)
         local = draw(shape, steps, size)
-        return [Value(layout, local, shape=tuple(sizes))]
+        return [Value(layout, local, shape=sizes)]
 
     # The first of its numbers may be within a group.
-    begin = build.op("Mul", [start, each], ())
-    length = build.op("Mul", [count, each], (), is_repeated=True)
-    more = build.op("AddV2", [length, group], (), is_repeated=True)
+    begin = partition.op("Mul", [start, each], ())
+    length = partition.product(count, each)
+    more = partition.calculated("AddV2", length, group)
     drawn = draw(
         partition.vector([more], shape.dtype),
-        partition.times(counts, build.op("FloorDiv", [begin, group], ())),
+        partition.times(counts, partition.op("FloorDiv", [begin, group], ())),
         tf.TensorShape([None]),
     )
-    first = build.op("FloorMod", [begin, group], ())
+    first = partition.op("FloorMod", [begin, group], ())
     ends = [partition.vector([end], SIZE) for end in (first, length)]
-    flat = build.op("Slice", [drawn, *ends], (None,))
-    local = build.op("Reshape", [flat, shape], size)
-    return [Value(layout, local, shape=tuple(sizes))]
+    flat = partition.op("Slice", [drawn, *ends], (None,))
+    local = partition.op("Reshape", [flat, shape], size)
+    return [Value(layout, local, shape=sizes)]
 
 
 def _later(partition: Partitioner, counter: Value, steps: Tensor) -> Tensor:
     """Advance a counter, whose words are in little-endian order."""
-    build, start = partition.builder, partition.replicated(counter)
+    start = partition.replicated(counter)
     more = partition.vector([steps, 0], start.dtype)
-    return build.op("AddV2", [start, more], start.shape)
+    return partition.op("AddV2", [start, more], start.shape)
 
 
-@shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)
-def _shape_of_draw(node: Node, target: Value, *rest: Value) -> Shape:
-    return tuple(target_sizes(node, target))
+shape_of(*_DRAWS, *_OTHERS, *_STATEFUL)(target_sizes)

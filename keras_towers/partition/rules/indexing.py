@@ -256,13 +256,13 @@ def _picked_at(node: Node, values: Value, places: Value) -> Factors:
 def _looked_up(
     partition: Partitioner, node: Node, handle: Value, places: Value
 ) -> Values:
-    (layout, own), build = places.as_rows(), partition.builder
+    layout, own = places.as_rows()
     require(not node.attr("batch_dims"))
     # The variable is read once, for all towers, or each reads its own copy.
     variable = partition.replicated(handle)
     least = partition.order.use(node, [variable], True)
-    table = build.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
-    local = build.op(
+    table = partition.read(variable, node.output_dtype(), UNKNOWN_SHAPE, least)
+    local = partition.op(
         "GatherV2",
         [table, own, 0],
         local_shape(node.shapes[0], layout),
@@ -345,16 +345,16 @@ def _extremes(
 
     Where a tower has no rows of a segment, it gives the neutral value.
     """
-    build, shape = partition.builder, node.shapes[0]
+    shape = node.shapes[0]
     layout, _ = (segments if segments.sharded else values).as_rows()
     require(layout.axis < segments.rank and shape.rank is not None)
     rows = [partition.rows(value, layout) for value in (values, segments)]
     operands = [*rows, partition.replicated(count)]
-    (extremes,) = build.copy(node.operation, operands)
-    extremes = build.op("ExpandDims", [extremes, 0], [1, *shape])
-    gathered = build.exchange("gather", extremes)
+    (extremes,) = partition.copy(node.operation, operands)
+    extremes = partition.op("ExpandDims", [extremes, 0], [1, *shape])
+    gathered = partition.exchange("gather", extremes)
     kind = _EXTREMES[node.type]
-    whole = build.op(kind, [gathered, [0]], shape, keep_dims=False)
+    whole = partition.op(kind, [gathered, [0]], shape, keep_dims=False)
     return [Value(REPLICATED, whole=whole)]
 
 

@@ -99,7 +99,7 @@ def _note_added(
 @rule(*_ROLES, "AddN", "ZerosLike")
 def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     takes, gives = _roles(node, inputs)
-    require(partition.lists or node.type not in _ROLES)
+    require(partition.options.lists or node.type not in _ROLES)
     require(not all(value.is_replicated for value in inputs))
     element = _element(takes, inputs)
     elements = inputs[0].element
@@ -233,65 +233,70 @@ def _note(
     partition: Partitioner, node: Node, inputs: Values, outputs: Values
 ) -> None:
     """Note what is known of lists, and of what is taken out of them."""
-    _roles(node, inputs)
+    takes, gives = _roles(node, inputs)
+    if gives[0] == "list":
+        outputs[0].element = _after(node, inputs)
+    if takes[:1] != ["list"]:
+        return
+    first, elements = outputs[0], elements_of(inputs[0])
+    match node.type.removeprefix("TensorList"):
+        case "PopBack" | "GetItem" | "OptionalGetValue":
+            _describe(outputs[-1], elements, inputs[-1])
+        case "Stack" | "Gather" as kind:
+            sizes = _shape_of(elements, inputs[-1])
+            count = (elements.length,) if kind == "Stack" else inputs[1].shape
+            if sizes is not None and count:
+                first.shape = (*count, *sizes)
+        case "ConcatV2" if elements.shape and elements.is_full:
+            first.shape = (None, *elements.shape[1:])
+        case "Length" if elements.length is not None:
+            first.known = np.asarray(elements.length, object)
+        case "ElementShape" if elements.declared is not None:
+            first.known = np.asarray(elements.declared, object)
+
+
+def _after(node: Node, inputs: Values) -> Elements | None:
+    """What is known of the elements of the list that an operation returns."""
     kind = node.type.removeprefix("TensorList")
-    first = outputs[0]
-    if kind in ("EmptyTensorList", "Reserve", "FromTensor", "ScatterV2"):
-        first.element = _new(node, kind, inputs)
-        return
-    if kind.startswith("Optional") and "list" in _ROLES[kind][1]:
-        first.element = Elements(None, is_optional=True)
-        for value in inputs:
-            first.element = one_more(first.element, value)
-        return
+    match kind:
+        case "EmptyTensorList" | "Reserve":
+            length = _number(inputs[1]) if kind == "Reserve" else 0
+            return _new(node, inputs[0], length, is_full=length == 0)
+        case "FromTensor" | "ScatterV2" if inputs[0].shape:
+            is_full = kind == "FromTensor"
+            count, *sizes = inputs[0].shape
+            return _new(
+                node,
+                inputs[1 if is_full else 2],
+                count if is_full else None,
+                item=Value(REPLICATED, shape=tuple(sizes)),
+                is_full=is_full,
+                are_places=False,
+            )
+        case "OptionalNone" | "OptionalFromValue":
+            nothing = Elements(None, is_optional=True)
+            return functools.reduce(one_more, inputs, nothing)
     elements = elements_of(inputs[0])
     length = elements.length
-    if kind in ("SetItem", "PushBack"):
-        after = one_more(elements, inputs[-1])
-        assert after is not None
-        if kind == "PushBack":
-            after = dataclasses.replace(after, length=_more(length, 1))
-        elif node.operation.get_attr("resize_if_index_out_of_bounds"):
-            after = dataclasses.replace(after, length=None, is_full=False)
-        first.element = after
-    elif kind == "PopBack":
-        first.element = dataclasses.replace(elements, length=_more(length, -1))
-        _describe(outputs[1], elements, inputs[1])
-    elif kind == "Resize":
-        first.element = dataclasses.replace(
-            elements, length=_number(inputs[1]), is_full=False
-        )
-    elif kind in ("GetItem", "OptionalGetValue"):
-        _describe(first, elements, inputs[-1])
-    elif kind in ("Stack", "Gather"):
-        sizes = _shape_of(elements, inputs[-1])
-        count = (length,) if kind == "Stack" else inputs[1].shape
-        if sizes is not None and count:
-            first.shape = (*count, *sizes)
-    elif kind == "ConcatV2" and elements.shape and elements.is_full:
-        first.shape = (None, *elements.shape[1:])
-    elif kind == "Length" and length is not None:
-        first.known = np.asarray(length, object)
-    elif kind == "ElementShape" and elements.declared is not None:
-        first.known = np.asarray(elements.declared, object)
+    match kind:
+        case "PopBack":
+            return dataclasses.replace(elements, length=_more(length, -1))
+        case "Resize":
+            length = _number(inputs[1])
+            return dataclasses.replace(elements, length=length, is_full=False)
+    after = one_more(elements, inputs[-1])
+    assert after is not None
+    if kind == "PushBack":
+        return dataclasses.replace(after, length=_more(length, 1))
+    if node.attr("resize_if_index_out_of_bounds"):
+        return dataclasses.replace(after, length=None, is_full=False)
+    return after
 
 
-def _new(node: Node, kind: str, inputs: Values) -> Elements | None:
+def _new(node: Node, shape: Value, length: Any, **known: Any) -> Elements:
     """What is known of the elements of a list that is made."""
-    dtype = node.attr("element_dtype")
-    at = {"FromTensor": 1, "ScatterV2": 2}.get(kind, 0)
-    known = inputs[at].known
-    declared = None if known is None else known.tolist()
-    if not at:
-        length = _number(inputs[1]) if kind == "Reserve" else 0
-        return Elements(dtype, declared, length, is_full=length == 0)
-    shape = inputs[0].shape
-    if not shape:
-        return None
-    item = Value(REPLICATED, shape=tuple(shape[1:]))
-    is_full = kind == "FromTensor"
-    length = shape[0] if is_full else None
-    return Elements(dtype, declared, length, item, is_full, are_places=False)
+    declared = None if shape.known is None else shape.known.tolist()
+    return Elements(node.attr("element_dtype"), declared, length, **known)
 
 
 def _number(value: Value) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.called_functions import Draft, looped, source
+from keras_towers.partition.called_functions import looped, source
 from keras_towers.partition.folding import constant
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -38,7 +38,7 @@ from keras_towers.partition.list_elements import (
     one_more,
 )
 from keras_towers.partition.partitioner import Partitioner
-from keras_towers.partition.program import Tensor
+from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, symbol
 
@@ -214,16 +214,16 @@ class _Loop:
         # Each tower goes round for its own rows.
         asked = [Tensor(t.dtype, t.shape, on_towers=True) for t in tensors]
         counter = asked[self._carried.index(self._counters[0])]
-        end = partition.builder.op("AddV2", [unit.start, unit.count], ())
+        end = partition.op("AddV2", [unit.start, unit.count], ())
         last = partition.cast(end, counter.dtype, is_repeated=False)
-        builder = Builder(meets=False)
-        goes_on = builder.op("Less", [counter, last], ())
+        condition = Builder(meets=False)
+        goes_on = condition.op("Less", [counter, last], ())
         found = looped(
             partition,
             self._node,
             [starts[index] for index in self._carried],
-            Draft(round_.builder, tensors, outputs),
-            Draft(builder, asked, [goes_on]),
+            Function(tensors, outputs, round_.operations),
+            Function(asked, [goes_on], condition.operations),
         )
         results = list(self._inputs)
         for index, local in zip(self._carried, found, strict=False):
@@ -359,10 +359,10 @@ class _Round(Partitioner):
         super().__init__(
             dataclasses.replace(partition.unit, size=symbol("none")),
             partition.is_first,
-            Builder(meets=False),
-            partition.lists,
+            partition.options,
+            partition,
         )
-        self.sizes, self.graphs = partition.sizes, partition.graphs
+        self.units, self.once = {}, []
         self._row = unit
         self.places: set[Value] = set()
         self.uses: dict[Value, tuple[Use, int | None]] = {}
@@ -445,7 +445,7 @@ class _Round(Partitioner):
         require(place in self.places)
         number = self.replicated(place)
         start = self.cast(self._row.start, number.dtype)
-        index = self.builder.op("Sub", [number, start], ())
+        index = self.op("Sub", [number, start], ())
         return Value(REPLICATED, whole=index, shape=())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import SIZE, AttrValue
+from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -41,18 +41,17 @@ def _mean(
     found = partition.variances.pop(node.operation.name, None)
     if found is not None:
         return [found]
-    build = partition.builder
-    along = build.constant(gone, node.dtype(1))
-    behind = _variance_behind(node.operation) if build.meets else None
+    along = partition.constant(gone, node.dtype(1))
+    behind = _variance_behind(node.operation) if partition.meets else None
     if behind is not None:
         mean, partition.variances[behind.name] = _moments(
             partition, node.operation, behind, value, along
         )
         return [mean]
     # A sum might be too large for its dtype.
-    (mean_of_tower,) = build.copy(node.operation, [rows, along])
+    (mean_of_tower,) = partition.copy(node.operation, [rows, along])
     fraction = partition.fraction(layout.unit, rows.dtype)
-    part = build.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
+    part = partition.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
@@ -114,26 +113,26 @@ def _moments(
         value: of what they are.
         along: the axes that they reduce.
     """
-    build, (layout, rows) = partition.builder, value.as_rows()
+    (layout, rows) = value.as_rows()
     keeps = {"keep_dims": AttrValue(b=True)}
-    (own_mean,) = build.copy(mean, [rows, along])
-    squares = build.op("SquaredDifference", [rows, own_mean], rows.shape)
-    (own_variance,) = build.copy(
+    (own_mean,) = partition.copy(mean, [rows, along])
+    squares = partition.op("SquaredDifference", [rows, own_mean], rows.shape)
+    (own_variance,) = partition.copy(
         variance, [squares, along], [own_mean.shape], keeps
     )
     means, variances = (
-        build.exchange("gather", tensor, layout.axis)
+        partition.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
     fraction = partition.fraction(layout.unit, rows.dtype)
     ones = [1] * value.rank
-    fraction = build.op("Reshape", [fraction, ones], ones)
-    fractions = build.exchange("gather", fraction, layout.axis)
+    fraction = partition.op("Reshape", [fraction, ones], ones)
+    fractions = partition.exchange("gather", fraction, layout.axis)
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
         # No rows have no mean.
-        weighted = build.op("MulNoNan", [tensors, fractions], tensors.shape)
-        return build.op(
+        weighted = partition.op("MulNoNan", [tensors, fractions], tensors.shape)
+        return partition.op(
             "Sum",
             [weighted, along],
             like.outputs[0].shape,
@@ -141,8 +140,8 @@ def _moments(
         )
 
     whole = combined(means, mean)
-    apart = build.op("SquaredDifference", [means, whole], means.shape)
-    variances = build.op("AddV2", [variances, apart], means.shape)
+    apart = partition.op("SquaredDifference", [means, whole], means.shape)
+    variances = partition.op("AddV2", [variances, apart], means.shape)
     return (
         Value(REPLICATED, whole=whole),
         Value(REPLICATED, whole=combined(variances, variance)),
@@ -184,9 +183,8 @@ def lay_out_own_mean(
     layout, rows = x.sharded, x.local
     if layout is None or rows is None or layout.axis or layout.blocks > 1:
         return None
-    build = partition.builder
-    mean = build.op("Mean", [rows, [0]], keep_dims=True)
-    shape = build.op("Shape", [rows], is_repeated=True, out_type=SIZE)
+    mean = partition.op("Mean", [rows, [0]], keep_dims=True)
+    shape = partition.shape(rows)
     # Where there are no rows, none of them has the mean of nothing.
-    means = build.op("BroadcastTo", [mean, shape], rows.shape)
+    means = partition.op("BroadcastTo", [mean, shape], rows.shape)
     return Value(layout, means, shape=x.shape)

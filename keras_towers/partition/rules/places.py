@@ -52,7 +52,7 @@ def _where(partition: Partitioner, node: Node, mask: Value) -> Values:
     """Each tower finds what is true of its own rows."""
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    (indices,) = partition.builder.copy(node.operation, [local])
+    (indices,) = partition.copy(node.operation, [local])
     unit = partition.data_dependent_unit(
         source(local), partition.length(indices)
     )
@@ -72,10 +72,9 @@ def indices_of(
         of: the layout of what they are indices of, along its first axis.
         rank: the number of its axes.
     """
-    build = partition.builder
     start = partition.times(of.rows, of.unit.start)
     ahead = partition.along(0, rank, start, 0)
-    numbers = build.op("AddV2", [own, ahead], own.shape)
+    numbers = partition.op("AddV2", [own, ahead], own.shape)
     places = Places(own, rows, of.unit, of.rows, is_first_column=rank > 1)
     return Value(rows, numbers, shape=(rows.size, rank), numbers=places)
 
@@ -91,12 +90,12 @@ def _range(
     rows = partition.rows_along(0, last)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
-    build, dtype = partition.builder, node.output_dtype(0)
+    dtype = node.output_dtype(0)
     if rows.rows % step or not dtype.is_integer:
         return
     count = partition.times(rows.rows, rows.unit.count)
     count = partition.cast(count, dtype)
-    numbers = build.op("Range", [0, count, step], (None,))
+    numbers = partition.op("Range", [0, count, step], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].numbers = Places(numbers, layout, rows.unit, rows.rows, step)
     outputs[0].shape = (layout.size,)
@@ -111,7 +110,7 @@ def _parted(
     require(not layout.axis and layout.blocks == 1)
     rows, behind = partition.rows(values, layout), values.sizes[parts.rank :]
     shape = static((None, *behind))
-    found = partition.builder.copy(
+    found = partition.copy(
         node.operation, [rows, own_parts], [shape] * node.num_outputs
     )
     results = []
@@ -181,9 +180,9 @@ def _without_exchange(
 
     What is exchanged counts from the first rows of several towers.
     """
-    exchanges = len(partition.builder.exchanges)
+    exchanges = len(partition.exchanges)
     outputs = partition.by_rule(node, inputs)
-    require(len(partition.builder.exchanges) == exchanges)
+    require(len(partition.exchanges) == exchanges)
     return outputs
 
 

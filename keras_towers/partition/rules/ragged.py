@@ -37,9 +37,7 @@ def _part(
     require(is_end or (masks == (1, 0) and end == [-1]))
     require(stride == [1])
     local_ends = [partition.replicated(value) for value in inputs[1:]]
-    (local,) = partition.builder.copy(
-        node.operation, [splits.local, *local_ends]
-    )
+    (local,) = partition.copy(node.operation, [splits.local, *local_ends])
     part = "end" if is_end else "begin"
     outputs[0].numbers = Splits(local, splits.unit, part)
     outputs[0].shape = (partition.unit.size,)
@@ -112,25 +110,24 @@ def repeated_rows(partition: Partitioner, node: Node) -> Value:
     at = _entry_of_each(partition, own_lengths)
     key = "repeated", source(own_lengths)
     unit = partition.data_dependent_unit(key, partition.length(at))
-    build, output = partition.builder, Sharded(0, unit)
-    local = build.op("GatherV2", [rows, at, 0], (None,))
+    output = Sharded(0, unit)
+    local = partition.op("GatherV2", [rows, at, 0], (None,))
     result, places = Value(output, local, shape=(unit.size,)), entries.places
     if places is not None and places.layout == layout:
-        local = build.op("GatherV2", [places.local, at, 0], (None,))
+        local = partition.op("GatherV2", [places.local, at, 0], (None,))
         result.numbers = dataclasses.replace(places, local=local, layout=output)
     return result
 
 
 def _entry_of_each(partition: Partitioner, lengths: Tensor) -> Tensor:
     """The number of the entry that is repeated, counted from a tower's own."""
-    build = partition.builder
-    most = build.op("Max", [lengths, 0], (), keep_dims=False)
-    most = build.op("Maximum", [most, 0], ())
-    numbers = build.op("Range", [0, most, 1], (None,))
-    ends = build.op("ExpandDims", [lengths, 1], (None, 1))
-    mask = build.op("Less", [numbers, ends], (None, None))
-    at = build.op("Where", [mask], (None, 2))
-    return build.op("GatherV2", [at, 0, 1], (None,))
+    most = partition.op("Max", [lengths, 0], (), keep_dims=False)
+    most = partition.op("Maximum", [most, 0], ())
+    numbers = partition.op("Range", [0, most, 1], (None,))
+    ends = partition.op("ExpandDims", [lengths, 1], (None, 1))
+    mask = partition.op("Less", [numbers, ends], (None, None))
+    at = partition.op("Where", [mask], (None, 2))
+    return partition.op("GatherV2", [at, 0, 1], (None,))
 
 
 def _parts(node: Node) -> dict[str, Any]:

@@ -69,17 +69,17 @@ def _extreme(
     partition: Partitioner, node: Node, value: Value, over: Value
 ) -> Values:
     """That of each tower first, then that of these."""
-    build, gone = partition.builder, axes_of(over, value.rank)
+    gone = axes_of(over, value.rank)
     layout, rows = value.as_rows()
-    require(layout.axis in gone and build.meets)
-    along = build.constant(gone, node.dtype(1))
+    require(layout.axis in gone and partition.meets)
+    along = partition.constant(gone, node.dtype(1))
     sizes = enumerate(value.sizes)
     shape = static([1 if axis in gone else size for axis, size in sizes])
-    (extreme,) = build.copy(
+    (extreme,) = partition.copy(
         node.operation, [rows, along], [shape], {"keep_dims": AttrValue(b=True)}
     )
-    extremes = build.exchange("gather", extreme, layout.axis)
-    (whole,) = build.copy(node.operation, [extremes, along])
+    extremes = partition.exchange("gather", extreme, layout.axis)
+    (whole,) = partition.copy(node.operation, [extremes, along])
     return [Value(REPLICATED, whole=whole)]
 
 
@@ -119,7 +119,7 @@ def _bias_gradient_of_images(
     at = _channels(node, value)
     require(value.rank > 2 and layout.axis != at)
     gone = [axis for axis in range(value.rank) if axis != at]
-    total = partition.builder.op("Sum", [rows, gone], node.shapes[0])
+    total = partition.op("Sum", [rows, gone], node.shapes[0])
     return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
 
 

@@ -33,14 +33,14 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 @rule("Shape", "ShapeN", "Size", "Rank")
 def _sizes(partition: Partitioner, node: Node, *values: Value) -> Values:
     require(not any(isinstance(value.layout, ListOf) for value in values))
-    build, results = partition.builder, []
+    results = []
     for index, value in enumerate(values):
         known: Any = [UNKNOWN if s is None else s for s in value.sizes]
         dtype = node.output_dtype(index)
         if node.type == "Rank":
-            whole, known = build.constant(value.rank, dtype), value.rank
+            whole, known = partition.constant(value.rank, dtype), value.rank
         elif node.type == "Size":
-            one = build.constant(1, SIZE)
+            one = partition.constant(1, SIZE)
             sizes = _measured(partition, value)
             product = functools.reduce(partition.product, sizes, one)
             whole, known = partition.cast(product, dtype), math.prod(known)
@@ -62,21 +62,22 @@ def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
             assert tensor is not None
             entry = partition.length(tensor, axis)
             if entry.on_towers:
-                entry = partition.builder.exchange("first", entry)
+                entry = partition.exchange("first", entry)
         entries.append(entry)
     return entries
 
 
-def target_sizes(node: Node, target: Value) -> list[Any]:
-    """Return the entries of a shape to make, None where they are not known."""
+@shape_of("Fill")
+def target_sizes(node: Node, target: Value, *rest: Value) -> Shape:
+    """Return the shape that an operation is given, None for unknown sizes."""
     output = node.shapes[0]
     require(output.rank is not None)
     if target.known is None:
-        return list(output)
-    return [
+        return tuple(output)
+    return tuple(
         traced if size is UNKNOWN or size == -1 else size
         for size, traced in zip(np.ravel(target.known), output, strict=True)
-    ]
+    )
 
 
 def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
@@ -103,19 +104,16 @@ def _broadcast(
     sizes = target_sizes(node, target)
     ahead = len(sizes) - len(value.sizes)
     if value.sharded is not None:
-        layout, rows = value.as_rows()
-        layout = layout.along(layout.axis + ahead)
+        layout = value.sharded.along(value.sharded.axis + ahead)
         # A single row may be repeated as often as a size says.
         require(sizes[layout.axis] == layout.size)
     else:
         layout = rows_of_sizes(partition, sizes)
         axis = layout.axis - ahead
-        if axis < 0 or value.sizes[axis] == 1:
-            rows = partition.replicated(value)
-        else:
-            rows = partition.rows(value, layout.along(axis))
-    shape = partition.local_target(target, sizes, layout)
-    return partition.on_towers(node, [rows, shape], layout, shapes=[sizes])
+        if axis >= 0 and value.sizes[axis] != 1:
+            own = layout.along(axis)
+            value = Value(own, partition.rows(value, own))
+    return partition.of_shape(node, [value, target], 1, sizes, layout)
 
 
 @rule("Fill")
@@ -124,19 +122,12 @@ def _filled(
 ) -> Values:
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
-    shape = partition.local_target(target, sizes, layout)
-    operands = [shape, partition.replicated(value)]
-    return partition.on_towers(node, operands, layout, shapes=[sizes])
+    return partition.of_shape(node, [target, value], 0, sizes, layout)
 
 
 @shape_of("BroadcastTo")
 def _shape_of_broadcast(node: Node, value: Value, target: Value) -> Shape:
-    return tuple(target_sizes(node, target))
-
-
-@shape_of("Fill")
-def _shape_of_fill(node: Node, target: Value, value: Value) -> Shape:
-    return tuple(target_sizes(node, target))
+    return target_sizes(node, target)
 
 
 @shape_of("Range")
@@ -152,7 +143,7 @@ def _shape_of_range(node: Node, start: Value, end: Value, step: Value) -> Shape:
 @shape_of("Reshape")
 def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape:
     """Find the one size of a shape that is not known by all others."""
-    sizes = target_sizes(node, target)
+    sizes = list(target_sizes(node, target))
     if sizes.count(None) != 1 or value.shape is None:
         return tuple(sizes)
     rest = _product([size for size in sizes if size is not None])
@@ -170,10 +161,9 @@ def _reshaped(
     if value.is_partial:
         factors = Factors([None, None], [[None] * len(sizes)], [[0]])
         return divided(partition, node, [value, target], factors)
-    before, rows = value.as_rows()
+    before, _ = value.as_rows()
     layout = _rows_after(before, value.sizes, sizes)
-    given = [rows, partition.local_target(target, sizes, layout)]
-    return partition.on_towers(node, given, layout, shapes=[sizes])
+    return partition.of_shape(node, [value, target], 1, sizes, layout)
 
 
 def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:

@@ -31,18 +31,7 @@ from keras_towers.partition.slice_spans import Span, spans
 
 def _spans(node: Node, shape: Sequence[Any], ends: Values) -> list[Span]:
     """What a slice takes of each axis."""
-    known = [_entries(end) for end in ends]
-    if node.type.startswith("StridedSlice"):
-        return spans(node, shape, *known)
-    taken = []
-    first, count = known
-    for axis, whole in enumerate(shape):
-        size = count[axis]
-        if size == -1:
-            size = UNKNOWN if whole is None else whole - first[axis]
-        is_whole = first[axis] == 0 and size == whole
-        taken.append(Span(axis) if is_whole else Span(axis, first[axis], size))
-    return taken
+    return spans(node, shape, *map(_entries, ends))
 
 
 def _entries(value: Value) -> Sequence[Any]:
@@ -188,15 +177,13 @@ def _strided_gradient(
     if value.sharded is None:
         factors = Factors([*[None] * 4, left], [whole], [[4]])
         return divided(partition, node, [target, *inputs], factors)
-    layout, rows = value.as_rows()
+    layout = value.sharded
     axis = left[layout.axis]
     if axis is None or sizes[axis] != layout.size:
         span = _part_of(taken, layout.axis)
         return [_padded(partition, value, span.begin, sizes[layout.axis])]
-    spread = layout.along(axis)
-    local_target = partition.local_target(target, sizes, spread)
-    operands = [local_target, *map(partition.replicated, ends), rows]
-    return partition.on_towers(node, operands, spread, shapes=[sizes])
+    given, spread = [target, *inputs], layout.along(axis)
+    return partition.of_shape(node, given, 0, sizes, spread)
 
 
 def _padded(
@@ -206,16 +193,16 @@ def _padded(
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, ahead = _with_blocks(layout, size), _rows_ahead(layout, begin)
     behind = padded.count - ahead - layout.count
-    build, axis, rank = partition.builder, layout.axis, len(shape)
+    axis, rank = layout.axis, len(shape)
     ends = [
         partition.along(
             axis, rank, rows and partition.times(rows, layout.unit.count), 0
         )
         for rows in (ahead, behind)
     ]
-    widths = build.op("Pack", ends, (rank, 2), axis=1)
+    widths = partition.op("Pack", ends, (rank, 2), axis=1)
     shape[axis] = padded.size
-    local = build.op(
+    local = partition.op(
         "Pad", [tensor, widths], local_shape(static(shape), padded)
     )
     return Value(padded, local, shape=tuple(shape))
