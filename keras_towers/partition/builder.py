@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.layouts import NotDivided
+from keras_towers.partition.layouts import NotDivided, static
 from keras_towers.partition.program import Exchange, Operation, Tensor
 
 AttrValue = tf.compat.v1.AttrValue
@@ -93,18 +93,17 @@ class Builder:
             **attributes: those that do not follow from the inputs.
         """
         definition = compat.op_definition(type_)
-        known = dict(_defaults(type_))
-        known.update((key, attribute(a)) for key, a in attributes.items())
+        known = {**_defaults(type_), **attributes}
         # No operation that rules add has two lists among its inputs.
         longest = len(inputs) - len(definition.input_arg) + 1
         args: list[Any] = []
         for arg in definition.input_arg:
             args += [arg] * (longest if arg.number_attr else 1)
             if arg.number_attr:
-                known[arg.number_attr] = attribute(longest)
+                known[arg.number_attr] = longest
         for arg, given in zip(args, inputs, strict=True):
             if arg.type_attr and isinstance(given, Tensor):
-                known[arg.type_attr] = attribute(given.dtype)
+                known[arg.type_attr] = given.dtype
         tensors = [
             given
             if isinstance(given, Tensor)
@@ -112,7 +111,7 @@ class Builder:
             for arg, given in zip(args, inputs, strict=True)
         ]
         (output,) = definition.output_arg
-        size = UNKNOWN_SHAPE if shape is None else tf.TensorShape(shape)
+        size = UNKNOWN_SHAPE if shape is None else static(shape)
         (tensor,) = self.add(
             type_,
             tensors,
@@ -134,7 +133,7 @@ class Builder:
             shape: its shape, as far as it is known.
             least: the level from which on it is to be read.
         """
-        attributes = {"dtype": attribute(dtype)}
+        attributes = {"dtype": dtype}
         (value,) = self.add(
             "ReadVariableOp", [handle], attributes, [(dtype, shape)], least
         )
@@ -145,14 +144,10 @@ class Builder:
         array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
         key = array.tobytes(), array.shape, tf.as_dtype(dtype)
         if key not in self._constants:
-            proto = tf.make_tensor_proto(array)
             (self._constants[key],) = self.add(
                 "Const",
                 (),
-                {
-                    "dtype": attribute(tf.as_dtype(dtype)),
-                    "value": AttrValue(tensor=proto),
-                },
+                {"dtype": dtype, "value": array},
                 [(tf.as_dtype(dtype), tf.TensorShape(array.shape))],
                 is_repeated=True,
             )
@@ -206,7 +201,7 @@ class Builder:
         Args:
             type_: its type.
             inputs: its inputs.
-            attributes: its attributes, as in a graph.
+            attributes: its attributes, as in a graph or as values of Python.
             outputs: dtypes and shapes of its outputs.
             least: the level that it has at least.
             source: the operation of the trace that it stands for.
@@ -218,7 +213,7 @@ class Builder:
         operation = Operation(
             type_,
             tuple(inputs),
-            attributes,
+            {key: _attribute(value) for key, value in attributes.items()},
             results,
             level,
             on_towers,
@@ -234,23 +229,29 @@ class Builder:
         return results
 
 
-def attribute(value: Any) -> Any:
+def _attribute(value: Any) -> Any:
     """Return an attribute as graphs have it."""
-    if isinstance(value, AttrValue):
-        return value
-    if isinstance(value, bool):
-        return AttrValue(b=value)
-    if isinstance(value, int):
-        return AttrValue(i=value)
-    if isinstance(value, str):
-        return AttrValue(s=value.encode())
+    match value:
+        case AttrValue():
+            return value
+        case bool():
+            return AttrValue(b=value)
+        case int():
+            return AttrValue(i=value)
+        case str():
+            return AttrValue(s=value.encode())
+        case np.ndarray():
+            return AttrValue(tensor=tf.make_tensor_proto(value))
+        case tf.TensorShape():
+            return AttrValue(shape=value.as_proto())
+        case list():
+            # Of shapes, or of dtypes.
+            entries = [_attribute(entry) for entry in value]
+            shapes = [e.shape for e in entries if e.HasField("shape")]
+            types = [e.type for e in entries if e.HasField("type")]
+            every = AttrValue.ListValue(shape=shapes, type=types)
+            return AttrValue(list=every)
     return AttrValue(type=tf.as_dtype(value).as_datatype_enum)
-
-
-def dtypes_of(tensors: Iterable[Any]) -> Any:
-    """Return the dtypes of tensors, as an attribute."""
-    dtypes = [tf.as_dtype(tensor.dtype).as_datatype_enum for tensor in tensors]
-    return AttrValue(list=AttrValue.ListValue(type=dtypes))
 
 
 @functools.cache
@@ -266,6 +267,5 @@ def _dtype_of(arg: Any, attributes: dict[str, Any]) -> tf.DType:
     """The dtype of an input or output; of a size, where any will do."""
     if arg.type:
         return tf.as_dtype(arg.type)
-    if arg.type_attr not in attributes:
-        attributes[arg.type_attr] = attribute(SIZE)
-    return tf.as_dtype(attributes[arg.type_attr].type)
+    dtype = attributes.setdefault(arg.type_attr, SIZE)
+    return tf.as_dtype(dtype.type if isinstance(dtype, AttrValue) else dtype)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue, Output, dtypes_of
+from keras_towers.partition.builder import Output
 from keras_towers.partition.layouts import (
     REPLICATED,
     Layout,
@@ -214,7 +214,6 @@ def _is_made_anew(operation: Operation) -> bool:
 
 
 def looped(
-    partition: Partitioner,
     node: Node,
     carried: Sequence[Tensor],
     body: Function,
@@ -233,17 +232,15 @@ def looped(
     round_ = dataclasses.replace(round_, outputs=[*round_.outputs, *captures])
     operands = [*carried, *captures]
     return called(
-        partition,
         node,
         operands,
-        {"T": dtypes_of(operands)},
+        {"T": [tensor.dtype for tensor in operands]},
         [(tensor.dtype, tensor.shape) for tensor in round_.inputs],
         {"body": round_, "cond": goes_on},
     )
 
 
 def called(
-    partition: Partitioner,
     node: Node,
     inputs: Sequence[Tensor],
     attributes: Mapping[str, Any],
@@ -260,9 +257,9 @@ def called(
         outputs: dtypes and shapes of its outputs.
         functions: what it calls, by its attributes.
     """
+    partition = node.partition
     same = ("parallel_iterations", "_lower_using_switch_merge")
     traced = node.operation.node_def.attr
-    shapes = [shape.as_proto() for _, shape in outputs]
     # The functions read variables, and do not write any.
     reads = any(tensor.dtype == tf.resource for tensor in inputs)
     least = partition.order.use(node, inputs, True) if reads else 0
@@ -272,7 +269,7 @@ def called(
         {
             **attributes,
             **{key: traced[key] for key in same if key in traced},
-            "output_shapes": AttrValue(list=AttrValue.ListValue(shape=shapes)),
+            "output_shapes": [shape for _, shape in outputs],
         },
         outputs,
         least=least,

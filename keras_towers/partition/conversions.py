@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,19 +18,16 @@ from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
-    Layout,
     ListOf,
     NotDivided,
     Partial,
     Sharded,
     Unit,
     Value,
-    Values,
     require,
 )
 from keras_towers.partition.list_elements import whole_list
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import Size, name_of, own_symbol
 
 
@@ -91,38 +88,6 @@ class Converter(Builder):
         self._fractions: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
-
-    def on_towers(
-        self,
-        node: Node,
-        operands: Sequence[Tensor],
-        *layouts: Layout,
-        shapes: Sequence[Sequence[Any] | None] | None = None,
-        attributes: Mapping[str, Any] | None = None,
-    ) -> Values:
-        """Have each tower compute an operation; return its N outputs.
-
-        Args:
-            node: the operation.
-            operands: what each tower gives it.
-            *layouts: those of the outputs.
-            shapes: those of the outputs on one device, as far as they are
-                known.
-            attributes: those that differ from one device's.
-        """
-        sizes = shapes or [None] * len(layouts)
-        specs = []
-        for traced, size, layout in zip(
-            node.shapes, sizes, layouts, strict=True
-        ):
-            if size is not None:
-                traced = traced.merge_with(static(size))
-            specs.append(local_shape(traced, layout))
-        outputs = self.copy(node.operation, operands, specs, attributes)
-        return [
-            Value(layout, local, shape=None if size is None else tuple(size))
-            for layout, local, size in zip(layouts, outputs, sizes, strict=True)
-        ]
 
     # ---- conversions ---------------------------------------------------------
 
@@ -197,7 +162,7 @@ class Converter(Builder):
             for index, size in enumerate(sizes)
         ]
         given = [tensor, self.vector(target, SIZE)]
-        return self.op("Reshape", given, static(sizes))
+        return self.op("Reshape", given, sizes)
 
     def replicated(self, value: Value) -> Tensor:
         """Return the whole value, as every tower has it."""
@@ -377,7 +342,7 @@ class Converter(Builder):
         sizes = [size if isinstance(size, int) else -1 for size in shape]
         size = self.vector([*sizes[:axis], count, *sizes[axis + 1 :]], SIZE)
         known = [*shape[:axis], None, *shape[axis + 1 :]]
-        return self.op("Slice", [tensor, begin, size], static(known))
+        return self.op("Slice", [tensor, begin, size], known)
 
     def cast(
         self, tensor: Tensor, dtype: Any, is_repeated: bool = True
@@ -407,33 +372,6 @@ class Converter(Builder):
             found.append(size)
         return self.vector(found, like.dtype)
 
-    def of_shape(
-        self,
-        node: Node,
-        inputs: Values,
-        target: int,
-        sizes: Sequence[Any],
-        layout: Sharded,
-    ) -> Values:
-        """Have each tower make its rows of a shape that an operation is given.
-
-        Args:
-            node: the operation.
-            inputs: its inputs; of those that are sharded, each tower gives its
-                rows as they are.
-            target: which of them is the shape.
-            sizes: the shape's entries, as far as they are known.
-            layout: where the rows are to be.
-        """
-        operands = [
-            cast("Tensor", value.local)
-            if value.sharded
-            else self.replicated(value)
-            for value in inputs
-        ]
-        operands[target] = self.local_target(inputs[target], sizes, layout)
-        return self.on_towers(node, operands, layout, shapes=[sizes])
-
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded
     ) -> Tensor:
@@ -453,17 +391,3 @@ def is_small(shape: tf.TensorShape) -> bool:
     """Whether a tensor of a shape is not worth an exchange of its own."""
     size = shape.num_elements()
     return size is not None and size <= LARGEST
-
-
-def static(shape: Sequence[Any]) -> tf.TensorShape:
-    """Return what TensorFlow knows of a shape with symbols."""
-    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
-
-
-def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
-    """Return the shape on a tower of a tensor of the trace."""
-    if shape.rank is None or not isinstance(layout, Sharded):
-        return shape
-    sizes = list(shape)
-    sizes[layout.axis] = None
-    return tf.TensorShape(sizes)

@@ -27,9 +27,7 @@ from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, Size, is_own
 
 
-def divided(
-    partition: Converter, node: Node, inputs: Values, factors: Factors
-) -> Values:
+def divided(node: Node, inputs: Values, factors: Factors) -> Values:
     """Divide an operation by an axis of its inputs, or leave sums to later.
 
     Args:
@@ -41,11 +39,12 @@ def divided(
     Raises:
         NotDivided: if it cannot be.
     """
+    partition = node.partition
     require(not any(isinstance(value.layout, ListOf) for value in inputs))
     labels_of_inputs = factors.labels(inputs)
     chosen = _chosen(partition, inputs, labels_of_inputs, factors)
     if chosen is None:
-        return _linear(partition, node, inputs, factors)
+        return _linear(node, inputs, factors)
     label, layout = chosen
     operands: list[Tensor] = []
     for index, value in enumerate(inputs):
@@ -62,8 +61,7 @@ def divided(
         layout.along(labels.index(label)) if label in labels else PARTIAL
         for labels in factors.outputs
     ]
-    outputs = partition.on_towers(
-        node,
+    outputs = node.on_towers(
         operands,
         *layouts,
         shapes=factors.shapes(inputs),
@@ -72,7 +70,7 @@ def divided(
     if factors.needs_rows:
         for output in outputs:
             output.local = _without_a_row(partition, output, layout)
-    if _has_short_rows(partition, node, inputs, outputs):
+    if _has_short_rows(node, inputs, outputs):
         partition.has_gathered = True
         (output,) = outputs
         output.whole_from = WholeFrom(
@@ -81,15 +79,14 @@ def divided(
     return outputs
 
 
-def _has_short_rows(
-    partition: Converter, node: Node, inputs: Values, outputs: Values
-) -> bool:
+def _has_short_rows(node: Node, inputs: Values, outputs: Values) -> bool:
     """Whether a sum over rows is so much larger that the rows are gathered.
 
     Such is the gradient of a large matrix, the product of a layer's inputs and
     of gradients. Both are gathered, as in Xie et al., "Distributed
     Machine Learning via Sufficient Factor Broadcasting" (arXiv 1511.08486).
     """
+    partition = node.partition
     ratio = partition.options.gather_ratio
     if (
         ratio is None
@@ -147,10 +144,9 @@ def _chosen(
     return None
 
 
-def _linear(
-    partition: Converter, node: Node, inputs: Values, factors: Factors
-) -> Values:
+def _linear(node: Node, inputs: Values, factors: Factors) -> Values:
     """What is linear leaves parts of a sum parts of a sum."""
+    partition = node.partition
     parts = {k for k, value in enumerate(inputs) if value.is_partial}
     groups = [group for group in factors.linear if parts <= {*group}]
     require(parts and groups and not any(value.sharded for value in inputs))
@@ -162,8 +158,7 @@ def _linear(
         else _common_input(partition, k, value, factors)
         for k, value in enumerate(inputs)
     ]
-    outputs = partition.on_towers(
-        node,
+    outputs = node.on_towers(
         operands,
         *[PARTIAL] * node.num_outputs,
         shapes=factors.shapes(inputs),

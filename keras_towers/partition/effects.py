@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import Builder, attribute, dtypes_of
+from keras_towers.partition.builder import Builder
 from keras_towers.partition.conversions import is_small
 from keras_towers.partition.layouts import REPLICATED, Value, Values, require
 from keras_towers.partition.program import Function, Tensor
@@ -212,16 +212,17 @@ def _on_towers(operands: Sequence[Tensor]) -> int:
 # ---- what is computed once ---------------------------------------------------
 
 
-def computed_once(partition: Partitioner, node: Node, inputs: Values) -> Values:
+def computed_once(node: Node, inputs: Values) -> Values:
     """Compute an operation as one device does, for all towers."""
+    partition = node.partition
     if any(not v.is_replicated and not v.is_partial for v in inputs):
         partition.once.append(node.operation)
     effect = effect_of(node.operation)
     if effect:
-        return _with_effect(partition, node, inputs, effect)
+        return _with_effect(node, inputs, effect)
     if not _is_on_towers(node, inputs):
         operands = [partition.whole(value) for value in inputs]
-        outputs = _done(partition, node, operands)
+        outputs = _done(node, operands)
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
     order = partition.order
     locals_ = [partition.replicated(value) for value in inputs]
@@ -229,42 +230,40 @@ def computed_once(partition: Partitioner, node: Node, inputs: Values) -> Values:
     is_there = len(wholes) == len(locals_) and (
         order.after(node, wholes, True) <= order.after(node, locals_, True)
     )
-    results = [Value(REPLICATED, t) for t in _done(partition, node, locals_)]
+    results = [Value(REPLICATED, t) for t in _done(node, locals_)]
     if is_there:
         # What is computed once may need it, too.
-        outputs = _done(partition, node, wholes)
+        outputs = _done(node, wholes)
         for value, whole in zip(results, outputs, strict=True):
             value.whole = whole
     return results
 
 
-def _with_effect(
-    partition: Partitioner, node: Node, inputs: Values, effect: Effect
-) -> Values:
+def _with_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     """Do what has an effect as often as one device does, for all.
 
     In a loop or a branch, all of that is done once.
     """
+    partition = node.partition
     require(partition.meets)
     variables = written(node.operation)
     mirrored = [k for k in variables if _has_local(inputs[k])]
     if effect is Effect.ALIKE and variables and mirrored == variables:
         # Each tower writes its own copies.
         locals_ = [partition.replicated(value) for value in inputs]
-        made = _done(partition, node, locals_, reads=False)
+        made = _done(node, locals_, reads=False)
         return [Value(REPLICATED, local) for local in made]
     at_root = partition.options.ranks and effect is Effect.OUTSIDE
     wholes = [partition.whole(value) for value in inputs]
-    results = _done(partition, node, wholes, reads=False, at_root=at_root)
+    results = _done(node, wholes, reads=False, at_root=at_root)
     if at_root:
         results = [_from_root(partition, whole) for whole in results]
     for index in variables if at_root else mirrored:
-        _copy_to_all(partition, node, index, inputs[index], at_root)
+        _copy_to_all(node, index, inputs[index], at_root)
     return [Value(REPLICATED, whole=whole) for whole in results]
 
 
 def _done(
-    partition: Partitioner,
     node: Node,
     operands: Sequence[Tensor],
     reads: bool = True,
@@ -279,12 +278,12 @@ def _done(
         reads: whether it reads resources only.
         at_root: whether of several processes only the first does it.
     """
+    partition = node.partition
     least = partition.order.use(node, operands, reads)
     is_common = partition.meets and not _on_towers(operands)
     if partition.options.xla and is_common and _draws_in_xla(node.operation):
-        return _done_by_xla(partition, node, operands, least)
-    return partition.copy(
-        node.operation,
+        return _done_by_xla(node, operands, least)
+    return node.copy(
         operands,
         least=least,
         has_effect=not reads,
@@ -293,7 +292,7 @@ def _done(
 
 
 def _done_by_xla(
-    partition: Partitioner, node: Node, operands: Sequence[Tensor], least: int
+    node: Node, operands: Sequence[Tensor], least: int
 ) -> list[Tensor]:
     """Add an operation as a function of its own, which XLA compiles."""
     body = Builder(meets=False)
@@ -301,13 +300,13 @@ def _done_by_xla(
         Tensor(t.dtype, t.shape, t.on_towers, handle=t.handle) for t in operands
     ]
     outputs = body.copy(node.operation, inputs)
-    return partition.add(
+    return node.partition.add(
         "StatefulPartitionedCall",
         operands,
         {
-            "Tin": dtypes_of(inputs),
-            "Tout": dtypes_of(outputs),
-            "_XlaMustCompile": attribute(True),
+            "Tin": [tensor.dtype for tensor in inputs],
+            "Tout": [tensor.dtype for tensor in outputs],
+            "_XlaMustCompile": True,
         },
         [(tensor.dtype, tensor.shape) for tensor in outputs],
         least=least,
@@ -330,7 +329,6 @@ def _from_root(partition: Partitioner, whole: Tensor) -> Tensor:
 
 
 def _copy_to_all(
-    partition: Partitioner,
     node: Node,
     index: int,
     variable: Value,
@@ -345,6 +343,7 @@ def _copy_to_all(
         variable: the handle.
         at_root: whether only the first process has written it.
     """
+    partition = node.partition
     order = partition.order
     handle = partition.whole(variable)
     (spec,) = compat.get_resource_handle_data(
@@ -362,7 +361,7 @@ def _copy_to_all(
     partition.add(
         "AssignVariableOp",
         operands,
-        {"dtype": attribute(value.dtype), "validate_shape": attribute(False)},
+        {"dtype": value.dtype, "validate_shape": False},
         [],
         least=order.use(node, operands, False),
         has_effect=True,

@@ -14,11 +14,7 @@ from keras_towers import compat
 from keras_towers.errors import TowerError
 from keras_towers.partition.builder import SIZE
 from keras_towers.partition.called_functions import has_control_flow_v1
-from keras_towers.partition.conversions import (
-    CannotGather,
-    Options,
-    local_shape,
-)
+from keras_towers.partition.conversions import CannotGather, Options
 from keras_towers.partition.effects import is_variable
 from keras_towers.partition.layouts import (
     REPLICATED,
@@ -30,6 +26,8 @@ from keras_towers.partition.layouts import (
     Splits,
     Unit,
     Value,
+    local_shape,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner, UpdateInfo
 from keras_towers.partition.program import (
@@ -218,12 +216,12 @@ def _value(
         layout = dataclasses.replace(layout, unit=unit)
     shape: Any = None
     if traced.shape.rank is not None:
-        shape = list(traced.shape)
+        shape = list(sizes_of(traced.shape))
         for axis, size in enumerate(shape):
             name = f"{index}.{axis}"
             if isinstance(layout, Sharded) and axis == layout.axis:
                 shape[axis] = layout.size
-            elif size is None and tensor.on_towers:
+            elif size is UNKNOWN and tensor.on_towers:
                 shape[axis] = symbol(name)
                 sizes[name] = Tensor(SIZE, tf.TensorShape(()), on_towers=False)
         shape = tuple(shape)
@@ -254,8 +252,7 @@ def _sparse_shape(
     behind = partition.exchange("first", behind)
     ahead = partition.vector([partition.unit.total], SIZE)
     whole = partition.op("ConcatV2", [ahead, behind, 0], (rank,))
-    sizes = [UNKNOWN if size is None else size for size in layout.sizes]
-    known = np.array([partition.unit.size, *sizes], object)
+    known = np.array([partition.unit.size, *sizes_of(layout.sizes)], object)
     return Value(REPLICATED, whole=whole, shape=(rank,), known=known)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from keras_towers.partition.layouts import Values
-from keras_towers.partition.sizes import longer
+from keras_towers.partition.sizes import UNKNOWN, longer
 
 # The label of an output's axis of size 1.
 ONE = "1"
@@ -79,7 +79,7 @@ class Factors:
         """Return the shapes of the outputs, as far as they are known."""
         sizes = self._sizes(inputs)
         return [
-            tuple(sizes.get(label) for label in labels)
+            tuple(sizes.get(label, UNKNOWN) for label in labels)
             for labels in self.outputs
         ]
 

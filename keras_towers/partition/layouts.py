@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+import tensorflow as tf
+
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import Size, times_in
+from keras_towers.partition.sizes import UNKNOWN, Size, times_in
 
 if TYPE_CHECKING:
     from keras_towers.partition.builder import Builder
@@ -268,7 +271,8 @@ class Value:
             for a replicated value the whole, if each tower computed it.
         whole: the tensor that one device has; None: no operation has needed it
             so far.
-        shape: its shape on one device, in symbols; None: its rank is unknown.
+        shape: its shape on one device: ints, ``Size`` and ``UNKNOWN``; None:
+            its rank is unknown.
         known: its entries on one device that are known before the step runs: an
             array of ints, bools, ``Size`` and ``UNKNOWN``; None: no entry is.
         whole_from: of a part of a sum: how its whole is computed where it is
@@ -311,6 +315,13 @@ class Value:
         return cast("Sharded", self.layout), cast("Tensor", self.local)
 
     @property
+    def number(self) -> Any:
+        """Its only entry, or ``UNKNOWN``."""
+        if self.known is None or np.size(self.known) != 1:
+            return UNKNOWN
+        return np.ravel(self.known)[0]
+
+    @property
     def places(self) -> Places | None:
         """The rows that it numbers, if it does."""
         return self.numbers if isinstance(self.numbers, Places) else None
@@ -336,3 +347,24 @@ class Value:
     def is_partial(self) -> bool:
         """Whether it is a part of a sum that nobody has summed yet."""
         return isinstance(self.layout, Partial) and self.whole is None
+
+
+def sizes_of(shape: Iterable[Any]) -> Shape:
+    """Return the sizes of axes that the trace knows, and ``UNKNOWN``."""
+    return tuple(UNKNOWN if size is None else size for size in shape)
+
+
+def static(shape: Any) -> tf.TensorShape:
+    """Return what TensorFlow knows of a shape with symbols."""
+    if isinstance(shape, tf.TensorShape):
+        return shape
+    return tf.TensorShape([s if isinstance(s, int) else None for s in shape])
+
+
+def local_shape(shape: tf.TensorShape, layout: Any) -> tf.TensorShape:
+    """Return the shape on a tower of a tensor of the trace."""
+    if shape.rank is None or not isinstance(layout, Sharded):
+        return shape
+    sizes = list(shape)
+    sizes[layout.axis] = None
+    return tf.TensorShape(sizes)

@@ -41,7 +41,7 @@ class Elements:
         dtype: that of each.
         declared: the shape that the list was declared to have: its entries, -1
             where they may be any; None: it is not known.
-        length: how many they are, if that is known.
+        length: how many they are, or ``UNKNOWN``.
         item: what is known of each that was set; None: none was set yet.
         is_full: whether all were set.
         are_places: whether each that was set is the number of its place.
@@ -50,7 +50,7 @@ class Elements:
 
     dtype: Any
     declared: Any = None
-    length: Any = None
+    length: Any = UNKNOWN
     item: Value | None = None
     is_full: bool = True
     are_places: bool = True
@@ -106,7 +106,7 @@ def joined_elements(a: Elements | None, b: Elements | None) -> Elements | None:
     return Elements(
         a.dtype,
         a.declared if a.declared == b.declared else None,
-        a.length if a.length == b.length else None,
+        a.length if a.length == b.length else UNKNOWN,
         in_common(items[0], items[-1]) if items else None,
         a.is_full and b.is_full,
         a.are_places and b.are_places,
@@ -118,7 +118,7 @@ def _joined_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
     if a is None or b is None or len(a) != len(b):
         return None
     pairs = zip(a, b, strict=True)
-    return tuple(one if one == other else None for one, other in pairs)
+    return tuple(one if one == other else UNKNOWN for one, other in pairs)
 
 
 def _joined_entries(a: Any, b: Any) -> Any:

@@ -26,9 +26,11 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    sizes_of,
 )
 from keras_towers.partition.program import Tensor, Update
 from keras_towers.partition.registry import AXES, NOTES, RULES, SHAPES, Node
+from keras_towers.partition.sizes import UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,7 +104,7 @@ class Partitioner(Converter):
         values: dict[str, Value] = {}
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             if value.shape is None and tensor.shape.rank is not None:
-                value.shape = tuple(tensor.shape)
+                value.shape = sizes_of(tensor.shape)
             values[tensor.name] = value
         before, self.values = self.values, values
         try:
@@ -120,7 +122,7 @@ class Partitioner(Converter):
             return
         operands = [values[tensor.name] for tensor in operation.inputs]
         self.name = operation.name
-        outputs = self._outputs(Node(operation), operands)
+        outputs = self._outputs(Node(operation, self), operands)
         for tensor, value in zip(operation.outputs, outputs, strict=True):
             values[tensor.name] = value
 
@@ -138,10 +140,10 @@ class Partitioner(Converter):
         try:
             outputs = self.by_rule(node, inputs)
         except NotDivided:
-            outputs = computed_once(self, node, inputs)
+            outputs = computed_once(node, inputs)
         for note in NOTES.get(node.type, ()):
             try:
-                note(self, node, inputs, outputs)
+                note(node, inputs, outputs)
             except NotDivided:
                 continue
         self._complete(node, inputs, outputs)
@@ -193,13 +195,13 @@ class Partitioner(Converter):
         is_call = compat.op_definition(node.type) is None
         for rule in RULES.get("PartitionedCall" if is_call else node.type, ()):
             try:
-                return rule(self, node, *inputs)
+                return rule(node, *inputs)
             except NotDivided:
                 continue
         if node.type not in AXES or all(v.is_replicated for v in inputs):
             raise NotDivided
         require(all(value.shape is not None for value in inputs))
-        return divided(self, node, inputs, AXES[node.type](node, *inputs))
+        return divided(node, inputs, AXES[node.type](node, *inputs))
 
     def _complete(self, node: Node, inputs: Values, outputs: Values) -> None:
         """Add what the trace knows of shapes, and entries that are known."""
@@ -212,11 +214,11 @@ class Partitioner(Converter):
                 value.known = entries[index]
             if node.shapes[index].rank is None:
                 continue
-            sizes: list[Any] = list(node.shapes[index])
+            sizes = list(sizes_of(node.shapes[index]))
             for shape in (value.shape, shapes[index]):
                 if shape is not None and len(shape) == len(sizes):
                     sizes = [
-                        known if size is None else size
+                        known if size is UNKNOWN else size
                         for size, known in zip(sizes, shape, strict=True)
                     ]
             if value.sharded is not None:

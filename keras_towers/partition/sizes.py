@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 
 class Unknown:
-    """A size, number or truth that is not known before the step runs."""
+    """A size, number or truth that is not known before the step runs.
+
+    Like a NaN it equals nothing, not even itself.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
 
     def _unknown(self, *_: object) -> Unknown:
         return self
@@ -215,10 +223,10 @@ def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
 def longer(d: Any, e: Any) -> Any:
     """Return the size of an axis along which one of two may be repeated.
 
-    It is None if that is not known: any symbol may be 1 when the step runs.
+    Of two symbols it is unknown: any of them may be 1 when the step runs.
     """
     if d == e or e == 1:
         return d
     if d == 1:
         return e
-    return next((size for size in (d, e) if isinstance(size, int)), None)
+    return next((size for size in (d, e) if isinstance(size, int)), UNKNOWN)

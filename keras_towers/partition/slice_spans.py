@@ -82,10 +82,9 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
 
 
 def _span_of_size(axis: int, whole: Any, begin: Any, size: Any) -> Span:
-    if size == -1:
-        size = UNKNOWN if whole is None else whole - begin
-    is_whole = begin == 0 and size == whole
-    return Span(axis) if is_whole else Span(axis, begin, size)
+    if begin == 0 and (size == -1 or size == whole):
+        return Span(axis)
+    return Span(axis, begin, whole - begin if size == -1 else size)
 
 
 def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
@@ -101,10 +100,10 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
             return Span(axis)
         return Span(axis, taken.start, len(taken), stride)
     begin = 0 if begin is None else begin
-    if end is None or end == size or end in _FAR:
-        end = size
-    if stride == 1 and begin == 0 and end == size:
+    is_last = end is None or end == size or end in _FAR
+    if stride == 1 and begin == 0 and is_last:
         return Span(axis)
+    end = size if is_last else end
     begin, end = _from_end(begin, size), _from_end(end, size)
     inside = [
         compared(operator.le, *pair) is True
@@ -116,14 +115,12 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
         length = end - begin
     else:
         starts = isinstance(begin, int) and begin < stride
-        length = size // stride if starts and end == size else UNKNOWN
+        length = size // stride if starts and is_last else UNKNOWN
     return Span(axis, begin, length, stride)
 
 
 def _from_end(end: Any, size: Any) -> Any:
     """An index that may be counted from the end."""
-    if end is None or size is None:
-        return UNKNOWN
     negative = compared(operator.lt, end, 0)
     if negative is UNKNOWN:
         return UNKNOWN

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from keras_towers.partition.factors import Factors
-from keras_towers.partition.layouts import Value, Values, require
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.layouts import Value, Values, require, sizes_of
 from keras_towers.partition.registry import Node, axes, rule
 
 # Which axes count the batch: some of the first, or all but some of the last;
@@ -72,22 +71,20 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     "AvgPoolGrad",
     "AvgPool3DGrad",
 )
-def _to_images(
-    partition: Partitioner, node: Node, size: Value, *rest: Value
-) -> Values:
+def _to_images(node: Node, size: Value, *rest: Value) -> Values:
     """They are told the sizes of the images that they make."""
     *kernel, gradient = rest
     (layout, _), traced = gradient.as_rows(), node.shapes[0]
     require(traced.rank is not None and not layout.axis)
     require(all(value.sharded is None for value in kernel))
-    sizes = [layout.size, *list(traced)[1:]]
+    sizes = [layout.size, *sizes_of(traced)[1:]]
     if size.known is not None:
         # Others than those of the rows may be of the kernel.
         require(len(size.known) == len(sizes))
         for axis, known in enumerate(size.known):
             if axis and isinstance(known, int):
                 sizes[axis] = known
-    return partition.of_shape(node, [size, *rest], 0, sizes, layout)
+    return node.of_shape([size, *rest], 0, sizes, layout)
 
 
 @axes(

@@ -8,10 +8,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import attribute, dtypes_of
 from keras_towers.partition.called_functions import (
     called,
     closed,
@@ -23,13 +21,14 @@ from keras_towers.partition.called_functions import (
     value_in_function,
     with_parts_or_sums,
 )
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     NotDivided,
     Value,
     Values,
+    local_shape,
     require,
+    sizes_of,
 )
 from keras_towers.partition.list_elements import alike
 from keras_towers.partition.partitioner import Partitioner
@@ -37,11 +36,13 @@ from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node, rule
 from keras_towers.partition.rules.loops_over_rows import over_rows
 from keras_towers.partition.rules.means import lay_out_own_mean
+from keras_towers.partition.sizes import UNKNOWN
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
-def _called(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _called(node: Node, *inputs: Value) -> Values:
     """The operations of a function take the place of its call."""
+    partition = node.partition
     is_named = node.type.endswith("PartitionedCall")
     graph = graph_of(node, node.attr("f").name if is_named else node.type)
     means = lay_out_own_mean(partition, graph, inputs)
@@ -52,11 +53,10 @@ def _called(partition: Partitioner, node: Node, *inputs: Value) -> Values:
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
-def _branched(
-    partition: Partitioner, node: Node, chosen: Value, *inputs: Value
-) -> Values:
+def _branched(node: Node, chosen: Value, *inputs: Value) -> Values:
+    partition = node.partition
     graphs = [graph_of(node, name, ahead=1) for name in _names(node)]
-    known = None if chosen.known is None else np.ravel(chosen.known)[0]
+    known = chosen.number
     if isinstance(known, (bool, int)) and chosen.shape == ():
         # The last branch is that of all other numbers.
         at = int(known) if 0 <= known < len(graphs) else -1
@@ -65,7 +65,7 @@ def _branched(
     return with_parts_or_sums(
         partition,
         inputs,
-        functools.partial(_lay_out_branches, partition, node, graphs, chosen),
+        functools.partial(_lay_out_branches, node, graphs, chosen),
     )
 
 
@@ -82,13 +82,13 @@ def _names(node: Node) -> list[str]:
 
 
 def _lay_out_branches(
-    partition: Partitioner,
     node: Node,
     graphs: Sequence[Any],
     chosen: Value,
     inputs: Values,
 ) -> Values:
     # All towers go the same way.
+    partition = node.partition
     way = partition.replicated(chosen)
     branches = [partition.for_function() for _ in graphs]
     ends = []
@@ -109,19 +109,19 @@ def _lay_out_branches(
         ]
         functions.append(Function((), outputs, branch.operations))
     made, captures = closed(functions)
-    dtypes = dtypes_of(node.operation.outputs)
-    attributes = {"Tin": dtypes_of(captures), "Tout": dtypes}
+    attributes: dict[str, Any] = {
+        "Tin": [tensor.dtype for tensor in captures],
+        "Tout": [tensor.dtype for tensor in node.operation.outputs],
+    }
     by_name: dict[str, Any] = {"branches": made}
     if not node.type.endswith("Case"):
         by_name = dict(zip(("else_branch", "then_branch"), made, strict=True))
-        attributes["Tcond"] = attribute(way.dtype)
+        attributes["Tcond"] = way.dtype
     specs = [
         (tensor.dtype, local_shape(tensor.shape, layout))
         for tensor, layout in zip(node.operation.outputs, layouts, strict=True)
     ]
-    tensors = called(
-        partition, node, [way, *captures], attributes, specs, by_name
-    )
+    tensors = called(node, [way, *captures], attributes, specs, by_name)
     for result, tensor in zip(results, tensors, strict=True):
         result.local = tensor
     return results
@@ -134,28 +134,29 @@ _PASSES = 8
 
 
 @rule("While", "StatelessWhile")
-def _looped(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _looped(node: Node, *inputs: Value) -> Values:
+    partition = node.partition
     _require_worth(partition, inputs)
     body = graph_of(node, node.attr("body").name)
     condition = graph_of(node, node.attr("cond").name)
     require(len(body.outputs) == len(inputs))
     with contextlib.suppress(NotDivided):
-        return over_rows(partition, node, body, condition, inputs)
+        return over_rows(node, body, condition, inputs)
     return with_parts_or_sums(
         partition,
         inputs,
-        functools.partial(_lay_out_loop, partition, node, body, condition),
+        functools.partial(_lay_out_loop, node, body, condition),
     )
 
 
 def _lay_out_loop(
-    partition: Partitioner,
     node: Node,
     body: Any,
     condition: Any,
     inputs: Values,
 ) -> Values:
     # What changes from one round to the next.
+    partition = node.partition
     carried = [
         index
         for index, tensor in enumerate(body.outputs)
@@ -183,7 +184,7 @@ def _lay_out_loop(
     inner, tensors, (end,) = _round(partition, condition, inputs, states)
     goes_on = tensor_with_layout(inner, end, REPLICATED)
     condition_ = Function(tensors, [goes_on], inner.operations)
-    locals_ = looped(partition, node, operands, round_, condition_)
+    locals_ = looped(node, operands, round_, condition_)
     results = list(inputs)
     for k, tensor in zip(states, locals_, strict=False):
         results[k] = dataclasses.replace(states[k], local=tensor)
@@ -228,9 +229,9 @@ def _value_in_round(
     sizes = state.shape
     if shape.rank is not None:
         sizes = tuple(
-            static if size is None else size
+            static if size is UNKNOWN else size
             for size, static in zip(
-                sizes or (None,) * shape.rank, shape, strict=True
+                sizes or (UNKNOWN,) * shape.rank, sizes_of(shape), strict=True
             )
         )
     if state.layout == REPLICATED:

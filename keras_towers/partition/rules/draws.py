@@ -13,18 +13,19 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers.partition.builder import SIZE
-from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.layouts import (
     NotDivided,
     Value,
     Values,
+    local_shape,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule, shape_of
 from keras_towers.partition.rules.shapes import rows_of_sizes, target_sizes
-from keras_towers.partition.sizes import Size
+from keras_towers.partition.sizes import UNKNOWN, Size
 
 _DRAWS = (
     "StatelessRandomUniformV2",
@@ -57,7 +58,6 @@ _RESERVED = 256
 
 @rule(*_DRAWS)
 def _drawn(
-    partition: Partitioner,
     node: Node,
     target: Value,
     key: Value,
@@ -65,11 +65,11 @@ def _drawn(
     algorithm: Value,
     *limits: Value,
 ) -> Values:
+    partition = node.partition
     sizes = target_sizes(node, target)
     layout = rows_of_sizes(partition, sizes)
-    require(not layout.axis and None not in sizes)
-    require(algorithm.known is not None)
-    require(algorithm.known.flat[0] in _PHILOX)
+    require(not layout.axis and UNKNOWN not in sizes)
+    require(algorithm.number in _PHILOX)
     if partition.options.xla and node.type == "StatelessRandomNormalV2":
         # XLA draws them in pairs, which may be of two rows.
         partition.once.append(node.operation)
@@ -89,7 +89,7 @@ def _drawn(
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
         operands = [shape, of_all[0], _later(partition, counter, steps)]
         operands += of_all[1:]
-        (numbers,) = partition.copy(node.operation, operands, [size])
+        (numbers,) = node.copy(operands, [size])
         return numbers
 
     size = local_shape(static(sizes), layout)

@@ -7,11 +7,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.factors import Factors, elementwise
-from keras_towers.partition.layouts import Value, Values, require
-from keras_towers.partition.partitioner import Partitioner
+from keras_towers.partition.layouts import Value, Values, local_shape, require
 from keras_towers.partition.registry import Node, axes, rule
 
 Linear: TypeAlias = "Sequence[Collection[int]]"
@@ -116,10 +113,10 @@ def _shaped(node: Node, value: Value) -> Factors:
     if value.sharded is not None:
         # The number of rows that one device has is not that of a tower.
         shape = local_shape(tf.TensorShape(node.attr("shape")), value.layout)
-        attributes["shape"] = AttrValue(shape=shape.as_proto())
+        attributes["shape"] = shape
     return Factors([labels], [labels], [[0]], attributes=attributes)
 
 
 @rule("Identity", "IdentityN", "StopGradient", "Snapshot")
-def _copy(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _copy(node: Node, *inputs: Value) -> Values:
     return list(inputs)

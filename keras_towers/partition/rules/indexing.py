@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from keras_towers.partition.builder import UNKNOWN_SHAPE
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.division import divided
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
@@ -23,7 +22,9 @@ from keras_towers.partition.layouts import (
     Shape,
     Value,
     Values,
+    local_shape,
     require,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -31,7 +32,6 @@ from keras_towers.partition.registry import Node, axes, notes, rule, shape_of
 from keras_towers.partition.rules.places import indices_of, source
 from keras_towers.partition.rules.ragged import repeated_rows
 from keras_towers.partition.rules.reductions import axes_of
-from keras_towers.partition.sizes import UNKNOWN
 
 # ---- rows that towers number themselves --------------------------------------
 
@@ -62,10 +62,10 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 
 
 @rule(*_ROLES)
-def _of_own_rows(partition: Partitioner, node: Node, *inputs: Value) -> Values:
-    places, operands = _numbered(partition, inputs, _ROLES[node.type])
+def _of_own_rows(node: Node, *inputs: Value) -> Values:
+    places, operands = _numbered(node.partition, inputs, _ROLES[node.type])
     layout = places.layout if node.type == "GatherNd" else places.target
-    return partition.on_towers(node, operands, layout)
+    return node.on_towers(operands, layout)
 
 
 def _numbered(
@@ -131,24 +131,26 @@ def _own(
 
 
 @rule("SparseTensorDenseMatMul")
-def _product(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _product(node: Node, *inputs: Value) -> Values:
     """The product of a matrix that has own rows."""
+    partition = node.partition
     *matrix, factor = inputs
     places, operands = _numbered(partition, matrix, _MATRIX)
     if not node.attr("adjoint_a"):
         operands.append(partition.replicated(factor))
-        return partition.on_towers(node, operands, places.target)
+        return node.on_towers(operands, places.target)
     # Each row of the matrix meets one of the factor.
     layout = places.target.along(int(node.attr("adjoint_b")))
     rows = partition.rows(factor, layout)
-    return partition.on_towers(node, [*operands, rows], PARTIAL)
+    return node.on_towers([*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
-def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _ordered(node: Node, *inputs: Value) -> Values:
     """Rows stay in order, and so do the towers."""
+    partition = node.partition
     places, operands = _numbered(partition, inputs, _MATRIX)
-    at, entries = partition.on_towers(node, operands, *[places.layout] * 2)
+    at, entries = node.on_towers(operands, *[places.layout] * 2)
     assert at.local is not None
     rank = len(inputs[2].known)
     at = indices_of(partition, at.local, places.layout, places.target, rank)
@@ -156,15 +158,15 @@ def _ordered(partition: Partitioner, node: Node, *inputs: Value) -> Values:
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch")
-def _stitched(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _stitched(node: Node, *inputs: Value) -> Values:
     """Stitch rows together that were partitioned, if all parts are there."""
     half = len(inputs) // 2
     places = [v.places for v in inputs[:half] if v.places is not None]
     require(len(places) == half and _are_all(places))
     pairs = zip(inputs[half:], places, strict=True)
-    rows = [partition.rows(value, part.layout) for value, part in pairs]
+    rows = [node.partition.rows(value, part.layout) for value, part in pairs]
     numbers = [part.local for part in places]
-    return partition.on_towers(node, [*numbers, *rows], places[0].target)
+    return node.on_towers([*numbers, *rows], places[0].target)
 
 
 def _are_all(places: Sequence[Places]) -> bool:
@@ -205,25 +207,21 @@ def _picked_axes(
 
 
 @rule("GatherV2")
-def _picked(
-    partition: Partitioner, node: Node, values: Value, places: Value, at: Value
-) -> Values:
+def _picked(node: Node, values: Value, places: Value, at: Value) -> Values:
     """Rows by their numbers."""
     with contextlib.suppress(NotDivided):
-        return [repeated_rows(partition, node)]
+        return [repeated_rows(node)]
     numbered = _places_of(places, "numbers")
     axis, batch = _axis_and_batch(node, values, places, at)
     layout, rows = values.as_rows()
     require(not batch and layout == numbered.target.along(axis))
-    operands = [rows, numbered.local, partition.replicated(at)]
+    operands = [rows, numbered.local, node.partition.replicated(at)]
     layout = numbered.layout.along(axis + numbered.layout.axis)
-    return partition.on_towers(node, operands, layout)
+    return node.on_towers(operands, layout)
 
 
 @notes("GatherV2")
-def _picks(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _picks(node: Node, inputs: Values, outputs: Values) -> None:
     """What picks from an axis of each row is less than its size."""
     values, places, at = inputs
     axis, batch = _axis_and_batch(node, values, places, at)
@@ -253,9 +251,8 @@ def _picked_at(node: Node, values: Value, places: Value) -> Factors:
 
 
 @rule("ResourceGather")
-def _looked_up(
-    partition: Partitioner, node: Node, handle: Value, places: Value
-) -> Values:
+def _looked_up(node: Node, handle: Value, places: Value) -> Values:
+    partition = node.partition
     layout, own = places.as_rows()
     require(not node.attr("batch_dims"))
     # The variable is read once, for all towers, or each reads its own copy.
@@ -270,7 +267,7 @@ def _looked_up(
     )
     shape = None
     if node.shapes[0].rank is not None:
-        shape = (*places.sizes, *node.shapes[0][places.rank :])
+        shape = (*places.sizes, *sizes_of(node.shapes[0][places.rank :]))
     return [Value(layout, local, shape=shape)]
 
 
@@ -294,18 +291,18 @@ def _scattered(
 
 
 @rule("TensorScatterAdd", "TensorScatterSub")
-def _added_to(
-    partition: Partitioner, node: Node, values: Value, *inputs: Value
-) -> Values:
+def _added_to(node: Node, values: Value, *inputs: Value) -> Values:
     """Towers add their own rows to their parts of what is there."""
     places, rows = inputs
     require(rows.shape is not None and values.sharded is None)
     scattered = _scattered(node, places, rows, values)
-    added = Value(REPLICATED, partition.partial(values), shape=values.shape)
+    added = Value(
+        REPLICATED, node.partition.partial(values), shape=values.shape
+    )
     factors = Factors(
         [None, *scattered.inputs[:2]], scattered.outputs, (), scattered.summed
     )
-    return divided(partition, node, [added, places, rows], factors)
+    return divided(node, [added, places, rows], factors)
 
 
 # ---- segments ----------------------------------------------------------------
@@ -313,9 +310,7 @@ def _added_to(
 
 @shape_of(*_SEGMENTS)
 def _sizes(node: Node, values: Value, segments: Value, count: Value) -> Shape:
-    number = UNKNOWN if count.known is None else count.known.flat[0]
-    first = None if number is UNKNOWN else number
-    return (first, *values.sizes[len(segments.sizes) :])
+    return (count.number, *values.sizes[len(segments.sizes) :])
 
 
 @axes(*_SEGMENTS)
@@ -335,7 +330,6 @@ def _segment_axes(
 
 @rule(*_EXTREMES)
 def _extremes(
-    partition: Partitioner,
     node: Node,
     values: Value,
     segments: Value,
@@ -345,12 +339,13 @@ def _extremes(
 
     Where a tower has no rows of a segment, it gives the neutral value.
     """
+    partition = node.partition
     shape = node.shapes[0]
     layout, _ = (segments if segments.sharded else values).as_rows()
     require(layout.axis < segments.rank and shape.rank is not None)
     rows = [partition.rows(value, layout) for value in (values, segments)]
     operands = [*rows, partition.replicated(count)]
-    (extremes,) = partition.copy(node.operation, operands)
+    (extremes,) = node.copy(operands)
     extremes = partition.op("ExpandDims", [extremes, 0], [1, *shape])
     gathered = partition.exchange("gather", extremes)
     kind = _EXTREMES[node.type]

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.builder import AttrValue, attribute
 from keras_towers.partition.called_functions import tensor_with_layout
-from keras_towers.partition.conversions import local_shape
 from keras_towers.partition.layouts import (
     REPLICATED,
     ListOf,
@@ -21,6 +19,7 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    local_shape,
     require,
 )
 from keras_towers.partition.list_elements import (
@@ -33,7 +32,6 @@ from keras_towers.partition.list_elements import (
     one_more,
     shape_on_tower,
 )
-from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, notes, rule
 from keras_towers.partition.sizes import UNKNOWN
@@ -76,9 +74,7 @@ def _roles(node: Node, inputs: Values) -> tuple[Sequence[str], Sequence[str]]:
 
 
 @notes("AddN", "ZerosLike")
-def _note_added(
-    partition: Partitioner, node: Node, values: Values, outputs: Values
-) -> None:
+def _note_added(node: Node, values: Values, outputs: Values) -> None:
     lists = [value.element for value in values]
     elements = functools.reduce(joined_elements, lists)
     if elements is None:
@@ -97,14 +93,15 @@ def _note_added(
 
 
 @rule(*_ROLES, "AddN", "ZerosLike")
-def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _list(node: Node, *inputs: Value) -> Values:
+    partition = node.partition
     takes, gives = _roles(node, inputs)
     require(partition.options.lists or node.type not in _ROLES)
     require(not all(value.is_replicated for value in inputs))
     element = _element(takes, inputs)
     elements = inputs[0].element
     if node.type == "TensorListElementShape":
-        return [_element_shape(partition, node, elements_of(inputs[0]))]
+        return [_element_shape(node, elements_of(inputs[0]))]
     if node.type == "TensorListLength" and are_rows(element):
         size = partition.size(elements_of(inputs[0]).length)
         if size is None:
@@ -116,24 +113,21 @@ def _list(partition: Partitioner, node: Node, *inputs: Value) -> Values:
         require(elements_of(inputs[0]).is_full)
         require(not isinstance(element, Sharded) or element.axis)
     operands = [
-        _shape_given(partition, node, value, element, elements)
+        _shape_given(node, value, element, elements)
         if role == "shape"
         else tensor_with_layout(partition, value, _layout(role, element))
         for role, value in zip(takes, inputs, strict=True)
     ]
     layouts = [_layout(role, element) for role in gives]
-    attributes = {}
+    attributes: dict[str, Any] = {}
     if node.type == "TensorListStack" and are_rows(element):
-        attributes["num_elements"] = attribute(-1)
+        attributes["num_elements"] = -1
     if node.type == "OptionalGetValue":
-        pairs = zip(node.shapes, layouts, strict=True)
-        protos = [
-            local_shape(shape, layout).as_proto() for shape, layout in pairs
+        attributes["output_shapes"] = [
+            local_shape(shape, layout)
+            for shape, layout in zip(node.shapes, layouts, strict=True)
         ]
-        attributes["output_shapes"] = AttrValue(
-            list=AttrValue.ListValue(shape=protos)
-        )
-    return partition.on_towers(node, operands, *layouts, attributes=attributes)
+    return node.on_towers(operands, *layouts, attributes=attributes)
 
 
 def _element(takes: Sequence[str], inputs: Values) -> Any:
@@ -163,7 +157,6 @@ def _layout(role: str, element: Any) -> Any:
 
 
 def _shape_given(
-    partition: Partitioner,
     node: Node,
     shape: Value,
     layout: Any,
@@ -181,6 +174,7 @@ def _shape_given(
     Raises:
         NotDivided: if that is not certain.
     """
+    partition = node.partition
     sizes = _entries(shape)
     if are_rows(layout) and node.type == "TensorListStack":
         # A tower may have no elements, and has to know their shape.
@@ -198,8 +192,7 @@ def _shape_given(
     # Elements that were set have the rows, or one device would have failed.
     is_full = elements is not None and elements.is_full
     require(fits(size, layout) or (size is UNKNOWN and is_full))
-    entries = [None if size is UNKNOWN else size for size in sizes]
-    return partition.local_target(shape, entries, layout)
+    return partition.local_target(shape, sizes, layout)
 
 
 def _entries(shape: Value) -> list[Any] | None:
@@ -214,10 +207,9 @@ def _entries(shape: Value) -> list[Any] | None:
     return [UNKNOWN] * sizes[0]
 
 
-def _element_shape(
-    partition: Partitioner, node: Node, elements: Elements
-) -> Value:
+def _element_shape(node: Node, elements: Elements) -> Value:
     """The shape that the list of one device was declared to hold."""
+    partition = node.partition
     require(elements.declared is not None)
     whole = shape_on_tower(partition, list(np.ravel(elements.declared)))
     if not np.ndim(elements.declared):
@@ -229,9 +221,7 @@ def _element_shape(
 
 
 @notes(*_ROLES)
-def _note(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _note(node: Node, inputs: Values, outputs: Values) -> None:
     """Note what is known of lists, and of what is taken out of them."""
     takes, gives = _roles(node, inputs)
     if gives[0] == "list":
@@ -248,8 +238,8 @@ def _note(
             if sizes is not None and count:
                 first.shape = (*count, *sizes)
         case "ConcatV2" if elements.shape and elements.is_full:
-            first.shape = (None, *elements.shape[1:])
-        case "Length" if elements.length is not None:
+            first.shape = (UNKNOWN, *elements.shape[1:])
+        case "Length" if elements.length is not UNKNOWN:
             first.known = np.asarray(elements.length, object)
         case "ElementShape" if elements.declared is not None:
             first.known = np.asarray(elements.declared, object)
@@ -260,7 +250,7 @@ def _after(node: Node, inputs: Values) -> Elements | None:
     kind = node.type.removeprefix("TensorList")
     match kind:
         case "EmptyTensorList" | "Reserve":
-            length = _number(inputs[1]) if kind == "Reserve" else 0
+            length = inputs[1].number if kind == "Reserve" else 0
             return _new(node, inputs[0], length, is_full=length == 0)
         case "FromTensor" | "ScatterV2" if inputs[0].shape:
             is_full = kind == "FromTensor"
@@ -268,7 +258,7 @@ def _after(node: Node, inputs: Values) -> Elements | None:
             return _new(
                 node,
                 inputs[1 if is_full else 2],
-                count if is_full else None,
+                count if is_full else UNKNOWN,
                 item=Value(REPLICATED, shape=tuple(sizes)),
                 is_full=is_full,
                 are_places=False,
@@ -280,16 +270,16 @@ def _after(node: Node, inputs: Values) -> Elements | None:
     length = elements.length
     match kind:
         case "PopBack":
-            return dataclasses.replace(elements, length=_more(length, -1))
+            return dataclasses.replace(elements, length=length - 1)
         case "Resize":
-            length = _number(inputs[1])
+            length = inputs[1].number
             return dataclasses.replace(elements, length=length, is_full=False)
     after = one_more(elements, inputs[-1])
     assert after is not None
     if kind == "PushBack":
-        return dataclasses.replace(after, length=_more(length, 1))
+        return dataclasses.replace(after, length=length + 1)
     if node.attr("resize_if_index_out_of_bounds"):
-        return dataclasses.replace(after, length=None, is_full=False)
+        return dataclasses.replace(after, length=UNKNOWN, is_full=False)
     return after
 
 
@@ -297,20 +287,6 @@ def _new(node: Node, shape: Value, length: Any, **known: Any) -> Elements:
     """What is known of the elements of a list that is made."""
     declared = None if shape.known is None else shape.known.tolist()
     return Elements(node.attr("element_dtype"), declared, length, **known)
-
-
-def _number(value: Value) -> Any:
-    """What is known of a number, or None."""
-    if value.known is None or np.size(value.known) != 1:
-        return None
-    number = np.ravel(value.known)[0]
-    return None if number is UNKNOWN else number
-
-
-def _more(length: Any, count: int) -> Any:
-    """A length that is known, and some more, or None."""
-    longer = UNKNOWN if length is None else length + count
-    return None if longer is UNKNOWN else longer
 
 
 def _describe(value: Value, elements: Elements, shape: Value) -> None:
@@ -338,7 +314,7 @@ def _shape_of(elements: Elements, shape: Value) -> Any:
     return tuple(
         size
         if all(t is not UNKNOWN and t in (-1, size) for t in said)
-        else None
+        else UNKNOWN
         for size, *said in zip(sizes, *declared, strict=True)
     )
 

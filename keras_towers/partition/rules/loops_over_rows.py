@@ -40,7 +40,7 @@ from keras_towers.partition.list_elements import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
-from keras_towers.partition.sizes import Size, symbol
+from keras_towers.partition.sizes import UNKNOWN, Size, symbol
 
 _ADDS = ("Add", "AddV2", "AddN")
 _PASSES = 4
@@ -87,7 +87,6 @@ _ENDS = {
 
 
 def over_rows(
-    partition: Partitioner,
     node: Node,
     body: Any,
     condition: Any,
@@ -108,7 +107,7 @@ def over_rows(
     lists = {v.layout for v in inputs if isinstance(v.layout, ListOf)}
     layouts = [layout for layout in lists if are_rows(layout.element)]
     require(len(layouts) == 1)
-    loop = _Loop(partition, node, body, inputs, layouts[0])
+    loop = _Loop(node.partition, node, body, inputs, layouts[0])
     require(loop.is_bounded(condition))
     return loop.lay_out()
 
@@ -219,7 +218,6 @@ class _Loop:
         condition = Builder(meets=False)
         goes_on = condition.op("Less", [counter, last], ())
         found = looped(
-            partition,
             self._node,
             [starts[index] for index in self._carried],
             Function(tensors, outputs, round_.operations),
@@ -273,7 +271,7 @@ class _Loop:
         """What is known of a list in any round."""
         is_fixed = index in self._kept or not self._goes_back
         is_fixed = is_fixed and self._uses[index] is Use.LIST
-        length = self._unit.size if is_fixed else None
+        length = self._unit.size if is_fixed else UNKNOWN
         elements = dataclasses.replace(elements_of(value), length=length)
         return Value(REPLICATED, shape=(), element=elements)
 
@@ -316,7 +314,7 @@ class _Loop:
             if use is Use.SUM:
                 # What is added is not to repeat the entries of a sum.
                 shape = values[index].sizes
-                require(None not in shape and shape == ends[index].shape)
+                require(UNKNOWN not in shape and shape == ends[index].shape)
 
     def _result(self, index: int, use: Use, local: Tensor, end: Value) -> Value:
         if index in self._counters:

@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_towers import compat
-from keras_towers.partition.builder import AttrValue
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -32,10 +31,9 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @rule("Mean")
-def _mean(
-    partition: Partitioner, node: Node, value: Value, over: Value
-) -> Values:
+def _mean(node: Node, value: Value, over: Value) -> Values:
     """A mean of rows; no rows have none."""
+    partition = node.partition
     gone, (layout, rows) = axes_of(over, value.rank), value.as_rows()
     require(layout.axis in gone and node.dtype(0).is_floating)
     found = partition.variances.pop(node.operation.name, None)
@@ -49,7 +47,7 @@ def _mean(
         )
         return [mean]
     # A sum might be too large for its dtype.
-    (mean_of_tower,) = partition.copy(node.operation, [rows, along])
+    (mean_of_tower,) = node.copy([rows, along])
     fraction = partition.fraction(layout.unit, rows.dtype)
     part = partition.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
@@ -114,7 +112,7 @@ def _moments(
         along: the axes that they reduce.
     """
     (layout, rows) = value.as_rows()
-    keeps = {"keep_dims": AttrValue(b=True)}
+    keeps = {"keep_dims": True}
     (own_mean,) = partition.copy(mean, [rows, along])
     squares = partition.op("SquaredDifference", [rows, own_mean], rows.shape)
     (own_variance,) = partition.copy(

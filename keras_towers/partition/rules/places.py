@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_towers.partition.conversions import static
 from keras_towers.partition.layouts import (
     Below,
     Places,
@@ -19,6 +18,7 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -48,11 +48,12 @@ _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
 @rule("Where")
-def _where(partition: Partitioner, node: Node, mask: Value) -> Values:
+def _where(node: Node, mask: Value) -> Values:
     """Each tower finds what is true of its own rows."""
+    partition = node.partition
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    (indices,) = partition.copy(node.operation, [local])
+    (indices,) = node.copy([local])
     unit = partition.data_dependent_unit(
         source(local), partition.length(indices)
     )
@@ -80,13 +81,10 @@ def indices_of(
 
 
 @notes("Range")
-def _range(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _range(node: Node, inputs: Values, outputs: Values) -> None:
     """All rows of a unit, each once, or every so many of them."""
-    first, last, step = [
-        None if value.known is None else value.known.flat[0] for value in inputs
-    ]
+    partition = node.partition
+    first, last, step = (value.number for value in inputs)
     rows = partition.rows_along(0, last)
     if first != 0 or rows is None or not isinstance(step, int) or step < 1:
         return
@@ -102,17 +100,14 @@ def _range(
 
 
 @rule("DynamicPartition")
-def _parted(
-    partition: Partitioner, node: Node, values: Value, parts: Value
-) -> Values:
+def _parted(node: Node, values: Value, parts: Value) -> Values:
     """Each tower parts its own rows."""
+    partition = node.partition
     layout, own_parts = parts.as_rows()
     require(not layout.axis and layout.blocks == 1)
     rows, behind = partition.rows(values, layout), values.sizes[parts.rank :]
     shape = static((None, *behind))
-    found = partition.copy(
-        node.operation, [rows, own_parts], [shape] * node.num_outputs
-    )
+    found = node.copy([rows, own_parts], [shape] * node.num_outputs)
     results = []
     for index, local in enumerate(found):
         key = source(own_parts), index
@@ -126,9 +121,7 @@ def _parted(
 
 
 @notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
-def _limited(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _limited(node: Node, inputs: Values, outputs: Values) -> None:
     """Indices along an axis, or zeros."""
     limit: Any = 1
     if node.type != "ZerosLike":
@@ -150,9 +143,7 @@ def _is_below(value: Value, limit: int) -> bool:
 
 
 @notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
-def _made_of_numbers(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _made_of_numbers(node: Node, inputs: Values, outputs: Values) -> None:
     """Do to what towers number of their own what is done to the numbers."""
     for at, value in enumerate(inputs):
         before = value.numbers
@@ -164,7 +155,7 @@ def _made_of_numbers(
             continue
         numbered = list(inputs)
         numbered[at] = Value(before.layout, before.local, shape=value.shape)
-        results = _without_exchange(partition, node, numbered)
+        results = _without_exchange(node, numbered)
         for moved, output in zip(results, outputs, strict=False):
             if moved.sharded is not None and moved.local is not None:
                 output.numbers = dataclasses.replace(
@@ -173,13 +164,12 @@ def _made_of_numbers(
         return
 
 
-def _without_exchange(
-    partition: Partitioner, node: Node, inputs: Values
-) -> Values:
+def _without_exchange(node: Node, inputs: Values) -> Values:
     """Lay out an operation on what towers number of their own.
 
     What is exchanged counts from the first rows of several towers.
     """
+    partition = node.partition
     exchanges = len(partition.exchanges)
     outputs = partition.by_rule(node, inputs)
     require(len(partition.exchanges) == exchanges)

@@ -26,10 +26,9 @@ from keras_towers.partition.rules.reductions import numbers
 
 
 @notes("StridedSlice")
-def _part(
-    partition: Partitioner, node: Node, inputs: Values, outputs: Values
-) -> None:
+def _part(node: Node, inputs: Values, outputs: Values) -> None:
     """All but the first, or all but the last."""
+    partition = node.partition
     splits = _splits(inputs[0], "both")
     begin, end, stride = [numbers(value) for value in inputs[1:]]
     masks = node.attr("begin_mask"), node.attr("end_mask")
@@ -37,28 +36,28 @@ def _part(
     require(is_end or (masks == (1, 0) and end == [-1]))
     require(stride == [1])
     local_ends = [partition.replicated(value) for value in inputs[1:]]
-    (local,) = partition.copy(node.operation, [splits.local, *local_ends])
+    (local,) = node.copy([splits.local, *local_ends])
     part = "end" if is_end else "begin"
     outputs[0].numbers = Splits(local, splits.unit, part)
     outputs[0].shape = (partition.unit.size,)
 
 
 @rule("Sub")
-def _lengths(
-    partition: Partitioner, node: Node, ends: Value, begins: Value
-) -> Values:
+def _lengths(node: Node, ends: Value, begins: Value) -> Values:
+    partition = node.partition
     last, first = _splits(ends, "end"), _splits(begins, "begin")
     require(last.unit is first.unit)
     layout = Sharded(0, partition.unit)
-    lengths = partition.on_towers(node, [last.local, first.local], layout)
+    lengths = node.on_towers([last.local, first.local], layout)
     # All rows together have as many entries as there are.
     partition.units.setdefault(("repeated", lengths[0].local), last.unit)
     return lengths
 
 
 @rule("RaggedTensorToTensor")
-def _filled_up(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _filled_up(node: Node, *inputs: Value) -> Values:
     """Rows that are filled up to a length that is known."""
+    partition = node.partition
     require(node.attr("row_partition_types") == [b"ROW_SPLITS"])
     target, entries, default, ends = inputs
     splits, sizes = _splits(ends, "both"), numbers(target)
@@ -67,7 +66,7 @@ def _filled_up(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     rows = partition.rows(entries, Sharded(0, splits.unit))
     shape, fill = map(partition.replicated, (target, default))
     operands = [shape, rows, fill, splits.local]
-    return partition.on_towers(node, operands, Sharded(0, partition.unit))
+    return node.on_towers(operands, Sharded(0, partition.unit))
 
 
 def _splits(value: Value, part: str) -> Splits:
@@ -90,12 +89,13 @@ _PLACES = ("Squeeze", ("Where", ("Reshape", _MASK, None)))
 _REPEAT = ("GatherV2", ("Reshape", _TILED, None), _PLACES, 0)
 
 
-def repeated_rows(partition: Partitioner, node: Node) -> Value:
+def repeated_rows(node: Node) -> Value:
     """Return what each tower repeats of its own entries.
 
     Raises:
         NotDivided: if an operation does no such thing.
     """
+    partition = node.partition
     parts = _parts(node)
     layout = Sharded(0, partition.unit)
     entries, lengths = (

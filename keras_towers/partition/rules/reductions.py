@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from keras_towers.partition.builder import AttrValue
-from keras_towers.partition.conversions import static
 from keras_towers.partition.factors import ONE, Factors, along
 from keras_towers.partition.layouts import (
     PARTIAL,
@@ -14,8 +12,8 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    static,
 )
-from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
 from keras_towers.partition.sizes import UNKNOWN, Size
 
@@ -65,21 +63,18 @@ def _reduced_axes(node: Node, value: Value, over: Value) -> Factors:
 
 
 @rule(*_EXTREMES)
-def _extreme(
-    partition: Partitioner, node: Node, value: Value, over: Value
-) -> Values:
+def _extreme(node: Node, value: Value, over: Value) -> Values:
     """That of each tower first, then that of these."""
+    partition = node.partition
     gone = axes_of(over, value.rank)
     layout, rows = value.as_rows()
     require(layout.axis in gone and partition.meets)
     along = partition.constant(gone, node.dtype(1))
     sizes = enumerate(value.sizes)
     shape = static([1 if axis in gone else size for axis, size in sizes])
-    (extreme,) = partition.copy(
-        node.operation, [rows, along], [shape], {"keep_dims": AttrValue(b=True)}
-    )
+    (extreme,) = node.copy([rows, along], [shape], {"keep_dims": True})
     extremes = partition.exchange("gather", extreme, layout.axis)
-    (whole,) = partition.copy(node.operation, [extremes, along])
+    (whole,) = node.copy([extremes, along])
     return [Value(REPLICATED, whole=whole)]
 
 
@@ -96,9 +91,7 @@ def _place_of_extreme(node: Node, value: Value, over: Value) -> Factors:
 
 @shape_of("TopKV2")
 def _shape_of_top_k(node: Node, value: Value, count: Value) -> Shape:
-    require(count.known is not None)
-    size = count.known.flat[0]
-    return (*value.sizes[:-1], None if size is UNKNOWN else size)
+    return (*value.sizes[:-1], count.number)
 
 
 @axes("L2Loss")
@@ -108,9 +101,7 @@ def _half_of_squares(node: Node, value: Value) -> Factors:
 
 
 @rule("BiasAddGrad")
-def _bias_gradient_of_images(
-    partition: Partitioner, node: Node, value: Value
-) -> Values:
+def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     """The same sum, which oneDNN does not fuse with the kernel's gradient.
 
     What it fuses them to has no second output where there are no images.
@@ -119,7 +110,7 @@ def _bias_gradient_of_images(
     at = _channels(node, value)
     require(value.rank > 2 and layout.axis != at)
     gone = [axis for axis in range(value.rank) if axis != at]
-    total = partition.op("Sum", [rows, gone], node.shapes[0])
+    total = node.partition.op("Sum", [rows, gone], node.shapes[0])
     return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
 
 

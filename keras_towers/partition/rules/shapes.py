@@ -22,6 +22,7 @@ from keras_towers.partition.layouts import (
     Value,
     Values,
     require,
+    sizes_of,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
@@ -31,11 +32,12 @@ from keras_towers.partition.sizes import UNKNOWN, Size
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
-def _sizes(partition: Partitioner, node: Node, *values: Value) -> Values:
+def _sizes(node: Node, *values: Value) -> Values:
+    partition = node.partition
     require(not any(isinstance(value.layout, ListOf) for value in values))
     results = []
     for index, value in enumerate(values):
-        known: Any = [UNKNOWN if s is None else s for s in value.sizes]
+        known: Any = value.sizes
         dtype = node.output_dtype(index)
         if node.type == "Rank":
             whole, known = partition.constant(value.rank, dtype), value.rank
@@ -69,11 +71,11 @@ def _measured(partition: Partitioner, value: Value) -> list[Tensor]:
 
 @shape_of("Fill")
 def target_sizes(node: Node, target: Value, *rest: Value) -> Shape:
-    """Return the shape that an operation is given, None for unknown sizes."""
-    output = node.shapes[0]
-    require(output.rank is not None)
+    """Return the shape that an operation is given."""
+    require(node.shapes[0].rank is not None)
+    output = sizes_of(node.shapes[0])
     if target.known is None:
-        return tuple(output)
+        return output
     return tuple(
         traced if size is UNKNOWN or size == -1 else size
         for size, traced in zip(np.ravel(target.known), output, strict=True)
@@ -98,9 +100,8 @@ def rows_of_sizes(partition: Partitioner, sizes: Sequence[Any]) -> Sharded:
 
 
 @rule("BroadcastTo")
-def _broadcast(
-    partition: Partitioner, node: Node, value: Value, target: Value
-) -> Values:
+def _broadcast(node: Node, value: Value, target: Value) -> Values:
+    partition = node.partition
     sizes = target_sizes(node, target)
     ahead = len(sizes) - len(value.sizes)
     if value.sharded is not None:
@@ -113,16 +114,14 @@ def _broadcast(
         if axis >= 0 and value.sizes[axis] != 1:
             own = layout.along(axis)
             value = Value(own, partition.rows(value, own))
-    return partition.of_shape(node, [value, target], 1, sizes, layout)
+    return node.of_shape([value, target], 1, sizes, layout)
 
 
 @rule("Fill")
-def _filled(
-    partition: Partitioner, node: Node, target: Value, value: Value
-) -> Values:
+def _filled(node: Node, target: Value, value: Value) -> Values:
     sizes = target_sizes(node, target)
-    layout = rows_of_sizes(partition, sizes)
-    return partition.of_shape(node, [target, value], 0, sizes, layout)
+    layout = rows_of_sizes(node.partition, sizes)
+    return node.of_shape([target, value], 0, sizes, layout)
 
 
 @shape_of("BroadcastTo")
@@ -132,38 +131,32 @@ def _shape_of_broadcast(node: Node, value: Value, target: Value) -> Shape:
 
 @shape_of("Range")
 def _shape_of_range(node: Node, start: Value, end: Value, step: Value) -> Shape:
-    first, last, by = (
-        UNKNOWN if value.known is None else value.known.flat[0]
-        for value in (start, end, step)
-    )
-    require(first == 0 and by == 1 and last is not UNKNOWN)
-    return (last,)
+    require(start.number == 0 and step.number == 1)
+    return (end.number,)
 
 
 @shape_of("Reshape")
 def _shape_of_reshape(node: Node, value: Value, target: Value) -> Shape:
     """Find the one size of a shape that is not known by all others."""
     sizes = list(target_sizes(node, target))
-    if sizes.count(None) != 1 or value.shape is None:
+    if sizes.count(UNKNOWN) != 1 or value.shape is None:
         return tuple(sizes)
-    rest = _product([size for size in sizes if size is not None])
+    at = sizes.index(UNKNOWN)
+    rest = math.prod(sizes[:at] + sizes[at + 1 :])
     if isinstance(rest, Size) or rest:
-        size: Any = _product(value.shape) // rest
-        sizes[sizes.index(None)] = None if size is UNKNOWN else size
+        sizes[at] = math.prod(value.shape) // rest
     return tuple(sizes)
 
 
 @rule("Reshape")
-def _reshaped(
-    partition: Partitioner, node: Node, value: Value, target: Value
-) -> Values:
+def _reshaped(node: Node, value: Value, target: Value) -> Values:
     sizes = _shape_of_reshape(node, value, target)
     if value.is_partial:
         factors = Factors([None, None], [[None] * len(sizes)], [[0]])
-        return divided(partition, node, [value, target], factors)
+        return divided(node, [value, target], factors)
     before, _ = value.as_rows()
     layout = _rows_after(before, value.sizes, sizes)
-    return partition.of_shape(node, [value, target], 1, sizes, layout)
+    return node.of_shape([value, target], 1, sizes, layout)
 
 
 def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
@@ -172,21 +165,16 @@ def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
     An entry's place is (what is ahead, unit, what is behind): what is ahead are
     the axes before and the blocks, what is behind the rows and axes after.
     """
-    ahead = _product(shape[: layout.axis]) * layout.blocks
-    behind = _product(shape[layout.axis + 1 :]) * layout.rows
+    ahead: Any = math.prod(shape[: layout.axis]) * layout.blocks
+    behind = math.prod(shape[layout.axis + 1 :]) * layout.rows
     for axis, size in enumerate(sizes):
-        count, before = layout.units_in(size) or 0, _product(sizes[:axis])
+        count, before = layout.units_in(size) or 0, math.prod(sizes[:axis])
         blocks = ahead // before if count and before != 0 else None
         if isinstance(blocks, int) and blocks and not count % blocks:
             rows = count // blocks
-            if _product(sizes[axis + 1 :]) * rows == behind:
+            if math.prod(sizes[axis + 1 :]) * rows == behind:
                 return Sharded(axis, layout.unit, blocks, rows)
     raise NotDivided
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    """How many entries there are; ``UNKNOWN`` if it is not known."""
-    return math.prod(UNKNOWN if size is None else size for size in sizes)
 
 
 @axes("Tile")
@@ -199,10 +187,9 @@ def _tiled_axes(node: Node, value: Value, times: Value) -> Factors:
 
 
 @rule("Tile")
-def _tiled(
-    partition: Partitioner, node: Node, value: Value, times: Value
-) -> Values:
+def _tiled(node: Node, value: Value, times: Value) -> Values:
     """What all have is repeated as rows."""
+    partition = node.partition
     require(value.sharded is None)
     sizes = _shape_of_tile(node, value, times)
     for axis, size in enumerate(sizes):
@@ -212,18 +199,17 @@ def _tiled(
             continue
         shape = partition.local_target(times, times.known, layout)
         given = [partition.replicated(value), shape]
-        return partition.on_towers(node, given, layout, shapes=[sizes])
+        return node.on_towers(given, layout, shapes=[sizes])
     raise NotDivided
 
 
 @shape_of("Tile")
 def _shape_of_tile(node: Node, value: Value, times: Value) -> Shape:
     require(times.known is not None)
-    sizes = [
-        UNKNOWN if size is None else size * number
+    return tuple(
+        size * number
         for size, number in zip(value.sizes, times.known, strict=True)
-    ]
-    return tuple(None if size is UNKNOWN else size for size in sizes)
+    )
 
 
 # ---- whole axes --------------------------------------------------------------
@@ -294,7 +280,7 @@ def _axes_of_concat(node: Node, *values: Value) -> Factors:
 
 
 @rule("ConcatV2")
-def _concat(partition: Partitioner, node: Node, *values: Value) -> Values:
+def _concat(node: Node, *values: Value) -> Values:
     """Rows of several tensors, one after the other, are blocks of rows."""
     *parts, over = values
     layouts, operands = zip(*[part.as_rows() for part in parts], strict=True)
@@ -305,5 +291,5 @@ def _concat(partition: Partitioner, node: Node, *values: Value) -> Values:
     blocks = sum(layout.blocks for layout in layouts)
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
-    given = [*operands, partition.replicated(over)]
-    return partition.on_towers(node, given, joined, shapes=[shape])
+    given = [*operands, node.partition.replicated(over)]
+    return node.on_towers(given, joined, shapes=[shape])

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
-from keras_towers.partition.conversions import local_shape, static
 from keras_towers.partition.division import divided
 from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import (
@@ -20,7 +19,9 @@ from keras_towers.partition.layouts import (
     Sharded,
     Value,
     Values,
+    local_shape,
     require,
+    static,
 )
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.registry import Node, axes, rule, shape_of
@@ -79,17 +80,15 @@ def _shape(node: Node, value: Value, *ends: Value) -> Shape:
             # Rows of which every so many were taken are no rows of a unit.
             size = UNKNOWN
         if not span.dropped:
-            sizes.append(None if size is UNKNOWN else size)
+            sizes.append(size)
     return tuple(sizes)
 
 
 @rule("StridedSlice", "Slice")
-def _sliced(
-    partition: Partitioner, node: Node, value: Value, *ends: Value
-) -> Values:
+def _sliced(node: Node, value: Value, *ends: Value) -> Values:
     layout, _ = value.as_rows()
     span = _part_of(_spans(node, value.sizes, ends), layout.axis)
-    return [_blocks(partition, value, span.begin, span.size)]
+    return [_blocks(node.partition, value, span.begin, span.size)]
 
 
 def _part_of(taken: Sequence[Span], axis: int) -> Span:
@@ -147,7 +146,7 @@ def _split_axes(node: Node, *inputs: Value) -> Factors:
 
 
 @rule("Split", "SplitV")
-def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
+def _split(node: Node, *inputs: Value) -> Values:
     """Blocks of rows become rows."""
     at, gone = _split_given(node, inputs)
     (layout, _), count = inputs[at].as_rows(), node.num_outputs
@@ -155,7 +154,7 @@ def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
     begins = itertools.accumulate(sizes, initial=0)
     return [
-        _blocks(partition, inputs[at], begin, size)
+        _blocks(node.partition, inputs[at], begin, size)
         for begin, size in zip(begins, sizes, strict=False)
     ]
 
@@ -164,26 +163,23 @@ def _split(partition: Partitioner, node: Node, *inputs: Value) -> Values:
 
 
 @rule("StridedSliceGrad")
-def _strided_gradient(
-    partition: Partitioner, node: Node, target: Value, *inputs: Value
-) -> Values:
+def _strided_gradient(node: Node, target: Value, *inputs: Value) -> Values:
     *ends, value = inputs
-    known = target.known
-    if known is None or value.shape is None:
+    sizes = target.known
+    if sizes is None or value.shape is None:
         raise NotDivided
-    sizes = [None if size is UNKNOWN else size for size in known]
     taken = _spans(node, sizes, ends)
     whole, left = _labels(taken, len(sizes))
     if value.sharded is None:
         factors = Factors([*[None] * 4, left], [whole], [[4]])
-        return divided(partition, node, [target, *inputs], factors)
+        return divided(node, [target, *inputs], factors)
     layout = value.sharded
     axis = left[layout.axis]
     if axis is None or sizes[axis] != layout.size:
         span = _part_of(taken, layout.axis)
-        return [_padded(partition, value, span.begin, sizes[layout.axis])]
+        return [_padded(node.partition, value, span.begin, sizes[layout.axis])]
     given, spread = [target, *inputs], layout.along(axis)
-    return partition.of_shape(node, given, 0, sizes, spread)
+    return node.of_shape(given, 0, sizes, spread)
 
 
 def _padded(
@@ -224,13 +220,11 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
 
 
 @rule("Pad")
-def _pad(
-    partition: Partitioner, node: Node, value: Value, widths: Value
-) -> Values:
+def _pad(node: Node, value: Value, widths: Value) -> Values:
     (layout, _), known = value.as_rows(), widths.known
     require(known is not None)
     padded = [axis for axis, pair in enumerate(known) if any(pair != 0)]
     require(padded == [layout.axis])
     before, behind = known[layout.axis]
     size = value.sizes[layout.axis] + before + behind
-    return [_padded(partition, value, before, size)]
+    return [_padded(node.partition, value, before, size)]
