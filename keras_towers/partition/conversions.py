@@ -1,6 +1,7 @@
-"""Values in the layouts that operations need: exchanged, cut, or as parts.
+"""Converts values to the layouts that operations need.
 
-Also what these take: the units of which towers have some, and sizes.
+A conversion is an exchange, a slice, or a partial sum. This module also builds
+the tensors of sizes that conversions and rules take.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from keras_towers.partition.folding import LARGEST
 from keras_towers.partition.layouts import (
     REPLICATED,
     DataDependentUnit,
+    Layout,
     ListOf,
     NotDivided,
     Partial,
@@ -26,25 +28,29 @@ from keras_towers.partition.layouts import (
     Value,
     require,
 )
-from keras_towers.partition.list_elements import whole_list
+from keras_towers.partition.list_elements import gather_list, local_list
 from keras_towers.partition.program import Tensor
-from keras_towers.partition.sizes import Size, name_of, own_symbol
+from keras_towers.partition.sizes import (
+    Size,
+    data_dependent_symbol,
+    symbol_name,
+)
 
 
 class CannotGather(Exception):
-    """An operation without a rule needs a list of rows."""
+    """An operation without a rule takes a list that cannot be gathered."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a graph is laid out.
+    """Options of a layout.
 
     Attributes:
         ranks: whether several processes run the program.
-        xla: whether XLA compiles what towers compute.
-        gather_ratio: how many times as many entries as one unit's rows a sum
-            over all rows needs to have for the rows to be gathered, and the sum
-            to be computed once; None: towers always add up parts of it.
+        xla: whether XLA compiles the functions of towers.
+        gather_ratio: the minimal ratio of the size of a sum over rows to the
+            size of one unit's rows for which the rows are gathered and the sum
+            is computed once; None: rows are never gathered for this.
         lists: whether lists of rows may be divided.
     """
 
@@ -55,20 +61,18 @@ class Options:
 
 
 class Converter(Builder):
-    """Gives operations the values that they need, each of them once.
+    """Converts values to layouts, each value once per layout.
 
     Args:
-        unit: what the rows of a batch are divided by: examples.
-        is_first: whether a tower is the first.
-        options: how the graph is laid out.
-        meets: as of ``Builder``.
+        unit: the unit of the batch: examples.
+        is_first: a tensor: whether a tower is the first.
+        options: the options of the layout.
+        can_exchange: as in ``Builder``.
 
     Attributes:
-        sizes: maps the symbol of a size to the tensor that holds its value, the
-            same on all towers.
+        sizes: tensors of the global sizes that symbols stand for, by symbol.
         has_gathered: whether rows are gathered because of ``gather_ratio``.
-        units: other units, by what they follow from, and by the symbols of
-            their sizes.
+        units: the data-dependent units, by the symbols of their sizes.
     """
 
     def __init__(
@@ -76,141 +80,159 @@ class Converter(Builder):
         unit: Unit,
         is_first: Tensor,
         options: Options,
-        meets: bool = True,
+        can_exchange: bool = True,
     ):
-        super().__init__(meets)
+        super().__init__(can_exchange)
         self.unit = unit
         self.is_first = is_first
         self.options = options
         self.has_gathered = False
         self.sizes: dict[str, Tensor] = {}
-        self.units: dict[Any, DataDependentUnit] = {}
+        self.units: dict[str, DataDependentUnit] = {}
+        self._unit_by_key: dict[Any, DataDependentUnit] = {}
         self._fractions: dict[Any, Tensor] = {}
         self._rows: dict[Any, Tensor] = {}
         self._parts: dict[Any, Tensor] = {}
 
     # ---- conversions ---------------------------------------------------------
 
-    def whole(self, value: Value) -> Tensor:
-        """Return the value of one device, which all have."""
+    def assemble(self, value: Value) -> Tensor:
+        """Return the whole value, adding an exchange if it is needed."""
         if value.whole is None:
-            value.whole = self._whole(value)
+            value.whole = self._assemble(value)
         return value.whole
 
-    def _whole(self, value: Value) -> Tensor:
+    def _assemble(self, value: Value) -> Tensor:
         if isinstance(value.layout, ListOf):
-            require(self.meets)
+            require(self.can_exchange)
             try:
-                return whole_list(self, value)
+                return gather_list(self, value)
             except NotDivided:
                 raise CannotGather from None
         if value.whole_from is not None:
-            wholes = [self.whole(given) for given in value.whole_from.inputs]
+            wholes = [self.assemble(given) for given in value.whole_from.inputs]
             outputs = self.copy(value.whole_from.operation, wholes)
             return outputs[value.whole_from.index]
         local = cast("Tensor", value.local)
         if isinstance(value.layout, Partial):
             return self.exchange("sum", local)
         if isinstance(value.layout, Sharded):
-            return self._gathered(value.layout, local, value.shape or ())
+            return self._gather(value.layout, local, value.shape or ())
         return self.exchange("first", local)
 
-    def _gathered(
+    def _gather(
         self, layout: Sharded, local: Tensor, shape: Sequence[Any]
     ) -> Tensor:
         axis, unit = layout.axis, layout.unit
         if layout.blocks == 1:
             return self.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
-        apart = self._blocks_apart(local, layout, unit.count, shape)
+        apart = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
         gathered = self.exchange("gather", apart, axis + 1, rows)
-        return self._blocks_joined(gathered, layout, unit.total, shape)
+        return self._merge_blocks(gathered, layout, unit.total, shape)
 
-    def _blocks_apart(
+    def _split_blocks(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        """Give blocks an axis of their own, ahead of that of their rows."""
-        axis, rows = layout.axis, self.times(layout.rows, units)
+        """Insert an axis of blocks before the axis of their rows."""
+        axis, rows = layout.axis, self.scaled_size(layout.rows, units)
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
-        return self._reshaped(tensor, sizes, axis, -1)
+        return self._reshape(tensor, sizes, axis, -1)
 
-    def _blocks_joined(
+    def _merge_blocks(
         self, tensor: Tensor, layout: Sharded, units: Tensor, shape: Any
     ) -> Tensor:
-        axis, rows = layout.axis, self.times(layout.count, units)
+        axis, rows = layout.axis, self.scaled_size(layout.rows_per_unit, units)
         sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
-        return self._reshaped(tensor, sizes, axis, 1)
+        return self._reshape(tensor, sizes, axis, 1)
 
-    def _reshaped(
+    def _reshape(
         self, tensor: Tensor, sizes: Sequence[Any], axis: int, shift: int
     ) -> Tensor:
-        """Return a tensor of other sizes.
+        """Reshape a tensor.
 
         Args:
             tensor: the tensor.
-            sizes: tensors, or sizes in symbols; those that are not known are
-                those of the tensor.
-            axis: the first axis that has another size.
-            shift: by how much axes behind it were more to the right.
+            sizes: the new shape: tensors, or sizes in symbols. Unknown ones are
+                copied from the tensor.
+            axis: the first axis that differs.
+            shift: the offset to the old index of later axes.
         """
-        before = self.shape(tensor)
+        before = self.shape_vector(tensor)
         target = [
             size
             if isinstance(size, (int, Tensor))
-            else self.entry(before, index if index < axis else index + shift)
+            else self.vector_entry(
+                before, index if index < axis else index + shift
+            )
             for index, size in enumerate(sizes)
         ]
-        given = [tensor, self.vector(target, SIZE)]
+        given = [tensor, self.size_vector(target, SIZE)]
         return self.op("Reshape", given, sizes)
 
-    def replicated(self, value: Value) -> Tensor:
-        """Return the whole value, as every tower has it."""
+    def replicate(self, value: Value) -> Tensor:
+        """Return the whole value as a tensor on every tower."""
         if value.layout == REPLICATED and value.local is not None:
             return value.local
-        return self.whole(value)
+        return self.assemble(value)
 
-    def rows(self, value: Value, layout: Sharded) -> Tensor:
-        """Return each tower's own rows of a value.
+    def shard(self, value: Value, layout: Sharded) -> Tensor:
+        """Return each tower's rows of a value.
 
         Args:
             value: the value.
-            layout: where its rows are to be.
+            layout: the layout of the rows.
 
         Raises:
-            NotDivided: if it has no such.
+            NotDivided: the value does not have these rows.
         """
         if value.layout == layout:
             return cast("Tensor", value.local)
         require(value.sizes[layout.axis] == layout.size)
         key = value, layout
         if key not in self._rows:
-            self._rows[key] = self._own_rows(value, layout)
+            self._rows[key] = self._slice_own_rows(value, layout)
         return self._rows[key]
 
-    def _own_rows(self, value: Value, layout: Sharded) -> Tensor:
-        tensor, unit, axis = self.replicated(value), layout.unit, layout.axis
-        first = self.times(layout.rows, unit.start)
-        count = self.times(layout.rows, unit.count)
+    def _slice_own_rows(self, value: Value, layout: Sharded) -> Tensor:
+        tensor, unit, axis = self.replicate(value), layout.unit, layout.axis
+        first = self.scaled_size(layout.rows, unit.start)
+        count = self.scaled_size(layout.rows, unit.count)
         shape: Any = value.shape
         if layout.blocks == 1:
-            return self.sliced(tensor, shape, axis, first, count)
-        apart = self._blocks_apart(tensor, layout, unit.total, shape)
+            return self.slice_rows(tensor, shape, axis, first, count)
+        apart = self._split_blocks(tensor, layout, unit.total, shape)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
-        rows = self.sliced(apart, sizes, axis + 1, first, count)
-        return self._blocks_joined(rows, layout, unit.count, shape)
+        rows = self.slice_rows(apart, sizes, axis + 1, first, count)
+        return self._merge_blocks(rows, layout, unit.count, shape)
 
-    def partial(self, value: Value) -> Tensor:
-        """Return each tower's part of a sum: the first tower has all of it."""
+    def to_partial(self, value: Value) -> Tensor:
+        """Return a partial sum: the whole on the first tower, 0 on the rest."""
         if value.is_partial:
             return cast("Tensor", value.local)
         if value not in self._parts:
-            whole = self.replicated(value)
+            whole = self.replicate(value)
             zeros = self.op("ZerosLike", [whole], whole.shape)
             self._parts[value] = self.op(
                 "SelectV2", [self.is_first, whole, zeros], whole.shape
             )
         return self._parts[value]
+
+    def to_layout(self, value: Value, layout: Layout) -> Tensor:
+        """Return the local tensor of a value in another layout.
+
+        Raises:
+            NotDivided: this would need an exchange.
+        """
+        if isinstance(layout, ListOf):
+            return local_list(self, value, layout)
+        require(value.is_replicated or value.layout == layout)
+        if isinstance(layout, Sharded):
+            return self.shard(value, layout)
+        if isinstance(layout, Partial):
+            return self.to_partial(value)
+        return self.replicate(value)
 
     # ---- units ---------------------------------------------------------------
 
@@ -218,17 +240,23 @@ class Converter(Builder):
         """Return the unit of rows that a tower has because of its data.
 
         Args:
-            key: what the unit follows from: the same key, the same unit.
-            count: how many of them a tower has.
+            key: identifies the unit: equal keys yield the same unit.
+            count: the number of units of each tower.
         """
-        if key not in self.units:
-            size = own_symbol(f"found{len(self.units)}")
+        if key not in self._unit_by_key:
+            size = data_dependent_symbol(f"found{len(self.units)}")
             unit = DataDependentUnit(size, count, self)
-            self.units[key] = self.units[name_of(size)] = unit
-        return self.units[key]
+            self._unit_by_key[key] = self.units[symbol_name(size)] = unit
+        return self._unit_by_key[key]
 
-    def fraction(self, unit: Unit | DataDependentUnit, dtype: Any) -> Tensor:
-        """Return which part of all units each tower has."""
+    def alias_unit(self, key: Any, unit: DataDependentUnit) -> None:
+        """Have another key identify a unit, unless the key is in use."""
+        self._unit_by_key.setdefault(key, unit)
+
+    def unit_fraction(
+        self, unit: Unit | DataDependentUnit, dtype: Any
+    ) -> Tensor:
+        """Return the fraction of all units that each tower has."""
         key = unit, dtype
         if key not in self._fractions:
             counts = [
@@ -239,33 +267,33 @@ class Converter(Builder):
             self._fractions[key] = self.cast(fraction, dtype, is_repeated=False)
         return self._fractions[key]
 
-    def rows_along(self, axis: int, size: Any) -> Sharded | None:
-        """Return the rows that an axis of some size has; None: it has none."""
+    def find_rows(self, axis: int, size: Any) -> Sharded | None:
+        """Return the layout of an axis whose size is a multiple of a unit's."""
         for unit in (self.unit, *self.units.values()):
             layout = Sharded(axis, unit)
-            rows = layout.units_in(size)
+            rows = layout.rows_per_unit_in(size)
             if rows:
                 return dataclasses.replace(layout, rows=rows)
         return None
 
     # ---- sizes ---------------------------------------------------------------
 
-    def times(self, number: int, tensor: Tensor) -> Tensor:
-        """Return a number of sizes."""
-        return tensor if number == 1 else self.product(tensor, number)
+    def scaled_size(self, number: int, tensor: Tensor) -> Tensor:
+        """Return ``number * tensor``."""
+        return tensor if number == 1 else self.size_product(tensor, number)
 
-    def product(self, a: Tensor, b: Tensor | int) -> Tensor:
+    def size_product(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Return the product of two sizes."""
-        return self.calculated("Mul", a, b)
+        return self.compute_size("Mul", a, b)
 
-    def calculated(self, type_: str, *sizes: Tensor | int) -> Tensor:
-        """Return a size that follows from others.
+    def compute_size(self, type_: str, *sizes: Tensor | int) -> Tensor:
+        """Compute a size from sizes.
 
-        Every function that needs it calculates it.
+        The operation is repeated in every function that uses the size.
         """
         return self.op(type_, sizes, (), is_repeated=True)
 
-    def entry(self, vector: Tensor, index: int) -> Tensor:
+    def vector_entry(self, vector: Tensor, index: int) -> Tensor:
         """Return an entry of a vector."""
         return self.op(
             "StridedSlice",
@@ -275,16 +303,16 @@ class Converter(Builder):
             shrink_axis_mask=1,
         )
 
-    def length(self, tensor: Tensor, axis: int = 0) -> Tensor:
-        """Return the size of an axis of a tensor, as towers have it."""
-        return self.entry(self.shape(tensor), axis)
+    def axis_size(self, tensor: Tensor, axis: int = 0) -> Tensor:
+        """Return the local size of an axis."""
+        return self.vector_entry(self.shape_vector(tensor), axis)
 
-    def shape(self, tensor: Tensor) -> Tensor:
-        """Return the sizes of all axes of a tensor, as towers have it."""
+    def shape_vector(self, tensor: Tensor) -> Tensor:
+        """Return the local shape of a tensor, as a vector."""
         return self.op("Shape", [tensor], is_repeated=True, out_type=SIZE)
 
-    def size(self, size: Any) -> Tensor | None:
-        """Return a size of one device; None: nobody knows it yet."""
+    def global_size(self, size: Any) -> Tensor | None:
+        """Return the tensor of a global size; None: it is not available."""
         if isinstance(size, (int, np.integer)):
             return self.constant(int(size), SIZE)
         if not isinstance(size, Size) or not isinstance(size.number, int):
@@ -296,31 +324,35 @@ class Converter(Builder):
             if factor is None or power < 1:
                 return None
             factors += [factor] * power
-        return self.times(size.number, functools.reduce(self.product, factors))
+        return self.scaled_size(
+            size.number, functools.reduce(self.size_product, factors)
+        )
 
-    def vector(self, entries: Sequence[Tensor | int], dtype: Any) -> Tensor:
-        """Return a vector of sizes."""
+    def size_vector(
+        self, entries: Sequence[Tensor | int], dtype: Any
+    ) -> Tensor:
+        """Pack sizes into a vector."""
         if not any(isinstance(entry, Tensor) for entry in entries):
             return self.constant(entries, dtype)
         shape = (len(entries),)
         packed = self.op("Pack", entries, shape, is_repeated=True, axis=0)
         return self.cast(packed, dtype)
 
-    def along(
-        self, axis: int, rank: int, size: Tensor | int, others: int
+    def size_at_axis(
+        self, axis: int, rank: int, size: Tensor | int, rest: int
     ) -> Tensor:
-        """Return a vector of a size for an axis, and a number for the others.
+        """Return a vector with a size at one axis, and a number at the rest.
 
         Args:
-            axis: the axis.
-            rank: the number of axes.
-            size: what is given for the axis.
-            others: what is given for each of the others.
+            axis: the index of the size.
+            rank: the length of the vector.
+            size: the size.
+            rest: the number.
         """
-        entries = [size if k == axis else others for k in range(rank)]
-        return self.vector(entries, SIZE)
+        entries = [size if k == axis else rest for k in range(rank)]
+        return self.size_vector(entries, SIZE)
 
-    def sliced(
+    def slice_rows(
         self,
         tensor: Tensor,
         shape: Sequence[Any],
@@ -328,66 +360,72 @@ class Converter(Builder):
         first: Tensor | int,
         count: Tensor,
     ) -> Tensor:
-        """Return some rows of a tensor.
+        """Slice a range of rows.
 
         Args:
             tensor: the tensor.
             shape: its shape, as far as it is known.
             axis: the axis of the rows.
-            first: the first of them.
-            count: how many they are.
+            first: the index of the first row.
+            count: the number of rows.
         """
-        begin = self.along(axis, len(shape), first, 0)
-        # XLA takes no size of -1 if it does not know where rows begin.
+        begin = self.size_at_axis(axis, len(shape), first, 0)
+        # XLA needs explicit sizes in a slice whose begin is dynamic.
         sizes = [size if isinstance(size, int) else -1 for size in shape]
-        size = self.vector([*sizes[:axis], count, *sizes[axis + 1 :]], SIZE)
+        size = self.size_vector(
+            [*sizes[:axis], count, *sizes[axis + 1 :]], SIZE
+        )
         known = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.op("Slice", [tensor, begin, size], known)
 
     def cast(
         self, tensor: Tensor, dtype: Any, is_repeated: bool = True
     ) -> Tensor:
-        """Return a tensor of another dtype."""
+        """Cast a tensor, unless it has the dtype."""
         if tensor.dtype == dtype:
             return tensor
         return self.op(
             "Cast", [tensor], tensor.shape, is_repeated=is_repeated, DstT=dtype
         )
 
-    def vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
-        """Return a vector of sizes that towers are given.
+    def size_vector_like(self, vector: Value, entries: Sequence[Any]) -> Tensor:
+        """Return a copy of a vector with other entries.
 
         Args:
-            vector: what one device is given.
-            entries: sizes, or tensors of towers; None: as on one device.
+            vector: the vector.
+            entries: the new entries: sizes or tensors; None: unchanged.
         """
-        like = self.replicated(vector)
+        like = self.replicate(vector)
         if all(isinstance(entry, int) for entry in entries):
             return self.constant(entries, like.dtype)
         found: list[Tensor] = []
         for index, entry in enumerate(entries):
-            size = entry if isinstance(entry, Tensor) else self.size(entry)
+            size = (
+                entry if isinstance(entry, Tensor) else self.global_size(entry)
+            )
             if size is None:
-                size = self.cast(self.entry(like, index), SIZE)
+                size = self.cast(self.vector_entry(like, index), SIZE)
             found.append(size)
-        return self.vector(found, like.dtype)
+        return self.size_vector(found, like.dtype)
 
     def local_target(
         self, target: Value, sizes: Sequence[Any], layout: Sharded
     ) -> Tensor:
-        """Return the shape that each tower makes its rows of.
+        """Return the local shape for an operation that takes a global one.
 
         Args:
-            target: the shape that one device makes: a vector.
+            target: the global shape, a vector.
             sizes: its entries, as far as they are known.
-            layout: where the rows are.
+            layout: the layout of the output.
         """
         own: list[Any] = list(sizes)
-        own[layout.axis] = self.times(layout.count, layout.unit.count)
-        return self.vector_like(target, own)
+        own[layout.axis] = self.scaled_size(
+            layout.rows_per_unit, layout.unit.count
+        )
+        return self.size_vector_like(target, own)
 
 
 def is_small(shape: tf.TensorShape) -> bool:
-    """Whether a tensor of a shape is not worth an exchange of its own."""
+    """Whether a tensor is too small to be worth an exchange."""
     size = shape.num_elements()
     return size is not None and size <= LARGEST

@@ -1,4 +1,4 @@
-"""What a slice takes of each axis of a tensor."""
+"""The range of each axis that a slice selects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from keras_towers.partition.registry import Node
 from keras_towers.partition.sizes import UNKNOWN, compared
 
-# Ends that mean "to the end", as functions of Keras write them.
+# Stops that Keras uses for "to the end".
 _FAR = (2**31 - 1, 2**63 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """What a slice takes of one axis.
+    """The range of an axis that a slice selects.
 
     Attributes:
-        axis: the axis of the whole tensor; None for an axis that is new.
+        axis: the axis of the sliced tensor; None for a new axis.
         begin: the first index.
-        size: the number of entries; None for all.
-        stride: the distance of two entries.
-        dropped: whether one entry is taken, without its axis.
+        size: the number of entries; None: all entries.
+        stride: the distance between entries.
+        dropped: whether a single entry is selected, and the axis is dropped.
     """
 
     axis: int | None
@@ -34,18 +34,18 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it takes all of an axis."""
+        """Whether all of an axis is selected."""
         return self.axis is not None and self.size is None
 
 
 def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
-    """Return what a slice takes, axis by axis.
+    """Return the spans of a slice, axis by axis.
 
     Args:
         node: a slice, a strided slice, or the gradient of one.
-        shape: the shape of what it slices.
-        *ends: the entries of what else it is given: where it begins, and how
-            much it takes, or where it ends and by which strides.
+        shape: the shape of the sliced tensor.
+        *ends: the known entries of its begin and size, or of its begin, end and
+            strides.
     """
     if node.type == "Slice":
         return [
@@ -57,7 +57,7 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
         name: node.attr(f"{name}_mask")
         for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")
     }
-    # Each entry is the ellipsis, a new axis, or what is taken of an axis.
+    # An entry is the ellipsis, a new axis, or the range of an axis.
     others = masks["ellipsis"] | masks["new_axis"]
     named = sum(not others >> k & 1 for k in range(len(strides)))
     taken: list[Span] = []
@@ -75,8 +75,8 @@ def spans(node: Node, shape: Sequence[Any], *ends: Any) -> list[Span]:
             taken.append(Span(axis, begin[k], 1, dropped=True))
         else:
             first = None if masks["begin"] >> k & 1 else begin[k]
-            behind = None if masks["end"] >> k & 1 else end[k]
-            taken.append(_span(axis, shape[axis], first, behind, stride))
+            last = None if masks["end"] >> k & 1 else end[k]
+            taken.append(_span(axis, shape[axis], first, last, stride))
         axis += 1
     return taken + [Span(a) for a in range(axis, len(shape))]
 
@@ -120,7 +120,7 @@ def _span(axis: int, size: Any, begin: Any, end: Any, stride: Any) -> Span:
 
 
 def _from_end(end: Any, size: Any) -> Any:
-    """An index that may be counted from the end."""
+    """Convert an index that may count from the end."""
     negative = compared(operator.lt, end, 0)
     if negative is UNKNOWN:
         return UNKNOWN

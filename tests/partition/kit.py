@@ -13,7 +13,7 @@ from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
-    Below,
+    BelowLimit,
     Partial,
     Sharded,
 )
@@ -349,9 +349,9 @@ def _check_claims(graph, values, wholes, count):
                     power, actual / claimed.number
                 )
                 assert whole == actual, (tensor, claimed)
-        if isinstance(value.numbers, Below):
-            inside = (array >= 0) & (array < value.numbers.limit)
-            assert inside.all(), (tensor, value.numbers)
+        if isinstance(value.meaning, BelowLimit):
+            inside = (array >= 0) & (array < value.meaning.limit)
+            assert inside.all(), (tensor, value.meaning)
 
 
 def evaluated(claimed, count):

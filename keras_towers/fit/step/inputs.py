@@ -17,7 +17,7 @@ from keras_towers.partition.layouts import (
     SparseIndices,
     SparseShape,
 )
-from keras_towers.partition.own_rows import OfOwnRows
+from keras_towers.partition.local_step import LocalStep
 from keras_towers.partition.program import Inputs
 
 
@@ -76,7 +76,7 @@ class DividedBatch:
 
     def add_whole_batch(
         self,
-        own_rows: OfOwnRows,
+        own_rows: LocalStep,
         shared: dict[Any, Any],
         parts: Sequence[dict[Any, Any]],
         has_first: bool,

@@ -1,4 +1,4 @@
-"""Operations on each of a batch: on images, matrices and distributions."""
+"""Operations on each item of a batch: images, matrices, distributions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from keras_towers.partition.factors import Factors
 from keras_towers.partition.layouts import Value, Values, require, sizes_of
 from keras_towers.partition.registry import Node, axes, rule
 
-# Which axes count the batch: some of the first, or all but some of the last;
-# how many of the first inputs have them; and in which groups of inputs the
-# operations are linear.
+# The axes of the batch: some of the first, or all but some of the last; the
+# number of inputs that have them, which are the first; and the groups of inputs
+# in which the operations are linear.
 _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (1, 1, ()): """
         MaxPool MaxPool3D MaxPoolV2 LRN Dilation2D ResizeNearestNeighbor
@@ -26,7 +26,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
         SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
     """,
     (1, 3, ()): "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad LRNGrad",
-    # The new entries of these matrices are given, and are no zeros.
+    # The remaining entries of these matrices are inputs, and not 0.
     (-1, 1, ()): """
         Softmax LogSoftmax TopK TopKV2 NthElement MatrixDiagV2 MatrixDiagV3
     """,
@@ -55,7 +55,7 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     first, count, linear = _FAMILY_OF[node.type]
     require(all(shape.rank is not None for shape in node.shapes))
     ranks = [value.rank for value in inputs[:count]]
-    # A matrix that all share has no axis of the batch.
+    # Broadcast matrices have no axis of the batch.
     require("Solve" not in node.type or ranks[0] == ranks[1])
     ahead = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
@@ -71,15 +71,15 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     "AvgPoolGrad",
     "AvgPool3DGrad",
 )
-def _to_images(node: Node, size: Value, *rest: Value) -> Values:
-    """They are told the sizes of the images that they make."""
+def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
+    """Lay out operations that take the shape of their output."""
     *kernel, gradient = rest
     (layout, _), traced = gradient.as_rows(), node.shapes[0]
     require(traced.rank is not None and not layout.axis)
     require(all(value.sharded is None for value in kernel))
     sizes = [layout.size, *sizes_of(traced)[1:]]
     if size.known is not None:
-        # Others than those of the rows may be of the kernel.
+        # Trailing sizes may come from the kernel.
         require(len(size.known) == len(sizes))
         for axis, known in enumerate(size.known):
             if axis and isinstance(known, int):
@@ -92,23 +92,23 @@ def _to_images(node: Node, size: Value, *rest: Value) -> Values:
     "DepthwiseConv2dNativeBackpropFilter",
     "Conv3DBackpropFilterV2",
 )
-def _to_kernel(
+def _filter_gradient(
     node: Node, images: Value, size: Value, gradient: Value
 ) -> Factors:
-    # All have as many axes.
+    # Images and gradients have the same rank.
     rest = [None] * (images.rank - 1)
     return Factors(
         [[0, *rest], None, [0, *rest]],
         [[None, *rest]],
         [[0], [2]],
         summed=[0],
-        # Without an image it returns memory as it finds it.
+        # Its kernel leaves the output uninitialized if there are no images.
         needs_rows=node.type.startswith("Depthwise"),
     )
 
 
 @axes("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _product(node: Node, a: Value, b: Value) -> Factors:
+def _matmul(node: Node, a: Value, b: Value) -> Factors:
     is_single = node.type == "MatMul"
     names = ("transpose_a", "transpose_b") if is_single else ("adj_x", "adj_y")
     most = max(a.rank, b.rank) - 2
@@ -125,7 +125,7 @@ def _product(node: Node, a: Value, b: Value) -> Factors:
 @axes("Einsum")
 def _einsum(node: Node, *inputs: Value) -> Factors:
     equation = node.attr("equation").decode().replace(" ", "")
-    left, _, output = equation.partition("->")
+    left, _, output = equation.partitioner("->")
     terms = left.split(",")
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
     require("." not in equation)

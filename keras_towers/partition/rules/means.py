@@ -1,9 +1,9 @@
-"""Means over rows: of all rows, or of each tower's own; and their variances.
+"""Means over rows, the variances derived from them, and means per tower.
 
-What a step takes from a mean for its variance, ``Mean((x - Mean(x))^2)``, would
-wait for the mean of all. Each tower has its own mean and the mean of the
-squares of the distances from that; those of all follow from them (Chan, Golub
-and LeVeque, 1983) as exactly as on one device: nothing large is subtracted.
+The variance ``Mean((x - Mean(x))^2)`` would have to wait for the exchange of
+the mean. Instead, every tower computes the mean and variance of its rows, and
+both are combined in a single exchange (Chan, Golub and LeVeque, 1983). This is
+as accurate as on one device, as no large numbers are subtracted.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from keras_towers.partition.layouts import (
 from keras_towers.partition.partitioner import Partitioner
 from keras_towers.partition.program import Tensor
 from keras_towers.partition.registry import Node, rule
-from keras_towers.partition.rules.reductions import axes_of
+from keras_towers.partition.rules.reductions import known_axes
 
 _COPIES = ("Identity", "StopGradient", "Snapshot")
 
 
 @rule("Mean")
 def _mean(node: Node, value: Value, over: Value) -> Values:
-    """A mean of rows; no rows have none."""
-    partition = node.partition
-    gone, (layout, rows) = axes_of(over, value.rank), value.as_rows()
+    """Compute a mean over rows, which is NaN for a tower without rows."""
+    partitioner = node.partitioner
+    gone, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in gone and node.dtype(0).is_floating)
-    found = partition.variances.pop(node.operation.name, None)
+    found = partitioner.variances.pop(node.operation.name, None)
     if found is not None:
         return [found]
-    along = partition.constant(gone, node.dtype(1))
-    behind = _variance_behind(node.operation) if partition.meets else None
-    if behind is not None:
-        mean, partition.variances[behind.name] = _moments(
-            partition, node.operation, behind, value, along
+    along = partitioner.constant(gone, node.dtype(1))
+    variance = _find_variance(node.operation)
+    if variance is not None and partitioner.can_exchange:
+        mean, partitioner.variances[variance.name] = _add_moments(
+            partitioner, node.operation, variance, value, along
         )
         return [mean]
-    # A sum might be too large for its dtype.
+    # The sum might overflow, so the local means are weighted.
     (mean_of_tower,) = node.copy([rows, along])
-    fraction = partition.fraction(layout.unit, rows.dtype)
-    part = partition.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
+    part = partitioner.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
     return [Value(PARTIAL, part)]
 
 
-def _variance_behind(mean: Any) -> Any:
+def _find_variance(mean: Any) -> Any:
     """Return the operation that computes the variance of a mean, or None."""
     if not mean.get_attr("keep_dims") or not mean.outputs[0].dtype.is_floating:
         return None
     entries, over = mean.inputs
-    for squares in _squares_behind(mean.outputs[0], entries):
+    for squares in _find_squares(mean.outputs[0], entries):
         for operation in squares.consumers():
             is_mean = (
                 operation.type == "Mean" and operation.inputs[0] is squares
@@ -68,8 +68,8 @@ def _variance_behind(mean: Any) -> Any:
     return None
 
 
-def _squares_behind(mean: Any, entries: Any) -> Iterator[Any]:
-    """The squares of the distances of entries from their mean."""
+def _find_squares(mean: Any, entries: Any) -> Iterator[Any]:
+    """Yield squared distances of entries from their mean."""
     waiting = [mean]
     while waiting:
         tensor = waiting.pop()
@@ -95,42 +95,44 @@ def _same_axes(one: Any, other: Any) -> bool:
     return sorted(values[0].ravel()) == sorted(values[1].ravel())
 
 
-def _moments(
-    partition: Partitioner,
+def _add_moments(
+    partitioner: Partitioner,
     mean: Any,
     variance: Any,
     value: Value,
     along: Tensor,
 ) -> tuple[Value, Value]:
-    """Return a mean and a variance of rows.
+    """Compute a mean and a variance of rows; return their values.
 
     Args:
-        partition: lays out the trace.
-        mean: the operation of the mean.
-        variance: that of the variance.
-        value: of what they are.
-        along: the axes that they reduce.
+        partitioner: the partitioner of the program.
+        mean: the traced operation of the mean.
+        variance: the traced operation of the variance.
+        value: the rows.
+        along: the axes that both reduce.
     """
     (layout, rows) = value.as_rows()
     keeps = {"keep_dims": True}
-    (own_mean,) = partition.copy(mean, [rows, along])
-    squares = partition.op("SquaredDifference", [rows, own_mean], rows.shape)
-    (own_variance,) = partition.copy(
+    (own_mean,) = partitioner.copy(mean, [rows, along])
+    squares = partitioner.op("SquaredDifference", [rows, own_mean], rows.shape)
+    (own_variance,) = partitioner.copy(
         variance, [squares, along], [own_mean.shape], keeps
     )
     means, variances = (
-        partition.exchange("gather", tensor, layout.axis)
+        partitioner.exchange("gather", tensor, layout.axis)
         for tensor in (own_mean, own_variance)
     )
-    fraction = partition.fraction(layout.unit, rows.dtype)
+    fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
     ones = [1] * value.rank
-    fraction = partition.op("Reshape", [fraction, ones], ones)
-    fractions = partition.exchange("gather", fraction, layout.axis)
+    fraction = partitioner.op("Reshape", [fraction, ones], ones)
+    fractions = partitioner.exchange("gather", fraction, layout.axis)
 
     def combined(tensors: Tensor, like: Any) -> Tensor:
-        # No rows have no mean.
-        weighted = partition.op("MulNoNan", [tensors, fractions], tensors.shape)
-        return partition.op(
+        # The mean of no rows is NaN.
+        weighted = partitioner.op(
+            "MulNoNan", [tensors, fractions], tensors.shape
+        )
+        return partitioner.op(
             "Sum",
             [weighted, along],
             like.outputs[0].shape,
@@ -138,8 +140,8 @@ def _moments(
         )
 
     whole = combined(means, mean)
-    apart = partition.op("SquaredDifference", [means, whole], means.shape)
-    variances = partition.op("AddV2", [variances, apart], means.shape)
+    apart = partitioner.op("SquaredDifference", [means, whole], means.shape)
+    variances = partitioner.op("AddV2", [variances, apart], means.shape)
     return (
         Value(REPLICATED, whole=whole),
         Value(REPLICATED, whole=combined(variances, variance)),
@@ -148,19 +150,19 @@ def _moments(
 
 # ---- of each tower's own rows ------------------------------------------------
 
-# The graphs of the functions that are called here: nobody else calls them.
+# The graphs of ``_mean_of_rows``, which nothing else calls.
 _MEANS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @tf.custom_gradient
 def own_mean(x: tf.Tensor) -> Any:
-    """Return for each row the mean of all that the same tower has.
+    """Return for each row the mean of all rows of its tower.
 
     On one device it is the mean of all rows. It is its own gradient, as the
     operator is linear and self-adjoint.
 
     Args:
-        x: the rows, along the first axis.
+        x: the rows, along axis 0.
     """
     return _mean_of_rows(x), own_mean
 
@@ -172,17 +174,17 @@ def _mean_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def lay_out_own_mean(
-    partition: Partitioner, graph: Any, inputs: Values
+    partitioner: Partitioner, graph: Any, inputs: Values
 ) -> Value | None:
-    """Lay out a call of ``own_mean`` of rows; None: it is no such call."""
+    """Lay out a call of ``own_mean``; None: it is none, or has no rows."""
     if graph not in _MEANS:
         return None
     (x,) = inputs
     layout, rows = x.sharded, x.local
     if layout is None or rows is None or layout.axis or layout.blocks > 1:
         return None
-    mean = partition.op("Mean", [rows, [0]], keep_dims=True)
-    shape = partition.shape(rows)
-    # Where there are no rows, none of them has the mean of nothing.
-    means = partition.op("BroadcastTo", [mean, shape], rows.shape)
+    mean = partitioner.op("Mean", [rows, [0]], keep_dims=True)
+    shape = partitioner.shape_vector(rows)
+    # Without rows, the broadcast drops the mean, which is NaN.
+    means = partitioner.op("BroadcastTo", [mean, shape], rows.shape)
     return Value(layout, means, shape=x.shape)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
-from keras_towers.partition.own_rows import of_own_rows
+from keras_towers.partition.local_step import to_local_step
 from keras_towers.partition.program import Exchange
 from tests.partition.kit import on_towers, rows, same, traced
 
@@ -68,7 +68,7 @@ def _on_processes(loss, variable=None):
     program = partition_graph(
         graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
     )
-    mine = of_own_rows(program)
+    mine = to_local_step(program)
     program = mine.program
     ((given,),) = (update.given for update in program.updates)
     seen = given
