@@ -117,7 +117,7 @@ def _called_graphs(operation: Any) -> list[Any]:
     return [compat.graph_of_function(graph, name) for name in names]
 
 
-# ---- their order -------------------------------------------------------------
+# ---- order -------------------------------------------------------------------
 
 
 class ResourceOrder:
@@ -212,7 +212,7 @@ def _tower_phase(operands: Sequence[Tensor]) -> int:
     return int(any(tensor.on_towers for tensor in operands))
 
 
-# ---- what is computed once ---------------------------------------------------
+# ---- operations computed once ------------------------------------------------
 
 
 def compute_once(node: Node, inputs: Values) -> Values:

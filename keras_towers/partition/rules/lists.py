@@ -264,8 +264,10 @@ def _facts_after(node: Node, inputs: Values) -> Elements | None:
                 are_row_numbers=False,
             )
         case "OptionalNone" | "OptionalFromValue":
-            nothing = Elements(None, is_optional=True)
-            return functools.reduce(with_item, inputs, nothing)
+            option: Elements | None = Elements(None, is_optional=True)
+            for value in inputs:
+                option = with_item(option, value)
+            return option
     elements = elements_of(inputs[0])
     length = elements.length
     match kind:

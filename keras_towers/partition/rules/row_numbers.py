@@ -44,7 +44,7 @@ _MOVES = (
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
-# ---- where they come from ----------------------------------------------------
+# ---- sources ----------------------------------------------------------------
 
 
 @rule("Where")
@@ -107,10 +107,8 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     partitioner = node.partitioner
     layout, own_parts = parts.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    rows, trailing = (
-        partitioner.shard(values, layout),
-        values.sizes[parts.rank :],
-    )
+    rows = partitioner.shard(values, layout)
+    trailing = values.sizes[parts.rank :]
     shape = static((None, *trailing))
     found = node.copy([rows, own_parts], [shape] * node.num_outputs)
     results = []
@@ -124,7 +122,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     return results
 
 
-# ---- integers that are known to be below a limit -----------------------------
+# ---- limits -----------------------------------------------------------------
 
 
 @notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
@@ -146,7 +144,7 @@ def _is_below(value: Value, limit: int) -> bool:
     return all(0 <= entry < limit for entry in known_ints(value))
 
 
-# ---- what is made of them ----------------------------------------------------
+# ---- derived row numbers ----------------------------------------------------
 
 
 @notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
@@ -200,12 +198,9 @@ def _changes(node: Node, inputs: Values, at: int) -> dict[str, Any] | None:
     if row_numbers is None or not _is_exact(node, at):
         return None
     if node.type in _ARITHMETIC and not row_numbers.is_first_column:
-        is_divisor = at == 1 and node.type == "FloorDiv"
-        return (
-            None
-            if is_divisor
-            else _arithmetic_changes(node, row_numbers, inputs[1 - at])
-        )
+        if at == 1 and node.type == "FloorDiv":
+            return None
+        return _arithmetic_changes(node, row_numbers, inputs[1 - at])
     if at or (node.type == "GatherV2" and known_ints(inputs[2]) != [0]):
         return None
     if row_numbers.is_first_column:
@@ -253,7 +248,7 @@ def _arithmetic_changes(
     return {"rows": rows // by, "grain": 1 if grain % by else grain // by}
 
 
-# ---- tensors of a tower ------------------------------------------------------
+# ---- the program -------------------------------------------------------------
 
 
 def skip_reshapes(tensor: Tensor) -> Tensor:
