@@ -61,7 +61,7 @@ class Elements:
         return None if self.item is None else self.item.shape
 
 
-# ---- what is known -----------------------------------------------------------
+# ---- facts -------------------------------------------------------------------
 
 
 def elements_of(value: Value) -> Elements:

@@ -39,7 +39,7 @@ _FAMILIES: dict[tuple[int, int, tuple[tuple[int, ...], ...]], str] = {
     (-2, 1, ((0,),)): """
         MatrixBandPart MatrixDiagPart FFT2D IFFT2D RFFT2D IRFFT2D
     """,
-    (-2, 2, ((1,),)): "MatrixSolve MatrixTriangularSolve MatrixSolveLs",
+    (-2, 2, ()): "MatrixSolve MatrixTriangularSolve MatrixSolveLs",
     (-2, 2, ((0, 1),)): "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     (-3, 1, ((0,),)): "FFT3D IFFT3D RFFT3D IRFFT3D",
 }

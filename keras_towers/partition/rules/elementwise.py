@@ -20,7 +20,7 @@ _NUMBERS = """
     IgammaGradA Betainc Zeta NextAfter BesselI0 BesselI0e BesselI1 BesselI1e
     Bucketize Square Sqrt Rsqrt Reciprocal Inv Abs ComplexAbs Sign Angle Complex
     Mod FloorMod FloorDiv TruncateDiv TruncateMod Maximum Minimum ClipByValue
-    SquaredDifference Xlogy Xlog1py Xdivy Pow
+    SquaredDifference Xlogy Xlog1py Xdivy Pow SqrtGrad
 """
 _TRUTHS = """
     IsFinite IsNan IsInf LogicalNot LogicalAnd LogicalOr Less LessEqual Greater
@@ -45,7 +45,7 @@ _GRADIENTS = """
     ReluGrad LeakyReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad
 """
 _GRADIENTS_SECOND = """
-    TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad
+    TanhGrad SigmoidGrad RsqrtGrad ReciprocalGrad InvGrad
 """
 _NOT_LINEAR = f"{_NUMBERS} {_TRUTHS} {_BITS} {_TEXTS} {_CHECKS} OnesLike"
 # The groups of inputs in which they are linear.

@@ -32,7 +32,7 @@ from keras_towers.partition.rules.ragged import repeat_rows
 from keras_towers.partition.rules.reductions import known_axes
 from keras_towers.partition.rules.row_numbers import index_value, skip_reshapes
 
-# ---- rows that towers number themselves --------------------------------------
+# ---- local row numbers -------------------------------------------------------
 
 # The role of an input: row numbers, or indices whose first column has them; one
 # entry for each number; the numbered rows; the shape of a tensor with these

@@ -88,7 +88,7 @@ def _note_sum(node: Node, values: Values, outputs: Values) -> None:
     )
 
 
-# ---- on towers ---------------------------------------------------------------
+# ---- layouts -----------------------------------------------------------------
 
 
 @rule(*_ROLES, "AddN", "ZerosLike")
@@ -215,7 +215,7 @@ def _declared_element_shape(node: Node, elements: Elements) -> Value:
     return Value(REPLICATED, whole=partitioner.cast(whole, node.output_dtype()))
 
 
-# ---- what is known -----------------------------------------------------------
+# ---- facts -------------------------------------------------------------------
 
 
 @notes(*_ROLES)

@@ -148,7 +148,7 @@ def _add_moments(
     )
 
 
-# ---- of each tower's own rows ------------------------------------------------
+# ---- means per tower ---------------------------------------------------------
 
 # The graphs of ``_mean_of_rows``, which nothing else calls.
 _MEANS: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -44,7 +44,7 @@ _MOVES = (
 _ARITHMETIC = ("Mul", "FloorDiv", "AddV2", "Add", "Maximum")
 
 
-# ---- sources ----------------------------------------------------------------
+# ---- sources -----------------------------------------------------------------
 
 
 @rule("Where")
@@ -122,7 +122,7 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     return results
 
 
-# ---- limits -----------------------------------------------------------------
+# ---- limits ------------------------------------------------------------------
 
 
 @notes("ArgMax", "ArgMin", "TopKV2", "ZerosLike")
@@ -144,7 +144,7 @@ def _is_below(value: Value, limit: int) -> bool:
     return all(0 <= entry < limit for entry in known_ints(value))
 
 
-# ---- derived row numbers ----------------------------------------------------
+# ---- derived row numbers -----------------------------------------------------
 
 
 @notes(*_MOVES, *_ARITHMETIC, "Pack", "ConcatV2")
@@ -248,7 +248,7 @@ def _arithmetic_changes(
     return {"rows": rows // by, "grain": 1 if grain % by else grain // by}
 
 
-# ---- the program -------------------------------------------------------------
+# ---- tensors of the program --------------------------------------------------
 
 
 def skip_reshapes(tensor: Tensor) -> Tensor:

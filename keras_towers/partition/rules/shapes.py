@@ -218,7 +218,7 @@ def _tile_shape(node: Node, value: Value, times: Value) -> Shape:
     )
 
 
-# ---- whole axes --------------------------------------------------------------
+# ---- axes --------------------------------------------------------------------
 
 
 @axes("Transpose", "ConjugateTranspose")
