@@ -52,13 +52,13 @@ def has_control_flow_v1(graph: Any) -> bool:
     return any(o.type in _CONTROL_FLOW_V1 for o in graph.get_operations())
 
 
-def called_graph(node: Node, name: str, ahead: int = 0) -> Any:
+def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     """Return the graph of a function that an operation calls.
 
     Args:
         node: the operation.
         name: the name of the function.
-        ahead: the number of inputs of the operation that the function does not
+        num_extra: the number of inputs of the operation that the function does not
             take.
 
     Raises:
@@ -66,7 +66,7 @@ def called_graph(node: Node, name: str, ahead: int = 0) -> Any:
     """
     graph = compat.graph_of_function(node.operation.graph, name)
     require(graph is not None)
-    require(len(graph.inputs) == len(node.operation.inputs) - ahead)
+    require(len(graph.inputs) == len(node.operation.inputs) - num_extra)
     require(not has_control_flow_v1(graph))
     return graph
 

@@ -127,9 +127,9 @@ class Converter(Builder):
         if layout.blocks == 1:
             return self.exchange("gather", local, axis, layout.size)
         # Every block has rows of all towers.
-        apart = self._split_blocks(local, layout, unit.count, shape)
+        split = self._split_blocks(local, layout, unit.count, shape)
         rows = layout.rows * unit.size
-        gathered = self.exchange("gather", apart, axis + 1, rows)
+        gathered = self.exchange("gather", split, axis + 1, rows)
         return self._merge_blocks(gathered, layout, unit.total, shape)
 
     def _split_blocks(
@@ -202,9 +202,9 @@ class Converter(Builder):
         shape: Any = value.shape
         if layout.blocks == 1:
             return self.slice_rows(tensor, shape, axis, first, count)
-        apart = self._split_blocks(tensor, layout, unit.total, shape)
+        split = self._split_blocks(tensor, layout, unit.total, shape)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
-        rows = self.slice_rows(apart, sizes, axis + 1, first, count)
+        rows = self.slice_rows(split, sizes, axis + 1, first, count)
         return self._merge_blocks(rows, layout, unit.count, shape)
 
     def to_partial(self, value: Value) -> Tensor:

@@ -57,7 +57,7 @@ def divide(node: Node, inputs: Values, factors: Factors) -> Values:
         layout.at_axis(labels.index(label)) if label in labels else PARTIAL
         for labels in factors.outputs
     ]
-    outputs = node.on_towers(
+    outputs = node.run_on_towers(
         operands,
         *layouts,
         shapes=factors.shapes(inputs),
@@ -155,7 +155,7 @@ def _apply_linearly(node: Node, inputs: Values, factors: Factors) -> Values:
         else _replicated_operand(partitioner, k, value, factors)
         for k, value in enumerate(inputs)
     ]
-    outputs = node.on_towers(
+    outputs = node.run_on_towers(
         operands,
         *[PARTIAL] * node.num_outputs,
         shapes=factors.shapes(inputs),

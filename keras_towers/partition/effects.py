@@ -228,15 +228,20 @@ def compute_once(node: Node, inputs: Values) -> Values:
         outputs = _add_in_order(node, operands)
         return [Value(REPLICATED, whole=tensor) for tensor in outputs]
     order = partitioner.order
-    locals_ = [partitioner.replicate(value) for value in inputs]
-    wholes = [value.whole for value in inputs if value.whole is not None]
-    is_there = len(wholes) == len(locals_) and (
-        order.after(node, wholes, True) <= order.after(node, locals_, True)
+    local_operands = [partitioner.replicate(value) for value in inputs]
+    whole_operands = [
+        value.whole for value in inputs if value.whole is not None
+    ]
+    is_there = len(whole_operands) == len(local_operands) and (
+        order.after(node, whole_operands, True)
+        <= order.after(node, local_operands, True)
     )
-    results = [Value(REPLICATED, t) for t in _add_in_order(node, locals_)]
+    results = [
+        Value(REPLICATED, t) for t in _add_in_order(node, local_operands)
+    ]
     if is_there:
         # Operations that are computed once may use it, too.
-        outputs = _add_in_order(node, wholes)
+        outputs = _add_in_order(node, whole_operands)
         for value, whole in zip(results, outputs, strict=True):
             value.whole = whole
     return results
@@ -253,12 +258,12 @@ def _add_effect(node: Node, inputs: Values, effect: Effect) -> Values:
     mirrored = [k for k in variables if _is_on_every_tower(inputs[k])]
     if effect is Effect.PER_PROCESS and variables and mirrored == variables:
         # Each tower writes to its copies.
-        locals_ = [partitioner.replicate(value) for value in inputs]
-        made = _add_in_order(node, locals_, reads=False)
-        return [Value(REPLICATED, local) for local in made]
+        local_operands = [partitioner.replicate(value) for value in inputs]
+        outputs = _add_in_order(node, local_operands, reads=False)
+        return [Value(REPLICATED, local) for local in outputs]
     at_root = partitioner.options.ranks and effect is Effect.EXTERNAL
-    wholes = [partitioner.assemble(value) for value in inputs]
-    results = _add_in_order(node, wholes, reads=False, at_root=at_root)
+    whole_operands = [partitioner.assemble(value) for value in inputs]
+    results = _add_in_order(node, whole_operands, reads=False, at_root=at_root)
     if at_root:
         results = [
             _broadcast_from_root(partitioner, whole) for whole in results

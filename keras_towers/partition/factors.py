@@ -103,7 +103,7 @@ def elementwise(
 
 
 def along_axes(
-    gone: Collection[int],
+    reduced: Collection[int],
     inputs: Values,
     outputs: int = 1,
     linear: Sequence[Collection[int]] = (),
@@ -112,13 +112,13 @@ def along_axes(
     """Return the axes of an operation that works along axes of its first input.
 
     Args:
-        gone: the axes that it works along.
+        reduced: the axes that it works along.
         inputs: its inputs; all but the first are replicated.
         outputs: the number of outputs.
         linear: as in ``Factors``.
         keeps: whether the outputs have these axes, too.
     """
-    labels = [None if a in gone else a for a in range(inputs[0].rank)]
+    labels = [None if a in reduced else a for a in range(inputs[0].rank)]
     left = labels if keeps else [a for a in labels if a is not None]
     options = [None] * (len(inputs) - 1)
     return Factors([labels, *options], [left] * outputs, linear)

@@ -229,18 +229,18 @@ def _offsets(node: Node, axis: Any, *shapes: Any) -> Any:
 
 def _broadcast_over(node: Node, a: Any, b: Any) -> Any:
     rank = max(len(a), len(b))
-    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
+    padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
     over: list[list[int]] = [[], []]
-    if list(a) == list(b) and UNKNOWN not in wide[0]:
+    if list(a) == list(b) and UNKNOWN not in padded[0]:
         return [np.array(axes, object) for axes in over]
-    for axis, (d, e) in enumerate(zip(*wide, strict=True)):
+    for axis, (d, e) in enumerate(zip(*padded, strict=True)):
         if d != e and 1 not in (d, e):
             raise ValueError("one of the sizes may be 1")
         for which, this, that, shape in ((0, d, e, a), (1, e, d, b)):
             missing = axis < rank - len(shape)
             if missing or (this == 1 and that != 1) or (d == 1 and e == 1):
                 over[which].append(axis)
-    if UNKNOWN in wide[0] or UNKNOWN in wide[1]:
+    if UNKNOWN in padded[0] or UNKNOWN in padded[1]:
         raise ValueError("a size that is not known")
     return [np.array(axes, object) for axes in over]
 

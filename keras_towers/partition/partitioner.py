@@ -138,7 +138,7 @@ class Partitioner(Converter):
             self._update(node, inputs)
             return inputs
         try:
-            outputs = self.by_rule(node, inputs)
+            outputs = self.apply_rules(node, inputs)
         except NotDivided:
             outputs = compute_once(node, inputs)
         for note in NOTES.get(node.type, ()):
@@ -183,7 +183,7 @@ class Partitioner(Converter):
         shape, known = tuple(node.shapes[0]), constant(node.operation)
         return Value(REPLICATED, whole=whole, shape=shape, known=known)
 
-    def by_rule(self, node: Node, inputs: Values) -> Values:
+    def apply_rules(self, node: Node, inputs: Values) -> Values:
         """Divide an operation by its rules or its axes.
 
         Raises:
@@ -256,13 +256,13 @@ def sort_topologically(
             if last.name in done:
                 waiting.pop()
                 continue
-            ahead = [
+            pending = [
                 tensor.op
                 for tensor in last.inputs
                 if tensor.op.name not in done and tensor.name not in known
             ]
-            if ahead:
-                waiting += ahead
+            if pending:
+                waiting += pending
                 continue
             done.add(waiting.pop().name)
             yield last

@@ -86,7 +86,7 @@ class Node:
             self.operation, operands, shapes, attributes, **options
         )
 
-    def on_towers(
+    def run_on_towers(
         self,
         operands: Sequence[Tensor],
         *layouts: Layout,
@@ -115,7 +115,7 @@ class Node:
             for layout, local, size in zip(layouts, outputs, sizes, strict=True)
         ]
 
-    def of_shape(
+    def run_with_shape(
         self,
         inputs: Values,
         target: int,
@@ -140,7 +140,7 @@ class Node:
         operands[target] = partitioner.local_target(
             inputs[target], sizes, layout
         )
-        return self.on_towers(operands, layout, shapes=[sizes])
+        return self.run_on_towers(operands, layout, shapes=[sizes])
 
 
 def rule(*types: str) -> Callable[[FunctionT], FunctionT]:

@@ -215,8 +215,8 @@ def _ends(size: Any) -> tuple[Any, Any]:
 def broadcast(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     """Return the shape of a broadcast of two shapes."""
     rank = max(len(a), len(b))
-    wide = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
-    return [broadcast_size(d, e) for d, e in zip(*wide, strict=True)]
+    padded = [[1] * (rank - len(s)) + list(s) for s in (a, b)]
+    return [broadcast_size(d, e) for d, e in zip(*padded, strict=True)]
 
 
 def broadcast_size(d: Any, e: Any) -> Any:

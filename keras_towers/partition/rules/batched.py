@@ -57,9 +57,9 @@ def _each_of_batch(node: Node, *inputs: Value) -> Factors:
     ranks = [value.rank for value in inputs[:count]]
     # Broadcast matrices have no axis of the batch.
     require("Solve" not in node.type or ranks[0] == ranks[1])
-    ahead = first if first > 0 else ranks[0] + first
+    batch_axes = first if first > 0 else ranks[0] + first
     ranks += [shape.rank or 0 for shape in node.shapes]
-    labels = [[a if a < ahead else None for a in range(r)] for r in ranks]
+    labels = [[a if a < batch_axes else None for a in range(r)] for r in ranks]
     options = [None] * (len(inputs) - count)
     return Factors([*labels[:count], *options], labels[count:], linear)
 
@@ -84,7 +84,7 @@ def _input_gradient(node: Node, size: Value, *rest: Value) -> Values:
         for axis, known in enumerate(size.known):
             if axis and isinstance(known, int):
                 sizes[axis] = known
-    return node.of_shape([size, *rest], 0, sizes, layout)
+    return node.run_with_shape([size, *rest], 0, sizes, layout)
 
 
 @axes(

@@ -66,7 +66,7 @@ def _index_locally(node: Node, *inputs: Value) -> Values:
         node.partitioner, inputs, _ROLES[node.type]
     )
     layout = numbers.layout if node.type == "GatherNd" else numbers.row_layout
-    return node.on_towers(operands, layout)
+    return node.run_on_towers(operands, layout)
 
 
 def _local_operands(
@@ -140,11 +140,11 @@ def _sparse_matmul(node: Node, *inputs: Value) -> Values:
     numbers, operands = _local_operands(partitioner, matrix, _MATRIX)
     if not node.attr("adjoint_a"):
         operands.append(partitioner.replicate(factor))
-        return node.on_towers(operands, numbers.row_layout)
+        return node.run_on_towers(operands, numbers.row_layout)
     # Each row of the matrix is multiplied with a row of the factor.
     layout = numbers.row_layout.at_axis(int(node.attr("adjoint_b")))
     rows = partitioner.shard(factor, layout)
-    return node.on_towers([*operands, rows], PARTIAL)
+    return node.run_on_towers([*operands, rows], PARTIAL)
 
 
 @rule("SparseReorder")
@@ -152,7 +152,7 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
     """Sort the entries of a sparse matrix by rows, tower by tower."""
     partitioner = node.partitioner
     numbers, operands = _local_operands(partitioner, inputs, _MATRIX)
-    at, entries = node.on_towers(operands, *[numbers.layout] * 2)
+    at, entries = node.run_on_towers(operands, *[numbers.layout] * 2)
     assert at.local is not None
     rank = len(inputs[2].known)
     at = index_value(
@@ -170,7 +170,7 @@ def _dynamic_stitch(node: Node, *inputs: Value) -> Values:
     pairs = zip(inputs[half:], parts, strict=True)
     rows = [node.partitioner.shard(value, part.layout) for value, part in pairs]
     numbers = [part.local for part in parts]
-    return node.on_towers([*numbers, *rows], parts[0].row_layout)
+    return node.run_on_towers([*numbers, *rows], parts[0].row_layout)
 
 
 def _are_all_parts(parts: Sequence[RowNumbers]) -> bool:
@@ -221,7 +221,7 @@ def _gather(node: Node, values: Value, indices: Value, at: Value) -> Values:
     require(not batch and layout == numbered.row_layout.at_axis(axis))
     operands = [rows, numbered.local, node.partitioner.replicate(at)]
     layout = numbered.layout.at_axis(axis + numbered.layout.axis)
-    return node.on_towers(operands, layout)
+    return node.run_on_towers(operands, layout)
 
 
 @notes("GatherV2")

@@ -126,7 +126,7 @@ def _list_operation(node: Node, *inputs: Value) -> Values:
             local_shape(shape, layout)
             for shape, layout in zip(node.shapes, layouts, strict=True)
         ]
-    return node.on_towers(operands, *layouts, attributes=attributes)
+    return node.run_on_towers(operands, *layouts, attributes=attributes)
 
 
 def _element_layout(takes: Sequence[str], inputs: Values) -> Any:

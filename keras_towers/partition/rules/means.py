@@ -34,12 +34,12 @@ _COPIES = ("Identity", "StopGradient", "Snapshot")
 def _mean(node: Node, value: Value, over: Value) -> Values:
     """Compute a mean over rows, which is NaN for a tower without rows."""
     partitioner = node.partitioner
-    gone, (layout, rows) = known_axes(over, value.rank), value.as_rows()
-    require(layout.axis in gone and node.dtype(0).is_floating)
+    reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
+    require(layout.axis in reduced and node.dtype(0).is_floating)
     found = partitioner.variances.pop(node.operation.name, None)
     if found is not None:
         return [found]
-    along = partitioner.constant(gone, node.dtype(1))
+    along = partitioner.constant(reduced, node.dtype(1))
     variance = _find_variance(node.operation)
     if variance is not None and partitioner.can_exchange:
         mean, partitioner.variances[variance.name] = _add_moments(
@@ -140,8 +140,10 @@ def _add_moments(
         )
 
     whole = combined(means, mean)
-    apart = partitioner.op("SquaredDifference", [means, whole], means.shape)
-    variances = partitioner.op("AddV2", [variances, apart], means.shape)
+    deviations = partitioner.op(
+        "SquaredDifference", [means, whole], means.shape
+    )
+    variances = partitioner.op("AddV2", [variances, deviations], means.shape)
     return (
         Value(REPLICATED, whole=whole),
         Value(REPLICATED, whole=combined(variances, variance)),

@@ -48,7 +48,7 @@ def _row_lengths(node: Node, ends: Value, begins: Value) -> Values:
     last, first = _splits(ends, "row_limits"), _splits(begins, "row_starts")
     require(last.unit is first.unit)
     layout = Sharded(0, partitioner.unit)
-    lengths = node.on_towers([last.local, first.local], layout)
+    lengths = node.run_on_towers([last.local, first.local], layout)
     # The lengths of all rows add up to the number of entries.
     partitioner.alias_unit(("repeated", lengths[0].local), last.unit)
     return lengths
@@ -66,7 +66,7 @@ def _ragged_to_tensor(node: Node, *inputs: Value) -> Values:
     rows = partitioner.shard(entries, Sharded(0, splits.unit))
     shape, fill = map(partitioner.replicate, (target, default))
     operands = [shape, rows, fill, splits.local]
-    return node.on_towers(operands, Sharded(0, partitioner.unit))
+    return node.run_on_towers(operands, Sharded(0, partitioner.unit))
 
 
 def _splits(value: Value, kind: str) -> RaggedSplits:

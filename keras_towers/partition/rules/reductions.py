@@ -45,20 +45,20 @@ def known_axes(value: Value, rank: int) -> list[int]:
 
 @axes(*_LINEAR, *_EXTREMES, "EuclideanNorm")
 def _reduction(node: Node, value: Value, over: Value) -> Factors:
-    gone = known_axes(over, value.rank)
+    reduced = known_axes(over, value.rank)
     keeps = node.attr("keep_dims")
     left = [
-        ONE if axis in gone else axis
+        ONE if axis in reduced else axis
         for axis in range(value.rank)
-        if keeps or axis not in gone
+        if keeps or axis not in reduced
     ]
     return Factors(
         [range(value.rank), None],
         [left],
         [[0]] if node.type in _LINEAR else (),
-        gone if node.type == "Sum" else (),
+        reduced if node.type == "Sum" else (),
         # Axes that the trace computes from shapes may include axes of size 1.
-        entries={1: gone},
+        entries={1: reduced},
     )
 
 
@@ -66,12 +66,12 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
 def _reduce_extreme(node: Node, value: Value, over: Value) -> Values:
     """Reduce on each tower, then reduce the towers' results."""
     partitioner = node.partitioner
-    gone = known_axes(over, value.rank)
+    reduced = known_axes(over, value.rank)
     layout, rows = value.as_rows()
-    require(layout.axis in gone and partitioner.can_exchange)
-    along = partitioner.constant(gone, node.dtype(1))
+    require(layout.axis in reduced and partitioner.can_exchange)
+    along = partitioner.constant(reduced, node.dtype(1))
     sizes = enumerate(value.sizes)
-    shape = static([1 if axis in gone else size for axis, size in sizes])
+    shape = static([1 if axis in reduced else size for axis, size in sizes])
     (extreme,) = node.copy([rows, along], [shape], {"keep_dims": True})
     extremes = partitioner.exchange("gather", extreme, layout.axis)
     (whole,) = node.copy([extremes, along])
@@ -109,8 +109,8 @@ def _bias_gradient_of_images(node: Node, value: Value) -> Values:
     layout, rows = value.as_rows()
     at = _channels(node, value)
     require(value.rank > 2 and layout.axis != at)
-    gone = [axis for axis in range(value.rank) if axis != at]
-    total = node.partitioner.op("Sum", [rows, gone], node.shapes[0])
+    reduced = [axis for axis in range(value.rank) if axis != at]
+    total = node.partitioner.op("Sum", [rows, reduced], node.shapes[0])
     return [Value(PARTIAL, local=total, shape=(value.sizes[at],))]
 
 

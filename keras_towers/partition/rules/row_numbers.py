@@ -74,8 +74,8 @@ def index_value(
         rank: the rank of the indexed tensor.
     """
     start = partitioner.scaled_size(of.rows, of.unit.start)
-    ahead = partitioner.size_at_axis(0, rank, start, 0)
-    numbers = partitioner.op("AddV2", [own, ahead], own.shape)
+    offset = partitioner.size_at_axis(0, rank, start, 0)
+    numbers = partitioner.op("AddV2", [own, offset], own.shape)
     row_numbers = RowNumbers(
         own, rows, of.unit, of.rows, is_first_column=rank > 1
     )
@@ -176,7 +176,7 @@ def _lay_out_locally(node: Node, inputs: Values) -> Values:
     """
     partitioner = node.partitioner
     exchanges = len(partitioner.exchanges)
-    outputs = partitioner.by_rule(node, inputs)
+    outputs = partitioner.apply_rules(node, inputs)
     require(len(partitioner.exchanges) == exchanges)
     return outputs
 

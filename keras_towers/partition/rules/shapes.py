@@ -105,25 +105,25 @@ def find_row_axis(partitioner: Partitioner, sizes: Sequence[Any]) -> Sharded:
 def _broadcast(node: Node, value: Value, target: Value) -> Values:
     partitioner = node.partitioner
     sizes = requested_shape(node, target)
-    ahead = len(sizes) - len(value.sizes)
+    offset = len(sizes) - len(value.sizes)
     if value.sharded is not None:
-        layout = value.sharded.at_axis(value.sharded.axis + ahead)
+        layout = value.sharded.at_axis(value.sharded.axis + offset)
         # An axis with a single row may be broadcast to any size.
         require(sizes[layout.axis] == layout.size)
     else:
         layout = find_row_axis(partitioner, sizes)
-        axis = layout.axis - ahead
+        axis = layout.axis - offset
         if axis >= 0 and value.sizes[axis] != 1:
             own = layout.at_axis(axis)
             value = Value(own, partitioner.shard(value, own))
-    return node.of_shape([value, target], 1, sizes, layout)
+    return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 @rule("Fill")
 def _fill(node: Node, target: Value, value: Value) -> Values:
     sizes = requested_shape(node, target)
     layout = find_row_axis(node.partitioner, sizes)
-    return node.of_shape([target, value], 0, sizes, layout)
+    return node.run_with_shape([target, value], 0, sizes, layout)
 
 
 @shape_of("BroadcastTo")
@@ -158,7 +158,7 @@ def _reshape(node: Node, value: Value, target: Value) -> Values:
         return divide(node, [value, target], factors)
     before, _ = value.as_rows()
     layout = _rows_after(before, value.sizes, sizes)
-    return node.of_shape([value, target], 1, sizes, layout)
+    return node.run_with_shape([value, target], 1, sizes, layout)
 
 
 def _rows_after(layout: Sharded, shape: Shape, sizes: Shape) -> Sharded:
@@ -205,7 +205,7 @@ def _tile(node: Node, value: Value, times: Value) -> Values:
             continue
         shape = partitioner.local_target(times, times.known, layout)
         given = [partitioner.replicate(value), shape]
-        return node.on_towers(given, layout, shapes=[sizes])
+        return node.run_on_towers(given, layout, shapes=[sizes])
     raise NotDivided
 
 
@@ -254,16 +254,16 @@ def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
 
 @axes("Squeeze")
 def _squeeze(node: Node, value: Value) -> Factors:
-    gone = {axis % value.rank for axis in node.attr("squeeze_dims")}
+    reduced = {axis % value.rank for axis in node.attr("squeeze_dims")}
     # By default it drops all axes of size 1, which may be the axis of rows.
-    require(gone)
-    return along_axes(gone, [value], 1, [[0]], keeps=False)
+    require(reduced)
+    return along_axes(reduced, [value], 1, [[0]], keeps=False)
 
 
 @axes("Unpack")
 def _unpack(node: Node, value: Value) -> Factors:
-    gone = [node.attr("axis") % value.rank]
-    return along_axes(gone, [value], node.num_outputs, [[0]], keeps=False)
+    reduced = [node.attr("axis") % value.rank]
+    return along_axes(reduced, [value], node.num_outputs, [[0]], keeps=False)
 
 
 @axes("ReverseV2", "Roll")
@@ -280,8 +280,8 @@ def _reverse_sequence(node: Node, value: Value, lengths: Value) -> Factors:
 
 @axes("ConcatV2")
 def _concat_axes(node: Node, *values: Value) -> Factors:
-    gone, count = known_axes(values[-1], values[0].rank), len(values) - 1
-    labels = [None if a in gone else a for a in range(values[0].rank)]
+    reduced, count = known_axes(values[-1], values[0].rank), len(values) - 1
+    labels = [None if a in reduced else a for a in range(values[0].rank)]
     return Factors([*[labels] * count, None], [labels], [range(count)])
 
 
@@ -298,4 +298,4 @@ def _concat(node: Node, *values: Value) -> Values:
     joined = dataclasses.replace(first, blocks=blocks)
     shape[joined.axis] = joined.size
     given = [*operands, node.partitioner.replicate(over)]
-    return node.on_towers(given, joined, shapes=[shape])
+    return node.run_on_towers(given, joined, shapes=[shape])

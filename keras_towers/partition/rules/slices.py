@@ -107,13 +107,13 @@ def _slice_blocks(
     """Slice blocks from rows."""
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     part = _with_blocks(layout, size)
-    ahead = _rows_ahead(layout, begin)
+    offset = _rows_ahead(layout, begin)
     rows = partitioner.scaled_size(part.rows_per_unit, layout.unit.count)
     local = partitioner.slice_rows(
         tensor,
         shape,
         layout.axis,
-        ahead and partitioner.scaled_size(ahead, layout.unit.count),
+        offset and partitioner.scaled_size(offset, layout.unit.count),
         rows,
     )
     shape[layout.axis] = part.size
@@ -141,8 +141,8 @@ def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
 
 @axes("Split", "SplitV")
 def _split_axes(node: Node, *inputs: Value) -> Factors:
-    at, gone = _split_operand(node, inputs)
-    labels = [None if a in gone else a for a in range(inputs[at].rank)]
+    at, reduced = _split_operand(node, inputs)
+    labels = [None if a in reduced else a for a in range(inputs[at].rank)]
     given = [labels if k == at else None for k in range(len(inputs))]
     return Factors(given, [labels] * node.num_outputs, [[at]])
 
@@ -150,9 +150,9 @@ def _split_axes(node: Node, *inputs: Value) -> Factors:
 @rule("Split", "SplitV")
 def _split(node: Node, *inputs: Value) -> Values:
     """Split rows into blocks."""
-    at, gone = _split_operand(node, inputs)
+    at, reduced = _split_operand(node, inputs)
     (layout, _), count = inputs[at].as_rows(), node.num_outputs
-    require(gone == [layout.axis])
+    require(reduced == [layout.axis])
     sizes = [layout.size // count] * count if at else _entries(inputs[1])
     begins = itertools.accumulate(sizes, initial=0)
     return [
@@ -183,7 +183,7 @@ def _slice_gradient(node: Node, target: Value, *inputs: Value) -> Values:
             _pad_blocks(node.partitioner, value, span.begin, sizes[layout.axis])
         ]
     given, spread = [target, *inputs], layout.at_axis(axis)
-    return node.of_shape(given, 0, sizes, spread)
+    return node.run_with_shape(given, 0, sizes, spread)
 
 
 def _pad_blocks(
