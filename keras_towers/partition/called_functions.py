@@ -58,8 +58,7 @@ def called_graph(node: Node, name: str, num_extra: int = 0) -> Any:
     Args:
         node: the operation.
         name: the name of the function.
-        num_extra: the number of inputs of the operation that the function does not
-            take.
+        num_extra: the number of first inputs that the function does not take.
 
     Raises:
         NotDivided: the function is unknown, or cannot be laid out.

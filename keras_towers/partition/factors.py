@@ -31,7 +31,7 @@ class Factors:
         linear: groups of inputs. The operation is linear in the inputs of a
             group taken together, for fixed values of the remaining inputs.
         summed: labels of axes that the operation sums over. Applied to
-            slices of such an axis, its outputs add up to the full output.
+            slices of the axis, its outputs add up to the full output.
         needs_rows: whether TensorFlow fails or returns garbage for 0 rows.
         attributes: the attributes that differ on towers.
         entries: new entries of vectors among the inputs, by the index of the
