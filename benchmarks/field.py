@@ -15,6 +15,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -193,40 +194,39 @@ def _jax_devices(device: str, count: int) -> list[str]:
     return [f"cpu:{index}" for index in range(count)]
 
 
-_DEVICES = {"torch": lambda device, count: ["cpu"], "jax": _jax_devices}
+def _of(backend: str, devices: Callable[[str, int], list[str]]) -> Any:
+    """Rows of another backend of Keras."""
+    return partial(
+        Row,
+        backend=backend,
+        devices=devices,
+        plain=f"plain-{backend}",
+        compute=f"compute-{backend}",
+    )
+
+
+_torch = _of("torch", lambda device, count: ["cpu"])
+_jax = _of("jax", _jax_devices)
 _FIELD = [
-    *(
-        Row(
-            f"plain-{backend}",
-            keras_alone,
-            f"Keras on {backend}, one device",
-            Runs.ONE,
-            backend=backend,
-            devices=devices,
-        )
-        for backend, devices in _DEVICES.items()
-    ),
+    _torch("plain-torch", keras_alone, "Keras on PyTorch", Runs.ONE),
+    _jax("plain-jax", keras_alone, "Keras on JAX", Runs.ONE),
     Row(
         "stock-loop",
         stock_loop,
         "MultiWorkerMirroredStrategy in a loop, without metrics and callbacks",
         Runs.RANKS,
     ),
-    Row(
+    _jax(
         "jax-data-parallel",
         jax_data_parallel,
         "keras.distribution.DataParallel on JAX",
-        backend="jax",
-        devices=_jax_devices,
     ),
-    Row(
+    _torch(
         "torch-ddp",
         torch_ddp,
         "Keras on PyTorch in DistributedDataParallel, in a loop without "
         "metrics and callbacks, over tensors",
         Runs.RANKS,
-        backend="torch",
-        devices=_DEVICES["torch"],
     ),
     Row(
         "horovod-raw",
@@ -236,17 +236,15 @@ _FIELD = [
         engine="horovod",
     ),
     *(
-        Row(
+        row(
             f"compute-{backend}",
             keras_alone,
             "processes that exchange nothing",
             Runs.RANKS,
-            backend=backend,
             alone=True,
             default=False,
-            devices=devices,
         )
-        for backend, devices in _DEVICES.items()
+        for backend, row in (("torch", _torch), ("jax", _jax))
     ),
 ]
 # Their losses are not those of one device.
@@ -291,7 +289,7 @@ def main(
             batch_size,
             steps,
             timeout,
-            frameworks=True,
+            exact=True,
             rows="benchmarks.field:FIELD",
         ),
         _COLUMNS,

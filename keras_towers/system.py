@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import functools
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -22,6 +23,12 @@ from keras_towers.errors import TowerError
 def usable_cores() -> int:
     """The number of cores on which the scheduler may run this process."""
     return len(os.sched_getaffinity(0))
+
+
+def cpu() -> dict[str, str]:
+    """What Linux says of this machine's first CPU."""
+    first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 
 
 class UnusableFolder(TowerError):

@@ -21,7 +21,7 @@ CALLS = {
 }
 
 
-def asked():
+def answer():
     tower = kt.current_tower()
     return tower.index, tower.total, tower.is_main, tower.device, tower.training
 
@@ -41,22 +41,22 @@ class Asking:
 
         class Layer(keras.layers.Layer):
             def call(self, x):
-                in_layer.add(asked())
+                in_layer.add(answer())
                 return x
 
         class Model(keras.Sequential):
             def train_step(self, data):
-                in_step.add(asked())
+                in_step.add(answer())
                 return super().train_step(data)
 
         def loss(y, prediction):
-            in_loss.add(asked())
+            in_loss.add(answer())
             return m.cross_entropy()(y, prediction)
 
         self.model = Model([keras.Input((6,)), Layer(), keras.layers.Dense(3)])
         self.model.compile("sgd", loss, run_eagerly=eagerly)
 
-    def told(self, act):
+    def answers(self, act):
         """What is said in the layer, the loss and the step of a call."""
         for seen in self.seen:
             seen.clear()
@@ -74,7 +74,7 @@ def test_eager_calls_are_those_of_one_device(towers):
         for name, (act, training) in CALLS.items():
             # Steps that run eagerly run as on one device.
             wanted = {(*ALONE[:-1], training)}
-            in_layer, in_loss, in_step = asking.told(act)
+            in_layer, in_loss, in_step = asking.answers(act)
             assert in_layer == wanted, name
             assert in_loss == (set() if "predict" in name else wanted), name
             assert in_step == (wanted if training else set()), name
@@ -84,11 +84,11 @@ def test_eager_calls_are_those_of_one_device(towers):
 def test_traced_steps_are_those_of_one_device(towers):
     in_callback = set()
     note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: in_callback.add(asked())
+        on_train_batch_end=lambda batch, logs: in_callback.add(answer())
     )
     asking = Asking()
     with kt.TowerStrategy(towers):
-        in_layer, in_loss, in_step = asking.told(
+        in_layer, in_loss, in_step = asking.answers(
             lambda model: model.fit(
                 X, Y, 32, 1, 0, [note], validation_data=(X, Y)
             )
@@ -104,8 +104,8 @@ def test_traced_steps_are_those_of_one_device(towers):
 def test_asynchronous_towers_know_their_index(eagerly):
     asking = Asking(eagerly)
     with kt.AsyncTowerStrategy(2):
-        told = asking.told(lambda model: model.fit(X, Y, 4, 1, 0))
-    assert told == [on_towers(2, True)] * 3
+        answers = asking.answers(lambda model: model.fit(X, Y, 4, 1, 0))
+    assert answers == [on_towers(2, True)] * 3
 
 
 def test_outside_of_a_strategy_there_is_one_tower():
@@ -113,7 +113,7 @@ def test_outside_of_a_strategy_there_is_one_tower():
     asking.model.fit(X, Y, verbose=0)
     assert set.union(*asking.seen) == {ALONE}
     with kt.TowerStrategy(2):
-        assert asked() == ALONE
+        assert answer() == ALONE
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_replicas_of_a_custom_loop_know_their_index(make):
     strategy, seen = make(devices), []
 
     def ask():
-        seen.append(asked())
+        seen.append(answer())
         return tf.constant(kt.current_tower().index)
 
     values = tf.function(lambda: strategy.run(ask))()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_towers import _imports
-from tests.kit.compare import close
+from tests.kit.compare import all_close
 from tests.kit.scripts import python
 
 FIRST = """
@@ -99,5 +99,4 @@ def test_one_script_runs_on_every_backend(backend, tmp_path):
     # There, keras_towers changes nothing.
     for imports in (FIRST, "import sys, keras"):
         _, wanted = weights_by(backend, path, imports)
-        for mine, other in zip(found, wanted, strict=True):
-            close(mine, other, 1e-5)
+        all_close(found, wanted, 1e-5)

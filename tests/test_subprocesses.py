@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from keras_towers.subprocesses import Ended, NoAnswer, ask_python, run
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 # Longer than any test may take.
 LIMIT_S = 600

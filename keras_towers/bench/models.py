@@ -7,8 +7,9 @@ differ between backends and processes.
 from __future__ import annotations
 
 import functools
-import importlib
 import json
+import pkgutil
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from keras_towers.errors import TowerError
 
-_WEIGHTS, _DATA, _STRUCTURE = "weights.npz", "data.npz", "data.json"
+_WEIGHTS, _DATA = "weights.npz", "data.npz"
 
 
 def small() -> Any:
@@ -101,8 +102,7 @@ class Stored:
         numbers = list(range(len(arrays)))
         structure = keras.tree.pack_sequence_as(data, numbers)
         self.folder.mkdir(exist_ok=True)
-        np.savez(self.folder / _DATA, *arrays)
-        (self.folder / _STRUCTURE).write_text(json.dumps(structure))
+        np.savez(self.folder / _DATA, np.array(json.dumps(structure)), *arrays)
         self._build_variables(model)
         np.savez(self.folder / _WEIGHTS, *model.get_weights())
         return f"{self.source}, {model.count_params():,} parameters{kind}"
@@ -119,9 +119,9 @@ class Stored:
         import keras
         import numpy as np
 
-        arrays = _load(self.folder / _DATA)
+        encoded, *arrays = _load(self.folder / _DATA)
+        structure = json.loads(str(encoded))
         chosen = np.arange(examples) % len(arrays[0])
-        structure = json.loads((self.folder / _STRUCTURE).read_text())
         x, y = keras.tree.map_structure(lambda i: arrays[i][chosen], structure)
         return x, y
 
@@ -246,43 +246,29 @@ def random_examples(model: Any, source: str, examples: int) -> tuple[Any, Any]:
 
     x = [examples_for(tensor) for tensor in inputs]
     y = examples_for(outputs[0])
-    # A loss is given by name, by class or as function.
-    loss = getattr(model.loss, "name", None) or getattr(
-        model.loss, "__name__", model.loss
-    )
-    loss = str(loss).lower()
-    if "categorical" in loss:
-        classes = y.shape[-1]
-        y = random.integers(classes, size=y.shape[:-1])
-        if "sparse" not in loss:
-            y = np.eye(classes, dtype=np.float32)[y]
-    # Cross-entropy of two classes, and hinges, are of 0 and 1.
-    elif "binary" in loss or "hinge" in loss:
-        y = y.round()
+    # By name, by class or as a function.
+    if "sparse" in repr(model.loss).lower():
+        y = random.integers(y.shape[-1], size=y.shape[:-1])
     return x[0] if len(x) == 1 else x, y
 
 
 def call_named(target: str) -> Any:
     """Import MODULE:FUNCTION, also from the current folder, and call it."""
-    module, _, name = target.partition(":")
-    if not (module and name):
+    if not re.fullmatch(r"[^:]+:[^:]+", target):
         raise TowerError(
             f"{target!r} names no function: give MODULE:FUNCTION, such as "
             "my_module:build"
         )
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    what = "cannot be imported"
     try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        raise TowerError(
-            f"{target} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    try:
+        function = pkgutil.resolve_name(target)
+        what = "failed"
         return function()
     except Exception as error:
         raise TowerError(
-            f"{target} failed: {type(error).__name__}: {error}"
+            f"{target} {what}: {type(error).__name__}: {error}"
         ) from error
 
 

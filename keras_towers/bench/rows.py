@@ -115,7 +115,7 @@ def keras_alone(work: Workload) -> Iterator[Train]:
 
 
 @contextlib.contextmanager
-def mirrored(work: Workload, reduction: str) -> Iterator[Train]:
+def mirrored(work: Workload, reduction: str = "") -> Iterator[Train]:
     """Use ``MirroredStrategy``, with one of its cross-device operations."""
     import tensorflow as tf
 
@@ -180,9 +180,9 @@ class Row:
         engine: the module that connects its processes, if not TensorFlow.
         servers: number of parameter servers.
         alone: whether its processes exchange nothing.
-        bursts: whether towers take their batches in bursts, so that only a mean
-            over several rounds is a meaningful rate.
         devices: prepares as many devices of a kind, and returns their names.
+        plain: the name of the row of the same backend on one device.
+        compute: the name of the row of as many processes without an exchange.
     """
 
     name: str
@@ -195,8 +195,9 @@ class Row:
     engine: str = ""
     servers: int = 0
     alone: bool = False
-    bursts: bool = False
     devices: Callable[[str, int], list[str]] = prepare_devices
+    plain: str = "plain"
+    compute: str = "compute"
 
     @property
     def missing(self) -> str:
@@ -212,20 +213,6 @@ class Row:
                 )
         return ""
 
-    @property
-    def plain(self) -> str:
-        """The name of the row of the same backend on one device."""
-        return f"plain{self._backend}"
-
-    @property
-    def compute(self) -> str:
-        """The name of the row of as many processes without an exchange."""
-        return f"compute{self._backend}"
-
-    @property
-    def _backend(self) -> str:
-        return "" if self.backend == "tensorflow" else f"-{self.backend}"
-
     def launcher(self, processes: int) -> list[str]:
         """Options of ``keras-towers run`` that start the processes."""
         if self.engine:
@@ -238,12 +225,9 @@ class Row:
         return [*servers, *alone, "--workers", str(processes)]
 
 
-def _stock(name: str, reduction: str = "") -> Row:
+def _stock(name: str, reduction: str) -> Row:
     train = partial(mirrored, reduction=reduction)
-    note = "MirroredStrategy"
-    if reduction:
-        note += f", {reduction}"
-    return Row(name, train, note, stock=True)
+    return Row(name, train, f"MirroredStrategy, {reduction}", stock=True)
 
 
 def _registered(name: str, strategy: Registered) -> Row:
@@ -256,8 +240,6 @@ def _registered(name: str, strategy: Registered) -> Row:
         default=name not in ("noop", "distributed-replicated"),
         engine=name if name in _BUILT else "",
         servers=int("ps" in strategy.roles),
-        # Every tower takes a whole batch.
-        bursts=name == "async",
     )
 
 
@@ -265,7 +247,7 @@ ROWS: dict[str, Row] = {
     row.name: row
     for row in (
         Row("plain", keras_alone, "plain Keras", Runs.ONE),
-        _stock("stock-default"),
+        Row("stock-default", mirrored, "MirroredStrategy", stock=True),
         _stock("stock-one-device", "ReductionToOneDevice"),
         _stock("stock-hierarchical", "HierarchicalCopyAllReduce"),
         Row(

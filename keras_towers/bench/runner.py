@@ -20,9 +20,10 @@ from rich.progress import Progress
 from keras_towers import subprocesses
 from keras_towers.bench.rows import Row, Runs
 from keras_towers.errors import TowerError
-from keras_towers.rendezvous.launchers import LAUNCHERS
+from keras_towers.rendezvous import tf_config
+from keras_towers.rendezvous.launchers import Horovodrun
 from keras_towers.rendezvous.store import FileStore
-from keras_towers.settings import SECRET, STORE
+from keras_towers.settings import RANK, SECRET, SIZE, STORE
 from keras_towers.system import handled
 
 # The first steps, each of which waits for its loss.
@@ -42,23 +43,13 @@ _ONE_CORE = {
     "CUDA_VISIBLE_DEVICES": "",
     "JAX_PLATFORMS": "cpu",
 }
-# Prefixes of variables of a job that this may run in; others of Horovod's are
-# settings.
-_OTHER_JOBS = (
-    "DMLC_",
-    "HOROVOD_CROSS_",
+# What would tell a process that it is one of a job that this runs in.
+_OF_ANOTHER_JOB = (
     "HOROVOD_ELASTIC",
-    "HOROVOD_GLOO_RENDEZVOUS",
-    "HOROVOD_HOSTNAME",
-    "HOROVOD_LOCAL_",
-    "HOROVOD_SIZE",
-    "OMPI_",
-    "PMI",
-    "SLURM_",
-    "TF_CONFIG",
+    Horovodrun.rank_in,
     SECRET,
     STORE,
-    *filter(None, (launcher.rank_in for launcher in LAUNCHERS)),
+    tf_config.VARIABLE,
 )
 
 
@@ -87,9 +78,9 @@ class Setting:
         batch: examples of a global batch.
         steps: number of steps that are timed.
         timeout_s: time limit of a cell.
-        frameworks: whether every replica has a core of its own, every step
-            waits for its loss, and a row fails if its losses are not those of
-            plain Keras.
+        exact: whether a row fails if its losses are not those of plain Keras;
+            then every step waits for its loss, and every replica has a core of
+            its own.
         rows: where the rows are, by the name of their module and their own.
     """
 
@@ -97,7 +88,7 @@ class Setting:
     batch: int
     steps: int
     timeout_s: float
-    frameworks: bool = False
+    exact: bool = False
     rows: str = "keras_towers.bench.rows:ROWS"
 
 
@@ -173,7 +164,7 @@ def measure_all(
                     row = rows[cell.row]
                     sample = run_cell(row, cell, setting, stored[cell.model])
                     found.samples.append(sample)
-                    if setting.frameworks and not (row.alone or sample.error):
+                    if setting.exact and not (row.alone or sample.error):
                         sample.error = difference(
                             sample.result["losses"],
                             _losses_of_plain(found.samples, cell),
@@ -227,7 +218,7 @@ def store(model: str, folder: Path, setting: Setting) -> str:
         answer = subprocesses.ask_python(
             [*command, str(examples)],
             setting.timeout_s,
-            _environment({"CUDA_VISIBLE_DEVICES": ""}),
+            environment({"CUDA_VISIBLE_DEVICES": ""}),
         )
     except subprocesses.NoAnswer as error:
         raise TowerError(f"cannot build {model}: it {error}") from None
@@ -253,9 +244,9 @@ def run_workers(
         ranks = cell.replicas
         command = ["-m", "keras_towers.cli.main", "run"]
         launcher = [*command, *row.launcher(ranks)]
-    environment = {"KERAS_BACKEND": row.backend}
-    if setting.device == "cpu" and (ranks > 1 or setting.frameworks):
-        environment |= _ONE_CORE
+    variables = {"KERAS_BACKEND": row.backend}
+    if setting.device == "cpu" and (ranks > 1 or setting.exact):
+        variables |= _ONE_CORE
     with tempfile.TemporaryDirectory(prefix="keras-towers-bench-") as folder:
         task = {
             "cell": asdict(cell),
@@ -267,7 +258,7 @@ def run_workers(
         ended = subprocesses.run(
             [sys.executable, *launcher, *worker],
             setting.timeout_s,
-            _environment(environment),
+            environment(variables),
             grace_s=_GRACE_S,
         )
         if ended.code is None:
@@ -283,25 +274,19 @@ def run_workers(
         return results
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process, which finds this package anywhere."""
-    outer = own_environment()
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process that belongs to no other job."""
+    outer = {k: v for k, v in os.environ.items() if k not in _OF_ANOTHER_JOB}
+    # This package is found also where it is not installed.
     path = [str(Path(__file__).parents[2]), outer.get("PYTHONPATH")]
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **outer,
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        RANK: "0",
+        SIZE: "1",
         **more,
-    }
-
-
-def own_environment() -> dict[str, str]:
-    """Return this process's variables, without those of a surrounding job."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(_OTHER_JOBS)
     }
 
 

@@ -21,9 +21,9 @@ from keras_towers.bench.runner import FIRST_STEPS, RESULT, Cell, Setting
 from keras_towers.rendezvous import tf_config
 from keras_towers.rendezvous.store import FileStore
 
-# For towers that take batches in bursts: the number of batches per tower over
-# which one time is measured.
-ROUNDS = 3
+# The number of batches per tower over which one time is measured: asynchronous
+# towers take theirs in bursts.
+_ROUNDS = 3
 # The first steps of an epoch fill the queues of the input pipeline.
 _SETTLING_STEPS = 3
 _SHORT_EPOCHS, _SKIPPED_EPOCHS, _SHORT_EPOCH_STEPS = 5, 2, 4
@@ -43,7 +43,7 @@ def main() -> None:
     if row.alone:
         # Nothing connects the processes, of which TF_CONFIG tells.
         os.environ.pop("TF_CONFIG", None)
-    rounds = ROUNDS * cell.replicas if row.bursts else 1
+    window = _ROUNDS * cell.replicas if row.runs is Runs.DEVICES else 1
     work = Workload(
         Stored(cell.model, Path(task["stored"])),
         folder,
@@ -51,7 +51,7 @@ def main() -> None:
         size,
         _devices(row, cell, setting, rank),
         setting.batch,
-        max(FIRST_STEPS, _SETTLING_STEPS + setting.steps + 2 * rounds),
+        max(FIRST_STEPS, _SETTLING_STEPS + setting.steps + 2 * window),
     )
     # Loaded before memory is measured, so that every row is charged for the
     # model, its replicas and the training alone. Keras imports TensorFlow with
@@ -61,7 +61,7 @@ def main() -> None:
     _ = work.data
     before = reset_peak_memory()
     with row.train(work) as train:
-        result = measure(train, work, setting, rounds, row.alone)
+        result = measure(train, work, setting, window, row.alone)
         result["memory_mb"] = peak_memory() - before
     FileStore(folder).put(f"{RESULT}.{rank}", result)
 
@@ -70,7 +70,7 @@ def _devices(row: Row, cell: Cell, setting: Setting, rank: int) -> list[str]:
     """Give this process its share of the machine; return its devices."""
     ranks, in_one = row.runs is Runs.RANKS, row.runs is Runs.DEVICES
     if setting.device == "cpu":
-        if ranks or setting.frameworks:
+        if ranks or setting.exact:
             # A core for each replica, also for its threads that communicate,
             # before the backends count the cores.
             cores = sorted(os.sched_getaffinity(0))[: cell.replicas]
@@ -104,7 +104,7 @@ def _megabytes(field: str) -> float:
 
 
 def measure(
-    train: Train, work: Workload, setting: Setting, rounds: int, alone: bool
+    train: Train, work: Workload, setting: Setting, window: int, alone: bool
 ) -> dict[str, Any]:
     """Train; measure the first step, later steps, and the cost of epochs.
 
@@ -112,7 +112,7 @@ def measure(
         train: trains the model.
         work: the model and its data.
         setting: the options of all cells.
-        rounds: over how many steps each time is a mean.
+        window: over how many steps each time is a mean.
         alone: whether processes exchange nothing, so that each has to go on
             until all others have been measured.
     """
@@ -126,10 +126,10 @@ def measure(
     while not all_left("warm"):
         time.sleep(_POLL_S)
     # On a GPU, and with JAX, a step otherwise ends before what it started.
-    waits = setting.frameworks
-    settling = max(_SETTLING_STEPS, rounds)
-    times = train(settling + setting.steps + rounds, 1, waits)
-    step_s = statistics.median(differences(times.batches[settling:], rounds))
+    waits = setting.exact
+    settling = max(_SETTLING_STEPS, window)
+    times = train(settling + setting.steps + window, 1, waits)
+    step_s = statistics.median(differences(times.batches[settling:], window))
     cost_s = None
     if times.epochs:
         short = train(_SHORT_EPOCH_STEPS, _SHORT_EPOCHS, waits)

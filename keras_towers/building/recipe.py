@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
@@ -18,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
-from keras_towers import _imports, settings
+from keras_towers import _imports, settings, system
 from keras_towers.building import toolchain
 from keras_towers.building.toolchain import Tool
 from keras_towers.subprocesses import NoAnswer, ask_python
@@ -197,18 +196,13 @@ def tensorflow_folder() -> Path:
 
 def cpu_flags(wanted: Iterable[str]) -> list[str]:
     """The wanted instruction sets that this CPU supports."""
-    flags = _cpu().get("flags", "").split()
+    flags = system.cpu().get("flags", "").split()
     return [flag for flag in wanted if flag in flags]
 
 
 def cpu_type() -> str:
     """The model and instruction sets of this CPU, as compilers see them."""
-    known = _cpu()
+    known = system.cpu()
     model = [known.get(name, "") for name in _CPU_MODEL]
     sets = " ".join(sorted(known.get("flags", "").split()))
     return f"{' '.join(model)} {hashlib.sha256(sets.encode()).hexdigest()[:8]}"
-
-
-def _cpu() -> dict[str, str]:
-    first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
-    return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))

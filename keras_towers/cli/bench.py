@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
 from keras_towers.bench import table
 from keras_towers.bench.models import MODELS
-from keras_towers.bench.rows import ROWS, Row, Runs, find
-from keras_towers.bench.runner import FIRST_STEPS, Setting, measure_all, plan
+from keras_towers.bench.rows import Row, Runs, find
+from keras_towers.bench.runner import Setting, measure_all, plan
 from keras_towers.doctor import probe
 from keras_towers.errors import TowerError
 from keras_towers.system import writable_file
@@ -41,76 +41,47 @@ _COLUMNS = (
 )
 
 
+Names: TypeAlias = Annotated[str, typer.Option(metavar="NAMES")]
+Numbers: TypeAlias = Annotated[str | None, typer.Option(metavar="NUMBERS")]
+
+
 def bench(
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Your own model as MODULE:FUNCTION, which returns it "
-            "compiled, alone or as (model, x, y): without data, random "
-            f"examples are made. Or some of {', '.join(MODELS)}.",
-        ),
-    ] = "large",
-    towers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of towers of one process. Default: 2, 4 or 8, as "
-            "many as there are GPUs or cores; none with --processes alone.",
-        ),
-    ] = None,
-    processes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of processes, for strategies over several: one core "
-            "or GPU each.",
-        ),
-    ] = None,
-    strategies: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Rows to compare, such as {', '.join(ROWS)}; default: those "
-            "that are installed. Options of a strategy follow its name: "
-            "default,tower:mode=cpu,horovod:compression=fp16.",
-        ),
-    ] = "default",
-    steps: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help=f"Steps to time in a run, after {FIRST_STEPS} warm-up steps.",
-        ),
-    ] = 60,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Examples per step, however many replicas share them.",
-        ),
-    ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per row.")] = 3,
-    device: Annotated[
-        Device,
-        typer.Option(help="auto uses GPUs if there are enough of them."),
-    ] = Device.AUTO,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Time limit of one run in seconds.")
-    ] = 300,
+    models: Names = "large",
+    towers: Numbers = None,
+    processes: Numbers = None,
+    strategies: Names = "default",
+    steps: Annotated[int, typer.Option(min=1)] = 60,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    device: Device = Device.AUTO,
+    timeout: Annotated[float, typer.Option(min=1)] = 300,
     json_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="PATH",
-            help="Also write all measurements to this file.",
-        ),
+        Path | None, typer.Option("--json", metavar="PATH")
     ] = None,
 ) -> None:
     """Compare the speed of strategies on a model.
 
     Each run is a separate process and takes 5 to 15 seconds on a CPU. Ctrl-C
     shows the results so far.
+
+    Args:
+        models: Your own model as MODULE:FUNCTION, which returns it compiled,
+            alone or as (model, x, y): without data, random examples are made.
+            Or some of small, large, cnn.
+        towers: Numbers of towers of one process. Default: 2, 4 or 8, as many as
+            there are GPUs or cores; none with --processes alone.
+        processes: Numbers of processes, for strategies over several: one core
+            or GPU each.
+        strategies: Rows to compare, such as plain, stock-default or the names
+            of strategies; default: those that are installed. Options of a
+            strategy follow its name:
+            default,tower:mode=cpu,horovod:compression=fp16.
+        steps: Steps to time in a run, after 20 warm-up steps.
+        batch_size: Examples per step, however many replicas share them.
+        repeats: Runs per row.
+        device: auto uses GPUs if there are enough of them.
+        timeout: Time limit of one run in seconds.
+        json_path: Also write all measurements to this file.
     """
     if towers is None and processes is None:
         towers = "auto"
@@ -152,32 +123,15 @@ def compare(
     if json_path:
         writable_file(json_path, "bench")
     sources, rows = _models(models), pkgutil.resolve_name(setting.rows)
-    texts = {Runs.ONE: "1", Runs.DEVICES: towers, Runs.RANKS: processes}
-    places = {runs for runs, text in texts.items() if text is not None}
-    chosen, skipped = _rows(rows, strategies, places)
-    facts = probe.machine_facts(setting.timeout_s)
-    gpus = len(facts["gpus"])
     numbers = {
         Runs.ONE: [1],
         Runs.DEVICES: _numbers("--towers", towers, 1),
         Runs.RANKS: _numbers("--processes", processes, 2),
     }
-    if setting.device == "auto":
-        enough = gpus >= max(max(n) for n in numbers.values() if n)
-        setting = replace(setting, device="gpu" if enough else "cpu")
-    there = gpus if setting.device == "gpu" else facts["cores"]
-    for runs, text in texts.items():
-        if text == "auto":
-            # One core is enough for two devices, which then share it.
-            numbers[runs] = [next(n for n in (8, 4, 2) if n <= max(2, there))]
-    for count in (*numbers[Runs.DEVICES], *numbers[Runs.RANKS]):
-        if setting.device == "gpu" and gpus < count:
-            raise TowerError(f"{count} GPUs are needed, {gpus} visible")
-        if setting.batch % count:
-            raise TowerError(
-                f"{count} replicas cannot share --batch-size {setting.batch} "
-                "equally"
-            )
+    places = [runs for runs, counts in numbers.items() if counts]
+    chosen, skipped = _rows(rows, strategies, places)
+    facts = probe.machine_facts(setting.timeout_s)
+    setting, there = _placed(setting, numbers, facts)
     console = Console()
     cells = plan(chosen, sources, numbers, repeats)
     console.print(
@@ -204,6 +158,35 @@ def compare(
     raise typer.Exit(int(any(sample.error for sample in found.samples)))
 
 
+def _placed(
+    setting: Setting, numbers: Mapping[Runs, list[int]], facts: dict[str, Any]
+) -> tuple[Setting, int]:
+    """Choose where to run, and numbers that are not given.
+
+    Returns:
+        The setting, and how many devices of its kind there are.
+    """
+    gpus = len(facts["gpus"])
+    if setting.device == "auto":
+        most = max(n or 2 for counts in numbers.values() for n in counts)
+        setting = replace(setting, device="gpu" if gpus >= most else "cpu")
+    there = gpus if setting.device == "gpu" else facts["cores"]
+    # One core is enough for two devices, which then share it.
+    fitting = next(n for n in (8, 4, 2) if n <= max(2, there))
+    for counts in numbers.values():
+        counts[:] = [count or fitting for count in counts]
+    everything = [count for counts in numbers.values() for count in counts]
+    if setting.device == "gpu" and gpus < max(everything):
+        raise TowerError(f"{max(everything)} GPUs are needed, {gpus} visible")
+    for count in everything:
+        if setting.batch % count:
+            raise TowerError(
+                f"{count} replicas cannot share --batch-size {setting.batch} "
+                "equally"
+            )
+    return setting, there
+
+
 def _models(text: str) -> list[str]:
     """Split comma-separated names of models, and functions."""
     names = _words(text)
@@ -220,28 +203,30 @@ def _rows(
     rows: Mapping[str, Row], text: str, places: Collection[Runs]
 ) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the rows to measure, and why default ones are not."""
-    able: dict[str, Row] = {}
+    chosen: dict[str, Row] = {}
     skipped = {}
     for name in _words(text):
         if name == "default":
-            default = {
-                n: r for n, r in rows.items() if r.default and r.runs in places
-            }
-            able |= {n: r for n, r in default.items() if not r.missing}
-            skipped = {n: r.missing for n, r in default.items() if r.missing}
+            for row in rows.values():
+                if not row.default or row.runs not in places:
+                    continue
+                if row.missing:
+                    skipped[row.name] = row.missing
+                else:
+                    chosen[row.name] = row
             continue
-        able[name] = row = find(rows, name)
+        chosen[name] = row = find(rows, name)
         if row.missing:
             raise TowerError(f"{name}: {row.missing}")
         if row.runs not in places:
             option = "--towers" if row.runs is Runs.DEVICES else "--processes"
             raise TowerError(f"{name} needs {option} N")
-    if not able:
+    if not chosen:
         raise TowerError(f"no strategy given; choose {', '.join(rows)}")
     # Those first that figures of others are relative to.
-    wanted = {row.plain for row in able.values()}
-    wanted |= {r.compute for r in able.values() if r.runs is Runs.RANKS}
-    return {n: r for n, r in rows.items() if n in wanted} | able, skipped
+    first = {row.plain for row in chosen.values()}
+    first |= {r.compute for r in chosen.values() if r.runs is Runs.RANKS}
+    return {n: r for n, r in rows.items() if n in first} | chosen, skipped
 
 
 def _words(text: str) -> list[str]:
@@ -251,14 +236,11 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str | None, least: int) -> list[int]:
-    """Parse comma-separated whole numbers from ``least``; "auto" is from 2."""
-    if text is None:
-        return []
-    try:
-        counts = sorted(map(int, _words(text.replace("auto", "2"))))
-    except ValueError:
-        counts = []
-    if not counts or counts[0] < least:
+    """Parse comma-separated whole numbers from ``least``; "auto" is 0."""
+    if text in (None, "auto"):
+        return [] if text is None else [0]
+    counts = [int(w) if w.isdecimal() else 0 for w in _words(text)]
+    if not counts or min(counts) < least:
         raise TowerError(
             f"{option} takes whole numbers from {least}, not '{text}'"
         )

@@ -31,30 +31,21 @@ def install(
             metavar="ENGINE", help=f"{' or '.join(_BUILT)}.", show_default=False
         ),
     ],
-    with_mpi: Annotated[
-        bool,
-        typer.Option(
-            "--with-mpi", help="Build with MPI in addition to Gloo (horovod)."
-        ),
-    ] = False,
-    with_nccl: Annotated[
-        bool,
-        typer.Option(
-            "--with-nccl",
-            help="Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet "
-            "tested on a GPU.",
-        ),
-    ] = False,
-    rebuild: Annotated[
-        bool,
-        typer.Option("--rebuild", help="Build even if a cached wheel exists."),
-    ] = False,
+    with_mpi: Annotated[bool, typer.Option("--with-mpi")] = False,
+    with_nccl: Annotated[bool, typer.Option("--with-nccl")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild")] = False,
 ) -> None:
     """Build an engine that connects processes, and install it.
 
     It is compiled for the TensorFlow of this environment, with a C++17 compiler
     and make: two or three minutes on two idle cores. The wheel is cached, so
     the next installation on this machine takes seconds.
+
+    Args:
+        with_mpi: Build with MPI in addition to Gloo (horovod).
+        with_nccl: Build with NCCL, for GPUs; needs the CUDA toolkit. Not yet
+            tested on a GPU.
+        rebuild: Build even if a cached wheel exists.
     """
     if engine not in _BUILT:
         raise TowerError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +19,22 @@ from keras_towers.errors import CompatibilityError, TowerError
 
 
 class Command(TyperCommand):
-    """A subcommand whose errors are shown without a traceback.
+    """A subcommand; its docstring is its help and that of its options.
 
-    The exit code is 2 for what is wrong in the command, and 1 for what is wrong
-    on this machine.
+    Errors are shown without a traceback. The exit code is 2 for what is wrong
+    in the command, and 1 for what is wrong on this machine.
     """
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.help, _, options = (self.help or "").partition("\n\nArgs:\n")
+        # A name, and lines that are indented further.
+        pattern = r"^ {4}(\w+): (.+(?:\n {8}.+)*)"
+        texts = dict(re.findall(pattern, options, re.MULTILINE))
+        parameters: Any = self.params
+        for parameter in parameters:
+            if text := texts.get(parameter.name):
+                parameter.help = " ".join(text.split())
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""

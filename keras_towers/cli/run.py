@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -28,176 +28,53 @@ from keras_towers.rendezvous.launchers import ClusterEnvironment
 from keras_towers.rendezvous.tf_config import Cluster
 from keras_towers.strategies import STRATEGIES, find
 
-
-def _number(text: str, *names: str, least: int = 1, **more: Any) -> Any:
-    """An option that takes a whole number, from ``least``."""
-    return typer.Option(*names, min=least, metavar="N", help=text, **more)
+Number: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N")]
+Seconds: TypeAlias = Annotated[int, typer.Option(min=0, metavar="N")]
 
 
 def run(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="What each rank runs.")
-    ],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT")],
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ARGUMENTS",
-            help="What is passed to SCRIPT, options too.",
-        ),
+        list[str] | None, typer.Argument(metavar="ARGUMENTS")
     ] = None,
     processes: Annotated[
-        int | None,
-        _number(
-            "Number of processes. Default: the slots of the hosts that are "
-            "named or that a cluster has allocated.",
-            "-np",
-            "--num-proc",
-        ),
+        int | None, typer.Option("-np", "--num-proc", min=1, metavar="N")
     ] = None,
     hosts: Annotated[
-        str | None,
-        typer.Option(
-            "-H",
-            "--hosts",
-            metavar="HOST:SLOTS,...",
-            help="Hosts to run on. Default: those of the cluster's "
-            "allocation, or this machine.",
-        ),
+        str | None, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...")
     ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(help="Hosts in a file, with lines like 'host slots=2'."),
-    ] = None,
-    ps: Annotated[
-        int | None, _number("Number of parameter servers, on this machine.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        _number(
-            "Number of processes that train, connected by TensorFlow on this "
-            "machine. Each task finds the others by TF_CONFIG."
-        ),
-    ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Run the unmodified script inside this strategy, such as "
-            "horovod. Default: the script enters a strategy itself.",
-        ),
-    ] = None,
-    no_strategy: Annotated[
-        bool,
-        typer.Option(
-            "--no-strategy",
-            help="Let each process train a model of its own. Without it, fit "
-            "is an error where neither --strategy nor the script has a "
-            "strategy.",
-        ),
-    ] = False,
-    towers: Annotated[
-        int | None,
-        _number(
-            "Towers per process, with --strategy or --ps. Without GPUs the CPU "
-            "is split into as many."
-        ),
-    ] = None,
-    servers: Annotated[
-        int | None,
-        _number(
-            "Servers of BytePS to start beside the processes. Default: 1 with "
-            "--strategy byteps, else none."
-        ),
-    ] = None,
+    hostfile: Path | None = None,
+    ps: Number = None,
+    workers: Number = None,
+    strategy: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    no_strategy: Annotated[bool, typer.Option("--no-strategy")] = False,
+    towers: Number = None,
+    servers: Number = None,
     seed: Annotated[
-        int | None,
-        _number(
-            "Random seed of all ranks, with --strategy. Default: a random "
-            "seed.",
-            least=0,
-            max=2**32 - 1,
-        ),
+        int | None, typer.Option(min=0, max=2**32 - 1, metavar="N")
     ] = None,
-    module: Annotated[
-        bool,
-        typer.Option("-m", help="SCRIPT is a module name, as for python -m."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Also write each rank's output to a file here.",
-        ),
-    ] = None,
+    module: Annotated[bool, typer.Option("-m")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     stall_warning: Annotated[
-        int,
-        _number(
-            "Seconds until a waiting rank reports which ranks it waits for; 0: "
-            "never.",
-            least=0,
-            envvar=settings.STALL_WARNING,
-        ),
+        int, typer.Option(min=0, metavar="N", envvar=settings.STALL_WARNING)
     ] = settings.STALL_WARNING_S,
     stall_shutdown: Annotated[
-        int,
-        _number(
-            "Seconds until a stalled job is ended; 0: never.",
-            least=0,
-            envvar=settings.STALL_SHUTDOWN,
-        ),
+        int, typer.Option(min=0, metavar="N", envvar=settings.STALL_SHUTDOWN)
     ] = settings.STALL_SHUTDOWN_S,
-    grace: Annotated[
-        int,
-        _number(
-            "Seconds that a script may take to end after SIGTERM, for a backup "
-            "(kt.Backup), before it is killed.",
-            least=0,
-        ),
-    ] = settings.SCRIPT_GRACE_S,
+    grace: Seconds = settings.SCRIPT_GRACE_S,
     network_interface: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Network interface for the rendezvous. Default: loopback if "
-            "all ranks are local, otherwise the one with a route to the hosts.",
-        ),
+        str | None, typer.Option(metavar="NAME")
     ] = None,
-    min_np: Annotated[
-        int | None, _number("Elastic jobs: minimum number of ranks.")
-    ] = None,
-    max_np: Annotated[
-        int | None, _number("Elastic jobs: maximum number of ranks.")
-    ] = None,
-    host_discovery_script: Annotated[
-        Path | None,
-        typer.Option(
-            help="Elastic jobs: a program that prints the available hosts, one "
-            "host:slots per line (one slot where there is no number); run once "
-            "a second.",
-        ),
-    ] = None,
+    min_np: Number = None,
+    max_np: Number = None,
+    host_discovery_script: Path | None = None,
     elastic_timeout: Annotated[
-        int,
-        _number(
-            "Elastic jobs: seconds to wait for --min-np slots before giving up."
-        ),
+        int, typer.Option(min=1, metavar="N")
     ] = settings.ELASTIC_TIMEOUT_S,
     blacklist_cooldown_range: Annotated[
-        tuple[int, int],
-        typer.Option(
-            metavar="SECONDS SECONDS",
-            help="Elastic jobs: shortest and longest time to avoid a host "
-            "after a worker failed on it; doubles with each failure.",
-        ),
+        tuple[int, int], typer.Option(metavar="SECONDS SECONDS")
     ] = (5, 600),
-    reset_limit: Annotated[
-        int | None,
-        _number(
-            "Elastic jobs: end the job after ranks have joined or left this "
-            "many times.",
-            least=0,
-        ),
-    ] = None,
+    reset_limit: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
 ) -> None:
     """Run a script as N processes that train one model together.
 
@@ -207,6 +84,48 @@ def run(
     keras-towers run -np 4 --strategy horovod train.py --epochs 5
 
     Under srun, mpirun or torchrun it runs the script as one of their processes.
+
+    Args:
+        script: What each rank runs.
+        arguments: What is passed to SCRIPT, options too.
+        processes: Number of processes. Default: the slots of the hosts that are
+            named or that a cluster has allocated.
+        hosts: Hosts to run on. Default: those of the cluster's allocation, or
+            this machine.
+        hostfile: Hosts in a file, with lines like 'host slots=2'.
+        ps: Number of parameter servers, on this machine.
+        workers: Number of processes that train, connected by TensorFlow on this
+            machine. Each task finds the others by TF_CONFIG.
+        strategy: Run the unmodified script inside this strategy, such as
+            horovod. Default: the script enters a strategy itself.
+        no_strategy: Let each process train a model of its own. Without it, fit
+            is an error where neither --strategy nor the script has a strategy.
+        towers: Towers per process, with --strategy or --ps. Without GPUs the
+            CPU is split into as many.
+        servers: Servers of BytePS to start beside the processes. Default: 1
+            with --strategy byteps, else none.
+        seed: Random seed of all ranks, with --strategy. Default: a random seed.
+        module: SCRIPT is a module name, as for python -m.
+        output: Also write each rank's output to a file here.
+        stall_warning: Seconds until a waiting rank reports which ranks it waits
+            for; 0: never.
+        stall_shutdown: Seconds until a stalled job is ended; 0: never.
+        grace: Seconds that a script may take to end after SIGTERM, for a backup
+            (kt.Backup), before it is killed.
+        network_interface: Network interface for the rendezvous. Default:
+            loopback if all ranks are local, otherwise the one with a route to
+            the hosts.
+        min_np: Elastic jobs: minimum number of ranks.
+        max_np: Elastic jobs: maximum number of ranks.
+        host_discovery_script: Elastic jobs: a program that prints the available
+            hosts, one host:slots per line (one slot where there is no number);
+            run once a second.
+        elastic_timeout: Elastic jobs: seconds to wait for --min-np slots before
+            giving up.
+        blacklist_cooldown_range: Elastic jobs: shortest and longest time to
+            avoid a host after a worker failed on it; doubles with each failure.
+        reset_limit: Elastic jobs: end the job after ranks have joined or left
+            this many times.
     """
     elastic = bool(min_np or max_np or host_discovery_script)
     tasks = _tasks(strategy, ps, workers, processes)

@@ -15,30 +15,11 @@ if TYPE_CHECKING:
 
 
 def verify(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="A function without arguments that returns a compiled model "
-            "and data, as for fit: (model, x), (model, x, y), (model, x, y, "
-            "sample_weight) or (model, dataset).",
-        ),
-    ],
-    towers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of towers. By default all GPUs; without any, 2 on "
-            "the CPU, or as many as the function makes."
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples in a batch of arrays.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="How many steps to compare.")] = 3,
-    tolerance: Annotated[
-        float,
-        typer.Option(help="The largest difference that is no failure."),
-    ] = math.inf,
+    target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
+    towers: int | None = None,
+    batch_size: int | None = None,
+    steps: int = 3,
+    tolerance: float = math.inf,
 ) -> None:
     """Measure how far training on towers is from training on one device.
 
@@ -46,6 +27,16 @@ def verify(
 
     The exit code is 0; 1 if the difference is larger than --tolerance; and 2
     if it cannot be measured.
+
+    Args:
+        target: A function without arguments that returns a compiled model and
+            data, as for fit: (model, x), (model, x, y), (model, x, y,
+            sample_weight) or (model, dataset).
+        towers: Number of towers. By default all GPUs; without any, 2 on the
+            CPU, or as many as the function makes.
+        batch_size: Examples in a batch of arrays.
+        steps: How many steps to compare.
+        tolerance: The largest difference that is no failure.
     """
     try:
         found = _measured(target, towers, batch_size, steps)

@@ -18,8 +18,6 @@ from keras_towers.doctor import probe
 from keras_towers.engines import ENGINES
 from keras_towers.system import usable_cores
 
-NOT_INSTALLED = "not installed"
-"""The value of an engine that is not there."""
 _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
@@ -153,7 +151,7 @@ def _engine(
     name, install = recipe.title, f"keras-towers install {recipe.name}"
     again = f"{install} --rebuild" if recipe.for_one_cpu else install
     if engine is None:
-        return NOT_INSTALLED, Status.NOTE, f"{recipe.purpose}: {install}."
+        return "not installed", Status.NOTE, f"{recipe.purpose}: {install}."
     running, value = facts.get("tensorflow"), engine.version
     if engine.tensorflow:
         value += f" for TensorFlow {engine.tensorflow}"

@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from keras_towers import _imports, settings
 from keras_towers.errors import TowerError
 from keras_towers.subprocesses import NoAnswer, ask_python
-from keras_towers.system import usable_cores
+from keras_towers.system import cpu, usable_cores
 
 
 def tensorflow_state(timeout_s: float = settings.IMPORT_S) -> dict[str, Any]:
@@ -42,12 +39,10 @@ def machine_facts(timeout_s: float) -> dict[str, Any]:
     return {
         "tensorflow": state["tensorflow"],
         "keras": state["keras"],
-        "horovod": _version("horovod"),
-        "torch": _version("torch"),
-        "jax": _version("jax"),
+        **{name: _version(name) for name in ("horovod", "torch", "jax")},
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": cpu().get("model name", platform.machine()),
         "cores": usable_cores(),
         "gpus": state["gpus"],
     }
@@ -65,17 +60,8 @@ def describe_machine(facts: dict[str, Any]) -> str:
     return f"{cores}, {devices}; {versions}"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _processor_name() -> str:
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    named = re.search(r"model name\s*: (.+)", text)
-    return named[1] if named else platform.machine()
+def _version(module: str) -> str | None:
+    return next(iter(_imports.packages(module).values()), None)
 
 
 def _facts() -> dict[str, Any]:

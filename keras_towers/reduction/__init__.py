@@ -30,8 +30,6 @@ from keras_towers.reduction.communication_hooks import (
 )
 from keras_towers.reduction.compression import (
     CompressionName as CompressionName,
-)
-from keras_towers.reduction.feedback import (
     owned_by as owned_by,
     power_sgd as power_sgd,
 )

@@ -1,4 +1,4 @@
-"""Hooks that send gradients in 16 bits, and the names of all hooks.
+"""Communication hooks that send less, and the names of all hooks.
 
 =================  ============================================================
 ``all_reduce``     no compression
@@ -7,6 +7,10 @@
 ``fp16_shards``    sends float16; each rank sums one shard in float32
 ``bf16_shards``    the same with bfloat16: the range of float32, 8 bits of
                    precision; engines cannot sum bfloat16 themselves
+``error_feedback`` adds what rounding loses of a gradient to the next one
+``power_sgd``      sends two thin factors of each matrix (Vogels et al.,
+                   "PowerSGD: Practical Low-Rank Gradient Compression for
+                   Distributed Optimization", 2019), with error feedback
 =================  ============================================================
 
 With shards, an all-to-all followed by sums is the reduce-scatter, and an
@@ -18,59 +22,64 @@ detects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+import contextlib
+import contextvars
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
+from keras_towers import compat
+from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import (
     CommunicationHook,
     all_reduce,
     sum_separately,
 )
-from keras_towers.reduction.feedback import (
-    error_feedback,
-    is_rounded,
-    power_sgd,
-)
 from keras_towers.reduction.gradients import check_floats
-from keras_towers.transport import Transport
-from keras_towers.transport.messages import packed
+from keras_towers.transport import Transport, messages
 
 _BUCKET_BYTES = 16 * 2**20
 
 
-def _shards(dtype: tf.DType) -> CommunicationHook:
+def is_rounded(tensor: tf.Tensor, dtype: tf.DType) -> bool:
+    """Whether sending a gradient as ``dtype`` loses precision."""
+    return tensor.dtype.is_floating and tensor.dtype.size > dtype.size
+
+
+def _shards(
+    dtype: tf.DType,
+    transport: Transport,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+) -> list[tf.Tensor]:
     """Send a 16-bit dtype; each rank sums its shard in float32."""
 
-    def hook(
-        transport: Transport, tensors: Sequence[tf.Tensor], key: str
-    ) -> list[tf.Tensor]:
-        def by_shards(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            known = all(t.shape.is_fully_defined() for t in tensors)
-            if transport.size == 2 and known:
-                return _sum_two(dtype, transport, tensors, key)
-            return packed(
-                tensors,
-                lambda vectors: [
-                    _sum_shards(dtype, transport, vector, f"{key}.{n}")
-                    for n, vector in enumerate(vectors)
-                ],
-                _BUCKET_BYTES,
-            )
-
-        check_floats(tensors)
-        return sum_separately(
-            transport, tensors, key, lambda t: is_rounded(t, dtype), by_shards
+    def exchange(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        known = all(t.shape.is_fully_defined() for t in tensors)
+        if transport.size == 2 and known:
+            return _sum_two(dtype, transport, tensors, key)
+        return messages.packed(
+            tensors,
+            lambda vectors: [
+                _sum_shards(dtype, transport, vector, f"{key}.{n}")
+                for n, vector in enumerate(vectors)
+            ],
+            _BUCKET_BYTES,
         )
 
-    return hook
+    check_floats(tensors)
+    return sum_separately(
+        transport, tensors, key, lambda t: is_rounded(t, dtype), exchange
+    )
 
 
-fp16_shards: CommunicationHook = _shards(tf.float16)
+fp16_shards: CommunicationHook = partial(_shards, tf.float16)
 """Send float16; each rank sums its shard in float32."""
 
-bf16_shards: CommunicationHook = _shards(tf.bfloat16)
+bf16_shards: CommunicationHook = partial(_shards, tf.bfloat16)
 """Send bfloat16; each rank sums its shard in float32."""
 
 
@@ -118,25 +127,221 @@ def _sum_two(
     of integers, which may wrap around, less a rank's own is the other's.
     """
     sent = [tf.cast(t, dtype) for t in tensors]
-    encoded = [_as_int32(t) for t in sent]
-    both = transport.all_reduce(encoded, f"{key}.both")
+    words = [messages.words_of(t) for t in sent]
+    sums = transport.all_reduce(words, f"{key}.both")
     totals = []
-    for values, words, total, tensor in zip(
-        sent, encoded, both, tensors, strict=True
-    ):
-        flat = tf.reshape(tf.bitcast(total - words, dtype), [-1])
-        other = tf.reshape(flat[: tf.size(values)], tf.shape(values))
-        rows = [values, other] if transport.rank == 0 else [other, values]
-        value = tf.add_n([tf.cast(row, tf.float32) for row in rows])
-        totals.append(tf.cast(tf.cast(value, dtype), tensor.dtype))
+    for own, mine, both, tensor in zip(sent, words, sums, tensors, strict=True):
+        other = messages.from_words(both - mine, dtype, tf.shape(own))
+        total = tf.cast(own, tf.float32) + tf.cast(other, tf.float32)
+        totals.append(tf.cast(tf.cast(total, dtype), tensor.dtype))
     return totals
 
 
-def _as_int32(tensor: tf.Tensor) -> tf.Tensor:
-    """Bitcast 16-bit values to a vector of int32, padded with zeros."""
-    flat = tf.reshape(tensor, [-1])
-    padded = tf.pad(flat, [[0, tf.size(flat) % 2]])
-    return tf.bitcast(tf.reshape(padded, [-1, 2]), tf.int32)
+_owner: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "owner", default=None
+)
+
+
+@contextlib.contextmanager
+def owned_by(owner: Any) -> Iterator[None]:
+    """Let hooks keep what they remember in this block for an owner.
+
+    Collectives of several optimizers may have the same keys, and gradients the
+    same shapes; what one of them has lost is not to be added to another's.
+    """
+    token = _owner.set(owner)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
+
+
+class Memory:
+    """Variables that keep values of a hook between steps, for each owner."""
+
+    def __init__(self) -> None:
+        self._of_owners: weakref.WeakKeyDictionary[
+            Any, dict[tuple[Any, ...], tf.Variable]
+        ] = weakref.WeakKeyDictionary()
+
+    def variable(
+        self, name: tuple[Any, ...], initial: Callable[[], tf.Tensor]
+    ) -> tf.Variable:
+        """Return the variable of a name, which is made at first.
+
+        An owner may use a key for several lists of gradients, so a name has
+        index, shape and dtype, too.
+        """
+        owner = self if _owner.get() is None else _owner.get()
+        variables = self._of_owners.setdefault(owner, {})
+        if name not in variables:
+            with tf.init_scope(), compat.single_device_mode():
+                variables[name] = tf.Variable(initial(), trainable=False)
+        return variables[name]
+
+
+def error_feedback(
+    hook: CommunicationHook, dtype: tf.DType
+) -> CommunicationHook:
+    """Add the rounding error of each gradient to the next one.
+
+    Each rank stores its own rounding errors, which takes as much memory as its
+    gradients. The rounding of the sums that are sent back is not compensated.
+    For values that are not finite, no error is stored.
+
+    Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+    Data-Parallel Distributed Training of Speech DNNs", 2014; Karimireddy et
+    al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    2019.
+
+    Args:
+        hook: sums the gradients, and rounds those with more bits.
+        dtype: what it rounds them to.
+
+    Returns:
+        A stateful hook; use it for one strategy only.
+
+    Example:
+        >>> error_feedback(fp16_shards, tf.float16)
+    """
+    memory = Memory()
+
+    def corrected_hook(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        sent, stored = [], []
+        for index, tensor in enumerate(tensors):
+            known = tensor.shape.is_fully_defined()
+            if not (known and is_rounded(tensor, dtype)):
+                sent.append(tensor)
+                continue
+            name = (key, index, tuple(tensor.shape), tensor.dtype)
+            lost = memory.variable(
+                name, partial(tf.zeros, tensor.shape, tensor.dtype)
+            )
+            wanted = tensor + lost
+            error = wanted - tf.cast(tf.cast(wanted, dtype), tensor.dtype)
+            kept = tf.where(tf.math.is_finite(error), error, 0)
+            sent.append(wanted)
+            stored.append(lost.assign(kept, read_value=False))
+        sums = hook(transport, sent, key)
+        # Nothing else in the graph depends on the assignments.
+        with tf.control_dependencies(stored):
+            return [tf.identity(total) for total in sums]
+
+    return corrected_hook
+
+
+def power_sgd(rank: int = 4) -> CommunicationHook:
+    """Send the factors P and Q of a low-rank approximation of the sum.
+
+    A gradient of shape [..., columns] is taken as a matrix M of N rows. With
+    the Q of the step before, P is the orthonormal basis of the sum of M Q over
+    the ranks, [N, rank]; Q becomes the sum of the transposed M times P,
+    [columns, rank]; the sum of M is approximated by P times the transposed Q.
+    What is lost of a rank's M is added to its next one (error feedback): that
+    takes as much memory as its gradients.
+
+    Vectors, and matrices of which the factors would not be half as large, are
+    summed without loss. Ranks with the same kind of processor get sums that
+    are bit-identical.
+
+    Args:
+        rank: columns of both factors: more are more exact, and more to send.
+
+    Returns:
+        A stateful hook; use it for one strategy only.
+
+    Raises:
+        TowerError: a rank below 1; gradients that are integers.
+
+    Example:
+        >>> keras_towers.HorovodStrategy(compression=power_sgd(rank=8))
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise TowerError(
+            f"rank={rank!r} of PowerSGD is not allowed: give 1 or more columns."
+        )
+    memory = Memory()
+
+    def hook(
+        transport: Transport, tensors: Sequence[tf.Tensor], key: str
+    ) -> list[tf.Tensor]:
+        def by_factors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return _sum_factors(transport, memory, rank, tensors, key)
+
+        check_floats(tensors)
+        return sum_separately(
+            transport, tensors, key, lambda t: _is_worth(t, rank), by_factors
+        )
+
+    return hook
+
+
+def _is_worth(tensor: tf.Tensor, rank: int) -> bool:
+    """Whether factorizing a gradient at least halves its elements."""
+    if not tensor.shape.is_fully_defined() or len(tensor.shape) < 2:
+        return False
+    elements, columns = tensor.shape.num_elements(), tensor.shape[-1]
+    return 2 * rank * (elements // columns + columns) <= elements
+
+
+def _sum_factors(
+    transport: Transport,
+    memory: Memory,
+    rank: int,
+    tensors: Sequence[tf.Tensor],
+    key: str,
+) -> list[tf.Tensor]:
+    lost, factors, matrices = [], [], []
+    for index, tensor in enumerate(tensors):
+        columns: Any = tensor.shape[-1]
+        matrix = tf.reshape(tensor, [-1, columns])
+        if tensor.dtype.size < tf.float32.size:
+            matrix = tf.cast(matrix, tf.float32)
+        shape, dtype = matrix.shape, matrix.dtype
+        name = (key, index, tuple(tensor.shape), dtype)
+        error = memory.variable(
+            (*name, "lost"), partial(tf.zeros, shape, dtype)
+        )
+        drawn = partial(
+            tf.random.stateless_normal, [columns, rank], (rank, index)
+        )
+        factors.append(
+            memory.variable((*name, "factor"), partial(drawn, dtype=dtype))
+        )
+        lost.append(error)
+        matrices.append(matrix + error)
+    sums = transport.all_reduce(
+        [tf.matmul(m, q) for m, q in zip(matrices, factors, strict=True)],
+        f"{key}.p",
+    )
+    bases = [tf.linalg.qr(total).q for total in sums]
+    projections = [
+        tf.matmul(m, basis, transpose_a=True)
+        for m, basis in zip(matrices, bases, strict=True)
+    ]
+    sums = transport.all_reduce(projections, f"{key}.q")
+    stored = []
+    for matrix, basis, projection, total, error, factor in zip(
+        matrices, bases, projections, sums, lost, factors, strict=True
+    ):
+        rest = matrix - tf.matmul(basis, projection, transpose_b=True)
+        # A step that overflows leaves no trace. And from a zero, such as that
+        # of the first units while they are idle, a factor would not recover.
+        finite = tf.reduce_all(tf.math.is_finite(total))
+        usable = finite & tf.reduce_any(total != 0, axis=0)
+        stored += [
+            error.assign(tf.where(finite, rest, error), read_value=False),
+            factor.assign(tf.where(usable, total, factor), read_value=False),
+        ]
+    with tf.control_dependencies(stored):
+        return [
+            tf.cast(
+                tf.reshape(tf.matmul(p, q, transpose_b=True), t.shape), t.dtype
+            )
+            for p, q, t in zip(bases, sums, tensors, strict=True)
+        ]
 
 
 CompressionName: TypeAlias = Literal[

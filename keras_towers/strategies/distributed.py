@@ -23,7 +23,7 @@ from keras_towers.strategies.options import (
     Options,
     ServerKeywords,
     Where,
-    check,
+    check_arguments,
     options_of,
 )
 from keras_towers.strategies.parameter_server import choose_places
@@ -42,7 +42,6 @@ def connect(
     Returns:
         The devices of this worker, and the workers.
     """
-    check("cluster", cluster, tf_config.Cluster | None)
     cluster = cluster or tf_config.required()
     if cluster.trains:
         towers = share_machine(cluster, towers)
@@ -164,8 +163,12 @@ class DistributedParameterServerStrategy(_WorkerStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
-        check("sync", sync, bool)
-        check("caching_device", caching_device, Where | None)
+        check_arguments(
+            DistributedParameterServerStrategy,
+            sync=sync,
+            caching_device=caching_device,
+            cluster=cluster,
+        )
         super().__init__(towers, cluster, options)
         self.sync = sync
         where, places = choose_places(self._config.devices, caching_device)
@@ -216,5 +219,6 @@ class DistributedReplicatedStrategy(_WorkerStrategy):
         cluster: tf_config.Cluster | None = None,
         **options: Unpack[ServerKeywords],
     ):
+        check_arguments(DistributedReplicatedStrategy, cluster=cluster)
         super().__init__(towers, cluster, options)
         self._train(CopiesOnTowers(self._config, self._mode.reduce), sync=True)

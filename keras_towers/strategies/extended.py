@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_towers import compat
@@ -174,20 +175,12 @@ class RankReduction(tf.distribute.ReductionToOneDevice):
                 per_replica_value, destinations, axis, options
             )
         )
-        rows = self._transport.all_gather(_swap(here, axis), next_key("gather"))
-        return self.broadcast(_swap(rows, axis), destinations)
+        rows = keras.ops.swapaxes(here, 0, axis)
+        rows = self._transport.all_gather(rows, next_key("gather"))
+        return self.broadcast(keras.ops.swapaxes(rows, 0, axis), destinations)
 
 
 def _first(value: Any) -> Any:
     """Return a value, or that of the first replica."""
     several = isinstance(value, tf.distribute.DistributedValues)
     return value.values[0] if several else value
-
-
-def _swap(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """Swap the first dimension and ``axis``."""
-    if axis == 0:
-        return tensor
-    order = list(range(tensor.shape.rank))
-    order[0], order[axis] = order[axis], order[0]
-    return tf.transpose(tensor, order)

@@ -67,15 +67,22 @@ def choose(
 ) -> Mode:
     """Choose the reduction for devices; warn if the wanted one cannot run."""
     on_host = devices_lib.all_on_host(devices)
-    if wanted is None:
-        name, reason = _default(devices, on_host)
-    else:
+    name: ModeName = "cpu" if on_host else "gpu"
+    obstacle = _obstacle(wanted or "nccl", devices)
+    if wanted and obstacle:
+        reason = f"{wanted!r} was requested, but {obstacle}"
+        logger.warning("using mode %r: %s", name, reason)
+    elif wanted:
         name, reason = wanted, "requested"
-        obstacle = _obstacle(wanted, devices)
-        if obstacle is not None:
-            name = "cpu" if on_host else "gpu"
-            reason = f"{wanted!r} was requested, but {obstacle}"
-            logger.warning("using mode %r: %s", name, reason)
+    elif len(devices) == 1:
+        reason = "one tower: nothing to reduce"
+    elif on_host:
+        reason = "all towers are on the host, so summing there needs no copy"
+    elif obstacle:
+        reason = f"NCCL cannot run: {obstacle}"
+    else:
+        name = "nccl"
+        reason = "several GPUs, whose links NCCL finds out by itself"
     reduce = MODES[name](devices)
     if isinstance(reduce, reduction.CollectiveAllReduce):
         reason += f"; {reduce.hint} algorithm"
@@ -85,22 +92,8 @@ def choose(
         if packer is True:
             packer = reduction.GradientPacker()
         reduce = reduction.packed(reduce, packer)
-        reason = f"{reason}; gradients are packed"
+        reason += "; gradients are packed"
     return Mode(name, reason, reduce)
-
-
-def _default(devices: Sequence[str], on_host: bool) -> tuple[ModeName, str]:
-    if len(devices) == 1:
-        return "cpu" if on_host else "gpu", "one tower: nothing to reduce"
-    if on_host:
-        return (
-            "cpu",
-            "all towers are on the host, so summing there needs no copy",
-        )
-    obstacle = _obstacle("nccl", devices)
-    if obstacle is None:
-        return "nccl", "several GPUs, whose links NCCL finds out by itself"
-    return "gpu", f"NCCL cannot run: {obstacle}"
 
 
 def update_of(
@@ -168,15 +161,11 @@ def describe_mode(config: TowerConfig, update: Any, mode: Mode) -> list[str]:
         return [line]
     if update.sums_at_weights:
         line = "gradients are summed on the tower that updates their weight"
-    held = [
-        f"{bytes_:,} bytes on {active_step.short_name(device)}"
-        for device, bytes_ in zip(
-            config.devices, update.slot_bytes, strict=False
-        )
-    ]
-    if not held:
-        return [line]
-    return [line, f"optimizer state: {', '.join(held)}"]
+    held = ", ".join(
+        f"{size:,} bytes on {active_step.short_name(device)}"
+        for device, size in zip(config.devices, update.slot_bytes, strict=False)
+    )
+    return [line, f"optimizer state: {held}"] if held else [line]
 
 
 def describe_rank_options(options: Options) -> list[str]:

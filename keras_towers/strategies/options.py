@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import types
 import typing
@@ -119,7 +120,7 @@ class Options(StepOptions):
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            check(name, getattr(self, name), hint)
+            _check(name, getattr(self, name), hint)
         if self.micro_batches != "auto" and self.micro_batches < 1:
             raise TowerError(
                 f"micro_batches={self.micro_batches!r} is not allowed: give "
@@ -229,6 +230,13 @@ def options_of(
     return Options(**options)
 
 
+def check_arguments(strategy: type, **arguments: Any) -> None:
+    """Refuse arguments that do not match a constructor's annotations."""
+    parameters = inspect.signature(strategy, eval_str=True).parameters
+    for name, value in arguments.items():
+        _check(name, value, parameters[name].annotation)
+
+
 def check_seconds(name: str, seconds: Any) -> None:
     """Refuse a value that is not a positive, finite number."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
@@ -238,46 +246,46 @@ def check_seconds(name: str, seconds: Any) -> None:
         )
 
 
-def _refuse(name: str, value: Any, allowed: list[str]) -> typing.NoReturn:
-    text = ", ".join(allowed[:-1]) + ("," if len(allowed) > 2 else "")
-    raise TowerError(
-        f"{name}={value!r} is not allowed: give {text} or {allowed[-1]}."
-    )
-
-
 @functools.cache
 def _hints() -> dict[str, Any]:
     return typing.get_type_hints(Options)
 
 
-def check(name: str, value: Any, hint: Any) -> None:
+def _check(name: str, value: Any, hint: Any) -> None:
     """Refuse a value that does not match its annotation."""
-    unions = (typing.Union, types.UnionType)
-    is_union = typing.get_origin(hint) in unions
-    allowed: list[str] = []
-    for part in typing.get_args(hint) if is_union else (hint,):
-        if typing.get_origin(part) is Literal:
-            values = typing.get_args(part)
-            if isinstance(value, str) and value in values:
-                return
-            allowed += map(repr, values)
-        elif part is bool:
-            if isinstance(value, bool):
-                return
-            allowed += ["True", "False"]
-        elif part is float and name.endswith("_s"):
-            return check_seconds(name, value)
-        elif part in (int, float):
-            if isinstance(value, (int, part)) and not isinstance(value, bool):
-                return
-            allowed.append("a number")
-        elif not isinstance(part, type):
-            if callable(value):
-                return
-            allowed.append("a function")
-        elif isinstance(value, part):
-            return
-        else:
-            named = part is not types.NoneType
-            allowed.append(f"a {part.__name__}" if named else "None")
-    _refuse(name, value, allowed)
+    if hint is float and name.endswith("_s"):
+        return check_seconds(name, value)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if is_union else (hint,)
+    if not any(_matches(value, part) for part in parts):
+        *most, last = itertools.chain(*map(_words, parts))
+        text = ", ".join(most) + ("," if len(most) > 1 else "")
+        raise TowerError(
+            f"{name}={value!r} is not allowed: give {text} or {last}."
+        )
+
+
+def _values(part: Any) -> tuple[Any, ...]:
+    """The values of a type that has only a few."""
+    if typing.get_origin(part) is Literal:
+        return typing.get_args(part)
+    return {bool: (True, False), types.NoneType: (None,)}.get(part, ())
+
+
+def _matches(value: Any, part: Any) -> bool:
+    if values := _values(part):
+        return any(type(value) is type(v) and value == v for v in values)
+    if part in (int, float):
+        return isinstance(value, (int, part)) and not isinstance(value, bool)
+    if isinstance(part, type):
+        return isinstance(value, part)
+    return callable(value)
+
+
+def _words(part: Any) -> list[str]:
+    """Name what matches a part of an annotation."""
+    if values := _values(part):
+        return list(map(repr, values))
+    if part in (int, float):
+        return ["a number"]
+    return [f"a {part.__name__}" if isinstance(part, type) else "a function"]

@@ -13,7 +13,7 @@ from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.options import (
     StepKeywords,
     Where,
-    check,
+    check_arguments,
     options_of,
 )
 
@@ -85,7 +85,7 @@ class ParameterServerTowerStrategy(BaseStrategy):
         ps_device: Where | None = None,
         **options: Unpack[StepKeywords],
     ):
-        check("ps_device", ps_device, Where | None)
+        check_arguments(ParameterServerTowerStrategy, ps_device=ps_device)
         checked = options_of(self, StepKeywords, options)
         devices = devices_lib.resolve(towers)
         where, places = choose_places(devices, ps_device)

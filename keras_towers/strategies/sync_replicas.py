@@ -26,7 +26,7 @@ from keras_towers.replicas.asynchronous.hogwild import HogwildUpdate
 from keras_towers.replicas.quorum import Quorum, ReplicaCounts
 from keras_towers.strategies.base import BaseStrategy
 from keras_towers.strategies.distributed import connect, describe_workers
-from keras_towers.strategies.options import Options, check
+from keras_towers.strategies.options import Options, check_arguments
 
 Tokens = Literal["per_replica", "shared"]
 """Whether each replica has tokens of its own, or all draw from one queue."""
@@ -115,26 +115,22 @@ class SyncReplicasStrategy(BaseStrategy):
         *,
         replicas_to_aggregate: int | None = None,
         total_num_replicas: int | None = None,
-        variable_averages: Any = None,
+        variable_averages: tf.train.ExponentialMovingAverage | None = None,
         tokens: Tokens = "per_replica",
         towers: devices_lib.Towers | None = None,
         stall_shutdown_s: float = 600,
         cluster: tf_config.Cluster | None = None,
         batches: Batches | None = None,
     ):
-        for name, value, allowed in (
-            ("replicas_to_aggregate", replicas_to_aggregate, int | None),
-            ("total_num_replicas", total_num_replicas, int | None),
-            (
-                "variable_averages",
-                variable_averages,
-                tf.train.ExponentialMovingAverage | None,
-            ),
-            ("tokens", tokens, Tokens),
-            ("cluster", cluster, tf_config.Cluster | None),
-            ("batches", batches, Batches | None),
-        ):
-            check(name, value, allowed)
+        check_arguments(
+            SyncReplicasStrategy,
+            replicas_to_aggregate=replicas_to_aggregate,
+            total_num_replicas=total_num_replicas,
+            variable_averages=variable_averages,
+            tokens=tokens,
+            cluster=cluster,
+            batches=batches,
+        )
         cluster = cluster or tf_config.from_environment()
         served = cluster is not None and bool(cluster.ps or cluster.size > 1)
         options = Options(
@@ -144,24 +140,19 @@ class SyncReplicasStrategy(BaseStrategy):
         )
         self._peers: ServerPeers | None = None
         if served:
-            devices, self._peers = connect(
-                type(self).__name__,
-                1 if towers is None else towers,
-                options,
-                cluster,
+            own = 1 if towers is None else towers
+            name = type(self).__name__
+            devices, self._peers = connect(name, own, options, cluster)
+        elif batches is not None:
+            raise TowerError(
+                f"batches={batches!r} says which data the workers of a job "
+                "read, but TF_CONFIG describes no job: leave it out. In "
+                "one process every replica takes the next whole batch."
             )
-            replicas = self._peers.size
         else:
-            if batches is not None:
-                raise TowerError(
-                    f"batches={batches!r} says which data the workers of a job "
-                    "read, but TF_CONFIG describes no job: leave it out. In "
-                    "one process every replica takes the next whole batch."
-                )
-            devices = devices_lib.resolve(
-                total_num_replicas if towers is None else towers
-            )
-            replicas = len(devices)
+            wanted = total_num_replicas if towers is None else towers
+            devices = devices_lib.resolve(wanted)
+        replicas = self._peers.size if self._peers else len(devices)
         if total_num_replicas not in (None, replicas):
             kind = "workers in TF_CONFIG" if served else "towers"
             raise TowerError(
@@ -169,14 +160,12 @@ class SyncReplicasStrategy(BaseStrategy):
                 f"there are {replicas} {kind}, each of which is a replica. "
                 "Leave it out."
             )
-        self.replicas_to_aggregate: int = replicas
-        if replicas_to_aggregate is not None:
-            self.replicas_to_aggregate = replicas_to_aggregate
+        if replicas_to_aggregate is None:
+            replicas_to_aggregate = replicas
+        self.replicas_to_aggregate: int = replicas_to_aggregate
         self.tokens: Tokens = tokens
         self._averages = variable_averages
-        quorum = Quorum(
-            replicas, self.replicas_to_aggregate, tokens == "shared"
-        )
+        quorum = Quorum(replicas, replicas_to_aggregate, tokens == "shared")
         super().__init__(devices, options, others=self._peers)
         self._calls: ReplicaCalls | ServedCalls
         if self._peers is None:

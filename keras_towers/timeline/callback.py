@@ -19,7 +19,8 @@ from keras_towers.fit.context import marks
 from keras_towers.fit.contract import TowerConfig
 from keras_towers.rendezvous import check
 from keras_towers.system import writable, writable_file
-from keras_towers.timeline import phase_table, trace_file
+from keras_towers.timeline import phases as phases_lib
+from keras_towers.timeline import trace_file
 from keras_towers.timeline.recording import (
     LoopClock,
     RankRecording,
@@ -162,16 +163,16 @@ class Timeline(ObservesFit):
             ranks = [RankRecording(**values) for values in gathered]
         align(ranks)
         self._write(self._path_of(here.rank), ranks)
-        phases, compute = phase_table.measured_phases(ranks)
+        phases, compute = phases_lib.measured_phases(ranks)
         self.phases = {
             name: 1e3 * float(seconds.mean())
             for name, seconds in phases.items()
         }
-        self.advice = phase_table.advise(
+        self.advice = phases_lib.advise(
             self.phases, tower_names(ranks), compute, model.run_eagerly
         )
         title = f"fit of {model.name!r}, {self.path}"
-        phase_table.show(Console(), title, phases, self.advice)
+        phases_lib.show(Console(), title, phases, self.advice)
 
     def _write(self, path: Path, ranks: Sequence[RankRecording]) -> None:
         try:

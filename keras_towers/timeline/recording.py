@@ -14,7 +14,6 @@ import keras
 import numpy as np
 
 from keras_towers.fit.context import active_step, marks
-from keras_towers.timeline.phases import latest
 
 # Columns of a call in ``LoopClock``.
 _RETURNED, _ENDED = 1, 2
@@ -152,3 +151,8 @@ def tower_names(ranks: Sequence[RankRecording]) -> list[str]:
     """Return the names of the towers of all ranks."""
     devices = [device for rank in ranks for device in rank.devices]
     return [f"tower {k} ({device})" for k, device in enumerate(devices)]
+
+
+def latest(times: np.ndarray, **axes: Any) -> np.ndarray:
+    """The maximum without NaN; NaN where there is nothing else."""
+    return np.fmax.reduce(times, initial=np.nan, **axes)

@@ -10,6 +10,7 @@ from keras import layers, losses
 
 from keras_towers.bench.models import MODELS, Stored, Workload, random_examples
 from keras_towers.errors import TowerError
+from tests.kit.compare import all_close
 from tests.kit.long import long_but
 
 
@@ -52,8 +53,7 @@ def test_every_process_has_the_weights_and_data_of_the_first(stored):
     assert mine.store(12) == "mine:build, 27 parameters"
     model = mine.build()
     assert model is built[1]
-    for weight, first in zip(model.weights, built[0].weights, strict=True):
-        assert np.array_equal(weight, first)
+    all_close(model.weights, built[0].weights, 0)
     # Five examples are repeated until there are enough.
     (got, y), again = mine.data(7), mine.data(12)
     assert np.array_equal(got["a"], np.tile(x["a"], (2, 1))[:7])
@@ -70,8 +70,8 @@ def has(*values):
     [
         ("mse", (50, 3), lambda y: 0 < y.mean() < 1),
         (losses.SparseCategoricalCrossentropy(), (50,), has(0, 1, 2)),
-        ("categorical_crossentropy", (50, 3), lambda y: (y.sum(1) == 1).all()),
-        (losses.binary_crossentropy, (50, 3), has(0, 1)),
+        ("sparse_categorical_crossentropy", (50,), has(0, 1, 2)),
+        (losses.sparse_categorical_crossentropy, (50,), has(0, 1, 2)),
     ],
 )
 def test_random_labels_are_as_the_loss_expects_them(stored, loss, shape, fits):
@@ -121,8 +121,8 @@ def test_what_the_function_returns_is_checked(stored, function, said):
 
 
 def test_data_of_another_hand_is_not_unpickled(tmp_path):
-    np.savez(tmp_path / "data.npz", np.array([print], dtype=object))
-    (tmp_path / "data.json").write_text("[0, 0]")
+    objects = np.array([print], dtype=object)
+    np.savez(tmp_path / "data.npz", np.array("[0, 0]"), objects)
     with pytest.raises(ValueError, match="allow_pickle"):
         Stored("small", tmp_path).data(1)
 

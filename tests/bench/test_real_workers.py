@@ -12,7 +12,7 @@ import pytest
 from keras_towers.bench.models import Stored
 from keras_towers.bench.rows import ROWS, find
 from keras_towers.bench.runner import Cell, Setting, run_cell
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long

@@ -78,7 +78,7 @@ def test_rank_is_timed_while_the_others_train(tmp_path, alone):
     assert calls[3:] == ([(4, 1)] * 2 if alone else [])
 
 
-def test_towers_in_bursts_settle_for_longer(tmp_path):
+def test_a_window_of_several_steps_settles_for_longer(tmp_path):
     calls = []
     train = counting(tmp_path, calls)
     worker.measure(train, work(tmp_path, 1), SETTING, 12, True)

@@ -21,7 +21,7 @@ from keras_towers.building.build import (
 from keras_towers.building.recipe import InstalledEngine, InstallError
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 WHEEL = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
 

@@ -1,10 +1,11 @@
 """``keras-towers doctor`` on machines in different states of health."""
 
-import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from keras_towers import compat, subprocesses
+from keras_towers.bench import runner
 from keras_towers.building.recipe import InstalledEngine
 from keras_towers.cli import doctor as doctor_lib
 from keras_towers.cli.main import app
@@ -13,6 +14,7 @@ from keras_towers.doctor.checks import Finding, Status
 from keras_towers.engines.byteps.byteps_recipe import BytePS
 from keras_towers.engines.horovod.horovod_recipe import Horovod
 from keras_towers.subprocesses import Ended
+from tests.bench.shared import RANK
 
 FACTS = {
     "tensorflow": "2.21.0",
@@ -76,39 +78,39 @@ def test_each_state_of_a_machine_is_found_with_advice(
     assert not (said == SWITCH and "upgrade keras" in output)
 
 
-@pytest.mark.parametrize(
-    ("losses", "state"),
-    [
-        ([2.0, 1.0], Status.OK),
-        ([2.0, 1.1], Status.BAD),
-        ([np.nan, 1.0], Status.BAD),
-    ],
-)
-def test_losses_are_those_of_one_process(losses, state):
-    found = doctor_lib.compare_losses("Horovod", [2.0, 1.0], losses)
-    assert found.state is state
-    assert "difference of a loss" in found.value + found.advice
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "over",
+    "name",
     [
-        "Horovod",
-        pytest.param("parameter servers", marks=pytest.mark.long),
-        pytest.param("TensorFlow", marks=pytest.mark.long),
+        "horovod",
+        pytest.param("sync-replicas", marks=pytest.mark.long),
+        pytest.param("multi-worker", marks=pytest.mark.long),
     ],
 )
-def test_two_processes_train_as_one(over):
-    (finding,) = doctor_lib.run_self_test([over])
-    assert finding.state is Status.OK, finding.advice
-    assert "largest difference of a loss" in finding.value
+def test_two_processes_train_as_one(name):
+    findings = doctor_lib.run_self_test(Console(), [name])
+    assert [finding.name for finding in findings] == ["plain", name]
+    for finding in findings:
+        assert finding.state is Status.OK, finding.advice
+
+
+def test_a_strategy_with_other_losses_fails(monkeypatch):
+    losses = {"plain": [2.0, 1.0], "horovod": [2.0, 1.1]}
+    monkeypatch.setattr(runner, "store", lambda *_: "a model")
+    monkeypatch.setattr(
+        runner,
+        "run_workers",
+        lambda row, *_: [RANK | {"losses": losses[row.name]}],
+    )
+    plain, horovod = doctor_lib.run_self_test(Console(), ["horovod"])
+    assert (plain.state, horovod.state) == (Status.OK, Status.BAD)
+    assert "loss differs from step 2 on" in horovod.advice
 
 
 @pytest.mark.parametrize(
     ("passed", "horovod", "code", "said"),
     [
-        (True, HOROVOD, 0, "how far apart"),
+        (True, HOROVOD, 0, "as one process"),
         (False, HOROVOD, 1, "[a] traceback"),
         (True, BROKEN, 1, "not run: see the problems above"),
     ],
@@ -118,10 +120,10 @@ def test_the_self_test_runs_only_where_all_works(
 ):
     state = Status.OK if passed else Status.BAD
     advice = "" if passed else "[a] traceback"
-    finding = Finding("Self-test", "it", "how far apart", state, advice)
+    finding = Finding("Self-test", "it", "as one process", state, advice)
 
-    def tested(over):
-        assert ("Horovod" in over) == bool(horovod)
+    def tested(console, names):
+        assert {"multi-worker", "sync-replicas"} <= set(names)
         return [finding]
 
     monkeypatch.setattr(doctor_lib, "run_self_test", tested)
@@ -134,7 +136,7 @@ def test_the_self_test_runs_only_where_all_works(
 def test_a_self_test_that_fails_says_why(monkeypatch):
     ended = Ended(None, "", "")
     monkeypatch.setattr(subprocesses, "run", lambda *_, **__: ended)
-    (finding,) = doctor_lib.run_self_test(["Horovod"], timeout_s=1)
+    (finding,) = doctor_lib.run_self_test(Console(), ["horovod"], timeout_s=1)
     assert finding.state is Status.BAD
-    assert finding.name == "one process"
+    assert finding.name == "plain"
     assert "has not ended after 1 s" in finding.advice

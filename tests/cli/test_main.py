@@ -1,9 +1,11 @@
 """The ``keras-towers`` command itself."""
 
+import re
 import runpy
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from keras_towers import __version__
@@ -42,6 +44,20 @@ def test_errors_are_one_line_that_names_the_command(
     assert ended.exit_code == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"keras-towers {words.split()[0]}: ")
+
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_is_explained_and_no_other(name):
+    said = {p.name: p.help for p in COMMANDS[name].params if p.name != "help"}
+    assert all(said.values()), said
+    documented = re.findall(
+        r"^ {8}(\w+): ", COMMANDS[name].callback.__doc__, re.MULTILINE
+    )
+    assert set(documented) <= set(said)
+    assert "Args:" not in COMMANDS[name].help
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """Jobs on the hosts of a lab, and what becomes of them."""
 
 import json
-import subprocess
 import sys
 import time
 
 import pytest
 
 from tests.cluster.lab import why_not
-from tests.kit.tasks import Task
+from tests.kit.processes import Process
 
 _REASON = why_not(ssh=True)
 NEEDS_HOSTS = [
@@ -22,19 +21,12 @@ START_S = 240
 STEPS = "steps"
 
 
-class Job(Task):
+class Job(Process):
     """A process on a host."""
 
-    def __init__(self, host, command, **env):
-        self._output = host.new_file()
-        with self._output.open("wb") as stream:
-            self.process = host.start(
-                [sys.executable, *command],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
+    def __init__(self, host, command, **variables):
+        command = sys.executable, *command
+        super().__init__(command, popen=host.start, **variables)
 
     @property
     def lines(self):
@@ -42,12 +34,8 @@ class Job(Task):
 
     def says(self, word, times=1, limit_s=START_S):
         """Wait until it has said something so often more."""
-        wanted = self.output.count(word) + times
-        until = time.monotonic() + limit_s
-        while self.output.count(word) < wanted:
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < until, self.output
-            time.sleep(0.1)
+        times += self.output.count(word)
+        self.wait_for(word, times=times, limit_s=limit_s)
 
 
 def met(lab, *arguments, script="cluster.endless"):

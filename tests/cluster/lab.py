@@ -6,9 +6,9 @@ bridge joins the hosts. All of it ends with the block, whatever happens in it:
 
     with Lab(2) as lab:
         one, two = lab.hosts
-        job = one.start(["ssh", "host2", "hostname"])
+        job = Process(("ssh", "host2", "hostname"), popen=one.start)
         two.cut()
-        assert job.wait(90) != 0
+        assert job.finish(90).code != 0
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 INIT = pathlib.Path(__file__).with_name("host.sh")
@@ -86,25 +86,22 @@ class Host:
         self._init: subprocess.Popen[Any] | None = None
 
     def start(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        **options: Any,
+        self, command: Sequence[str], env: Mapping[str, str], **options: Any
     ) -> "subprocess.Popen[str]":
-        """Start a command there, in the repository; it ends with the lab."""
+        """Start a command there; it ends with the lab.
+
+        Args:
+            command: its words.
+            env: the environment, in which the host's own values are put.
+            **options: of ``subprocess.Popen``.
+        """
         process = subprocess.Popen(
             [*self._enter("--mount", "--uts", "--ipc", "--pid"), *command],
-            env={**_environment(), **(env or {})},
-            text=True,
-            start_new_session=True,
+            env={**env, **_environment()},
             **options,
         )
         self._started.append(process)
         return process
-
-    def new_file(self) -> pathlib.Path:
-        """A file for output of what is started next, as long as the lab."""
-        return self._lab.folder / f"{self.name}-{len(self._started)}.txt"
 
     def cut(self) -> None:
         """Let all that is sent to and from it vanish, with no sign of it."""

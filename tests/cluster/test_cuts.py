@@ -39,7 +39,7 @@ def test_ranks_that_met_by_themselves(event, number):
         getattr(lab.hosts[number], event)()
         left = [n for n in (0, 1) if event == "cut" or n != number]
         for rank in left:
-            assert jobs[rank].end() == AGAIN
+            assert jobs[rank].finish().code == AGAIN
             other = f"rank {1 - rank} on host{2 - rank} is lost"
             assert other in jobs[rank].lines[-1]
 
@@ -47,8 +47,8 @@ def test_ranks_that_met_by_themselves(event, number):
 def test_a_rank_that_dies_while_the_others_connect():
     with Lab(2) as lab:
         jobs = met(lab, HOROVOD, "host2=dies-at-the-start")
-        assert jobs[1].end() == 3
-        assert jobs[0].end() == AGAIN
+        assert jobs[1].finish().code == 3
+        assert jobs[0].finish().code == AGAIN
         said = "in the start of the job: rank 1 on host2 has ended."
         assert said in jobs[0].lines[-1]
 
@@ -86,7 +86,7 @@ def test_workers_on_tensorflows_runtime(number):
         lab.hosts[number].cut()
         begun = time.monotonic()
         for rank, job in enumerate(jobs):
-            assert job.end() == 1
+            assert job.finish().code == 1
             lost = f"rank {1 - rank} (host{2 - rank}:4000) does not answer"
             assert lost in job.output
         assert time.monotonic() - begun < NOTICED_S
@@ -111,7 +111,7 @@ def test_parameter_servers_without_a_server_or_the_chief(
         begun = time.monotonic()
         for n, job in enumerate(jobs):
             if n != number or event == "cut":
-                assert job.end(), job.output
+                assert job.finish().code, job.output
         assert time.monotonic() - begun < NOTICED_S
         assert f"host{number + 1}:4000" in jobs[2].lines[-1], jobs[2].output
 
@@ -136,11 +136,11 @@ def test_parameter_servers_without_another_worker(strategy, event):
             chief.says(lost, 1, NOTICED_S)
             trained([chief])
         else:
-            assert chief.end() == server.end() == 1
+            assert chief.finish().code == server.finish().code == 1
             assert f"worker 0 has to end: {lost}" in chief.lines[-1]
             assert lost in server.lines[-1]
         if event == "cut":
-            assert other.end() == AGAIN
+            assert other.finish().code == AGAIN
         assert time.monotonic() - begun < NOTICED_S
 
 
@@ -174,14 +174,14 @@ def test_an_elastic_job_without_enough_hosts_ends():
         job.says(STEPS, 3)
         lab.hosts[2].cut()
         # It is tried again and again, which is no progress.
-        assert job.end(NOTICED_S + 60) == 1
+        assert job.finish(NOTICED_S + 60).code == 1
         assert "there were not 2 slots within 30 s" in job.lines[-1]
 
 
 def test_another_keras_is_refused():
     with Lab(3, ssh=True) as lab:
         job = launched(lab, "-np 2", HOROVOD, OTHER_KERAS)
-        assert job.end() == 1
+        assert job.finish().code == 1
         assert "Keras 3.1.0" in job.output and "on host3" in job.output
         assert STEPS not in job.output
 

@@ -15,5 +15,5 @@ def test_ranks_on_two_hosts_find_one_another():
     with Lab(2) as lab:
         trains = str(lab.shared), "HorovodStrategy"
         jobs = met(lab, *trains, script="processes.started")
-        assert [job.end(120) for job in jobs] == [0, 0]
+        assert [job.finish(120).code for job in jobs] == [0, 0]
         started.assert_as_one_process(lab.shared)

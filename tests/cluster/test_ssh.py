@@ -20,13 +20,13 @@ def test_weights_are_those_of_one_process(lab):
     job = launched(
         lab, f"-np 2 -m tests.processes.started {folder} HorovodStrategy"
     )
-    assert job.end(200) == 0, job.output
+    assert job.finish(200).code == 0, job.output
     started.assert_as_one_process(lab.shared)
 
 
 def test_more_slots_than_logins_that_a_host_allows_at_once(lab):
     job = launched(lab, "-np 24 -H host2:24 -m platform")
-    assert job.end(200) == 0, job.output
+    assert job.finish(200).code == 0, job.output
     ranks = [line.split()[0] for line in job.lines if line.startswith("[")]
     assert sorted(ranks) == sorted(f"[{rank}]" for rank in range(24))
 
@@ -35,5 +35,5 @@ def test_a_host_that_is_cut_ends_a_job_of_horovod_and_is_named(lab):
     job = launched(lab, "-np 2", "HorovodStrategy")
     job.says(STEPS)
     lab.hosts[2].cut()
-    assert job.end(NOTICED_S) > 0
+    assert job.finish(NOTICED_S).code > 0
     assert "host3" in job.lines[-1], job.output

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.exactness import coupled
 from tests.exactness import models as m
 from tests.kit.training import compiled
 
@@ -199,7 +198,7 @@ CASES = {
     "lazy": case(build=_subclassed(m.Lazy)),
     "own-train-step": case(build=_subclassed(m.OwnStep), metrics=list),
     "gan": Case(m.gan, fit(m.FEATURES, count=_UNEVEN)),
-    "contrastive": Case(coupled.contrastive),
+    "contrastive": Case(m.contrastive),
     # So large matrices that rows are exchanged, not their gradients.
     "wide": case(
         build=m.wide,

@@ -113,6 +113,8 @@ class OwnStep(keras.Model):
         super().__init__()
         self.body = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(3)])
         self.mean_loss = keras.metrics.Mean(name="loss")
+        # It has no gradient.
+        self.unused = self.add_weight(shape=(2,), name="unused")
 
     @property
     def metrics(self):
@@ -194,4 +196,53 @@ def gan(cls=Gan):
     keras.utils.set_random_seed(5)
     model = cls()
     model.compile(keras.optimizers.Adam(0.01), momentum())
+    return model
+
+
+class Contrastive(keras.Model):
+    """A step by hand: each of two views finds the other among all views.
+
+    Its views are centred over the batch, and what it applies is not linear in
+    its gradients.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(7, "tanh"), layers.Dense(4)]
+        )
+
+    def call(self, x):
+        return self.body(x)
+
+    def _loss(self, x):
+        z = self.body(x)
+        z -= tf.reduce_mean(z, 0)
+        views = tf.math.l2_normalize(tf.concat([z, z + 0.2], 0), 1)
+        count = tf.shape(views)[0]
+        near = tf.matmul(views, views, transpose_b=True) / 0.3
+        return tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(
+                tf.roll(tf.range(count), count // 2, 0),
+                near - 1e9 * tf.eye(count),
+            )
+        )
+
+    def train_step(self, data):
+        x, *_ = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self._loss(x)
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply([tf.tanh(3.0 * g) for g in gradients], variables)
+        return {"loss": loss}
+
+
+def contrastive():
+    """A built and compiled ``Contrastive``."""
+    keras.utils.set_random_seed(1)
+    model = Contrastive()
+    model.build((None, 6))
+    model.compile(momentum())
+    model.optimizer.build(model.trainable_variables)
     return model

@@ -1,13 +1,10 @@
 """Every case of the contract, on every synchronous strategy of one process.
 
-`make test` draws a strategy for each case, but for the hardest, which it tries
-on towers; `make test-all` has all cases on the strategies that differ most, and
-the hardest on all of them.
+`make test` has the hardest cases on towers, and draws some of the others by a
+seed; `make test-all` has all of them.
 """
 
-import collections
 import functools
-import random
 
 import keras
 import numpy as np
@@ -18,7 +15,7 @@ from tests.exactness import models as m
 from tests.exactness.cases import CASES, HARDEST, OVERFLOW
 from tests.exactness.contract import assert_contract
 from tests.kit.compare import assert_exact, assert_towers_equal, same_model
-from tests.kit.long import SEED
+from tests.kit.long import some_of
 from tests.kit.training import classifier, compiled, fit
 
 MODES = ("nccl", "collective", "hierarchical", "gpu", "cpu")
@@ -36,7 +33,7 @@ WAYS = {
     # Each update is of the gradients of two batches.
     "replicas": lambda towers: kt.SyncReplicasStrategy(towers=2),
 }
-TOWERS = (2, 3)
+DRAWN = 18
 # Two batches of replicas are one of one device only where a loss is a mean over
 # the examples of a batch, and batches are of the same size. And replicas
 # refuse eager steps.
@@ -46,30 +43,8 @@ NOT_OF_REPLICAS = (
 )
 
 
-# What a harder case has, too: of rows, accumulation, clipping, half precision,
-# uneven batches, optimizers and steps of one's own; or another file.
-REPEATED = (
-    *("uneven", "accumulation-clipped", "lazy", "own-train-step", "eager"),
-    *("steps-per-execution", "loss-scale-overflow"),
-)
-
-
-def _ways(name):
-    return [w for w in WAYS if w != "replicas" or name not in NOT_OF_REPLICAS]
-
-
-def _drawn():
-    """A way for each case, none of which has many more than another."""
-    drawn, used = random.Random(SEED), collections.Counter()
-    names = [name for name in CASES if name not in (*HARDEST, *REPEATED)]
-    for name in drawn.sample(names, len(names)):
-        ways = _ways(name)
-        way = min(drawn.sample(ways, len(ways)), key=used.__getitem__)
-        used[way] += 1
-        yield name, way, drawn.choice(TOWERS)
-
-
 def _cases():
+    """The hardest on towers, some that no other shows, and a few drawn."""
     core = [pytest.mark.core, pytest.mark.optimized]
     first = [(name, "towers", 3) for name in HARDEST]
     kept = [
@@ -79,23 +54,22 @@ def _cases():
         *(("eager", updates, 2) for updates in ("each", "sharded")),
         # Several optimizers, and a scale that all of them read.
         *((name, "sharded", 2) for name in ("gan", "loss-scale-overflow")),
-        *_drawn(),
     ]
-    rest = [
+    every = [
         *((name, "towers", towers) for name in HARDEST for towers in (1, 8)),
         *(
             (name, way, 3 if way == "towers" else 2)
             for name in CASES
-            for way in _ways(name)
-            if name in HARDEST or way in ("towers", "served by all", "replicas")
+            for way in WAYS
+            if way != "replicas" or name not in NOT_OF_REPLICAS
         ),
     ]
-    marks = {
-        **dict.fromkeys(rest, [pytest.mark.long]),
-        **dict.fromkeys(kept, ()),
-        **dict.fromkeys(first, core),
-    }
-    return [pytest.param(*case, marks=of) for case, of in marks.items()]
+    rest = [case for case in every if case not in (*first, *kept)]
+    return [
+        *(pytest.param(*case, marks=core) for case in first),
+        *kept,
+        *some_of(rest, DRAWN),
+    ]
 
 
 @pytest.mark.parametrize("name, way, towers", _cases())
@@ -134,7 +108,7 @@ def test_training_ends_at_a_loss_that_is_no_number():
     assert found.model.optimizer.iterations.numpy() == 2
 
 
-def test_what_differs_is_caught():
+def test_differences_are_caught():
     model, wanted = classifier(), classifier()
     strategy = kt.TowerStrategy(2, updates="each")
     same_model(model, wanted)

@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
+from tests.kit.processes import Launched, Tasks
 from tests.kit.scripts import ROOT, python
-from tests.kit.tasks import Tasks
-from tests.launching.jobs import Launched
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(
@@ -61,7 +60,7 @@ def launched(name, folder):
     arguments = tuple(shlex.split(command)[2:])
     # As the launcher sets it where nobody has.
     level = {"TF_CPP_MIN_LOG_LEVEL": "1"}
-    done = Launched(folder, arguments, **level).finish(200)
+    done = Launched(folder, *arguments, **level).finish(200)
     assert done.code == 0, done.out + done.err
     assert_quiet(done.err)
     return done.out
@@ -187,7 +186,7 @@ def test_slurm(tmp_path):
         assert weights_of(tmp_path) == []
         with Tasks(tmp_path) as job:
             job.run("bash", script, folder=tmp_path, **variables)
-            job.end()
+            job.finish()
     assert (tmp_path / "scontrol.txt").read_text() == "requeue 7\n"
     one, other = weights_of(tmp_path)
     assert one == other
@@ -240,7 +239,7 @@ def test_kubernetes(tmp_path):
             variables["JOB_COMPLETION_INDEX"] = str(index)
             command = sys.executable, "-m", "keras_towers", *arguments, script
             pods.run(*command, folder=tmp_path, **variables)
-        pods.end()
+        pods.finish()
     one, other = weights_of(tmp_path)
     assert one == other
 

@@ -31,9 +31,8 @@ def job(strategy):
         pytest.skip("two processes need two GPUs: they cannot share one")
     return Job(
         "tests.gpu.ranks",
-        ranks=2,
+        CHECKED,
         limit_s=500,
-        wanted=CHECKED,
         number=number,
         options=options,
         TESTED_STRATEGY=strategy,

@@ -43,6 +43,28 @@ def same_model(found, wanted, tolerance=TOLERANCE):
     _same_values(_values(found), _values(wanted), tolerance)
 
 
+def differences(found, wanted, tolerance=2e-5):
+    """What of some named arrays differs, and by how much of the largest value.
+
+    NaNs are equal.
+    """
+    assert found.keys() == wanted.keys()
+    off = {name: _difference(found[name], wanted[name]) for name in wanted}
+    return {name: by for name, by in off.items() if by > tolerance}
+
+
+def _difference(found, wanted):
+    is_number = wanted.dtype.kind in "fiub"
+    if found.shape != wanted.shape or not is_number:
+        return 0.0 if np.array_equal(found, wanted) else np.inf
+    found, wanted = found.astype("float64"), wanted.astype("float64")
+    finite = np.isfinite(found) & np.isfinite(wanted)
+    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+        return np.inf
+    largest = np.abs(wanted[finite]).max(initial=1e-3)
+    return np.abs(found - wanted)[finite].max(initial=0) / largest
+
+
 def weights_of(model):
     """All weights except the states of random generators."""
     return {

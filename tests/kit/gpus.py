@@ -2,7 +2,7 @@
 
 import os
 
-# What such a session is told by: "gpu", or "cpu" to try the tests themselves on
+# What such a session is on: "gpu", or "cpu" to try the tests themselves on
 # logical CPUs, which are then used as GPUs are.
 VARIABLE = "KERAS_TOWERS_TESTS_ON"
 ON = os.environ.get(VARIABLE, "")

@@ -4,12 +4,8 @@ A worker is a module with functions marked by ``check``, which ends in
 ``main()``. A test file runs it once and has a test for each check::
 
     WORKER = "tests.processes.training"
-    JOB = Job(WORKER, ranks=2, limit_s=300, wanted=names(WORKER))
-
-
-    @pytest.mark.parametrize("job, name", cases({"Horovod": JOB}))
-    def test_ranks(job, name):
-        job.assert_passed(name)
+    JOBS = {"Horovod": Job(WORKER, names(WORKER))}
+    test_ranks = each_check_of(JOBS)
 
 Each rank writes the result of a check to a file of its own at once: a rank that
 hangs or dies shows where.
@@ -29,7 +25,7 @@ import traceback
 import pytest
 
 from keras_towers.rendezvous import tf_config
-from tests.launching.jobs import Launched
+from tests.kit.processes import Launched
 
 CHECKS = {}
 # Of a job, besides the checks of its ranks.
@@ -43,15 +39,25 @@ def check(function):
     return function
 
 
-def names(*modules):
-    """The checks of workers' modules, without running them."""
+def rare_check(function):
+    """Make it a check that only ``make test-all`` runs: others show most."""
+    return check(function)
+
+
+def names(*modules, mark="check"):
+    """The checks of workers' modules, without running them.
+
+    Args:
+        *modules: their names.
+        mark: ``"check"``, or ``"rare_check"``.
+    """
     paths = (importlib.util.find_spec(module).origin for module in modules)
     return tuple(
         node.name
         for path in paths
         for node in ast.parse(pathlib.Path(path).read_text()).body
         if isinstance(node, ast.FunctionDef)
-        and any(getattr(d, "id", "") == "check" for d in node.decorator_list)
+        and any(getattr(d, "id", "") == mark for d in node.decorator_list)
     )
 
 
@@ -69,14 +75,15 @@ def main():
             try:
                 CHECKS[name]()
                 result = "passed"
-            except Exception:
+            # What pytest.raises raises is no ``Exception``.
+            except (Exception, pytest.fail.Exception):
                 result = traceback.format_exc()
             print(json.dumps([name, result]), file=file, flush=True)
             untuned.search_no_more()
 
 
 def rank_here():
-    """The rank of this process, however the launcher has told it."""
+    """The rank of this process, whatever launcher has started it."""
     cluster = tf_config.from_environment()
     return cluster.rank if cluster else int(os.environ["HOROVOD_RANK"])
 
@@ -97,60 +104,66 @@ class Job:
 
     Args:
         module: the worker.
+        wanted: the checks to run.
         ranks: how many.
         limit_s: seconds after which the job is ended.
         number: the launcher's option for the number of ranks.
-        wanted: the checks to run.
-        options: of the launcher.
+        options: more of its options.
         **variables: of the environment.
     """
 
     def __init__(
         self,
         module,
-        ranks,
-        limit_s,
         wanted,
-        options=(),
+        ranks=2,
+        limit_s=480,
         number="-np",
+        options=(),
         **variables,
     ):
         self.ranks, self.wanted, self._limit_s = ranks, wanted, limit_s
-        self._before = number, str(ranks), *options, "-m", module
-        self._after = str(limit_s), *wanted
-        self._environment = variables
+        self._launcher = number, ranks, *options, "-m", module
+        self._variables = variables
 
     @functools.cached_property
     def _run(self):
         with tempfile.TemporaryDirectory() as folder:
-            arguments = *self._before, folder, *self._after
-            job = Launched(pathlib.Path(folder), arguments, **self._environment)
-            done = job.finish(self._limit_s + 5)
+            arguments = *self._launcher, folder, self._limit_s, *self.wanted
+            job = Launched(pathlib.Path(folder), *arguments, **self._variables)
+            job.finish(self._limit_s + 5)
             ranks = range(self.ranks)
-            return [_read(_results(folder, rank)) for rank in ranks], done
+            return [_read(_results(folder, rank)) for rank in ranks], job
 
     def assert_passed(self, name):
         """Assert that a check passed on every rank, or how the job ended."""
-        found, done = self._run
+        found, job = self._run
         if name == ENDS_WELL:
-            assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+            assert job.code == 0, job.out[-3000:] + job.err[-3000:]
             return
         for rank, results in enumerate(found):
             result = results.get(name, "was not reached")
             assert result == "passed", (
-                f"rank {rank}: {result}\n{done.out[-3000:]}{done.err[-3000:]}"
+                f"rank {rank}: {result}\n{job.out[-3000:]}{job.err[-3000:]}"
             )
 
 
-def cases(jobs, marks=()):
-    """Cases of pytest: each check of each job, and that it ends well.
+def each_check_of(jobs, long=()):
+    """A test of each check of some jobs, and that each job ends well.
 
     Args:
         jobs: by their names.
-        marks: of all these cases.
+        long: those that only ``make test-all`` runs.
     """
-    return [
+    cases = [
         pytest.param(job, name, id=f"{label}-{name}", marks=marks)
-        for label, job in jobs.items()
+        for some, marks in ((jobs, ()), (dict(long), pytest.mark.long))
+        for label, job in some.items()
         for name in (*job.wanted, ENDS_WELL)
     ]
+
+    @pytest.mark.parametrize("job, name", cases)
+    def test(job, name):
+        job.assert_passed(name)
+
+    return test

@@ -1,7 +1,7 @@
 """Processes of Python that a test starts as a user would, alone.
 
 The tests may be run by a launcher or a manager of a cluster; nothing in a test
-is to hear of what that tells the processes that it starts.
+is to see what those set for the processes that they start.
 """
 
 import os
@@ -13,26 +13,31 @@ from keras_towers.rendezvous.launchers import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
 _RANKS = {launcher.rank_in for launcher in LAUNCHERS}
-_TOLD = (
+_OF_LAUNCHERS = (
     *("HOROVOD_", "SLURM", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "PBS_", "LSB_"),
-    *("TORCHELASTIC_", "DMLC_", "TF_CONFIG", "TF_NUM_", "OMP_"),
+    *("TORCHELASTIC_", "DMLC_", "BYTEPS_", "TF_CONFIG", "TF_NUM_", "OMP_"),
     *("WORLD_SIZE", "LOCAL_RANK"),
 )
 
 
 def inherited():
-    """The environment without what a launcher has told these tests."""
+    """The environment without what a launcher has set."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _RANKS and not name.startswith(_TOLD)
+        if name not in _RANKS and not name.startswith(_OF_LAUNCHERS)
     }
 
 
 def forget_launchers():
-    """Leave nothing of what they have told in the environment."""
+    """Leave nothing of launchers in the environment."""
     for name in os.environ.keys() - inherited():
         del os.environ[name]
+
+
+def variables(text):
+    """Variables of the environment, as a shell would set them."""
+    return dict(word.split("=", 1) for word in text.split())
 
 
 def executable(path, text):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launching.jobs import Launched
+from tests.kit.processes import Launched
 
 
 @pytest.fixture(autouse=True)
@@ -15,17 +15,16 @@ def launch(tmp_path):
     """Start the launcher on a script, with options of both."""
     running = []
 
-    def launch(options, source, *words, stdin=None, **variables):
+    def launch(options, source, *words, **variables):
         (tmp_path / "script.py").write_text(source)
         script = "script" if options.endswith("-m") else "script.py"
         arguments = *options.split(), script, *words
-        running.append(Launched(tmp_path, arguments, stdin, **variables))
+        running.append(Launched(tmp_path, *arguments, **variables))
         return running[-1]
 
     yield launch
     for job in running:
-        if job.process.poll() is None:
-            job.finish(0)
+        job.kill_all()
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """Jobs whose ranks use Horovod, and how its elastic driver ends."""
 
+import urllib.error
+import urllib.request
+
 import psutil
 import pytest
 
+from keras_towers.rendezvous import store
+from tests.kit.processes import all_gone
 from tests.kit.scripts import executable
-from tests.launching.jobs import all_gone
 
 JOB = """
 import os, time
@@ -20,20 +24,46 @@ for step in range(10_000):
 """
 
 
-@pytest.mark.slow
-def test_killed_rank_ends_the_job_and_all_is_on_loopback(launch, tmp_path):
-    job = launch("-np 2", JOB)
-    ready = job.wait_for(tmp_path / "ready", times=2)
-    pids = dict(line.split() for line in ready.splitlines())
-    ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
-    family = [*job.family(), *ranks]
-    listening = {
-        connection.laddr.ip
-        for process in [psutil.Process(job.process.pid), *family]
+def listening(process):
+    return {
+        connection.laddr
         for connection in process.net_connections()
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {"127.0.0.1"}
+
+
+def is_refused(port):
+    """Whether the job's store does not take what a stranger writes."""
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/keras_towers/hosts_updated",
+        data=b"[9e9, 1]",
+        method="PUT",
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(asked, timeout=60)
+    return True
+
+
+@pytest.mark.slow
+def test_strangers_find_loopback_and_no_secret_and_a_killed_rank_ends_all(
+    launch, tmp_path
+):
+    # A proxy that nobody may be asked through.
+    job = launch("-np 2", JOB, http_proxy="http://127.0.0.1:9")
+    ready = job.wait_for("\n", tmp_path / "ready", times=2)
+    pids = dict(line.split() for line in ready.splitlines())
+    ranks = [psutil.Process(int(pids[rank])) for rank in "01"]
+    launcher, family = psutil.Process(job.process.pid), job.family()
+    everyone = [launcher, *family]
+    places = [place for one in everyone for place in listening(one)]
+    assert {place.ip for place in places} == {"127.0.0.1"}
+    ((_, port),) = listening(launcher)
+    assert is_refused(port)
+    environments = [process.environ() for process in everyone]
+    (secret,) = {e[store.SECRET] for e in environments if store.SECRET in e}
+    for process in everyone:
+        line = " ".join(process.cmdline())
+        assert secret not in line and store.token(secret) not in line
     ranks[1].kill()
     done = job.finish()
     assert done.code == 137
@@ -129,9 +159,9 @@ def test_hosts_that_go_and_come(launch, tmp_path):
     executable(tmp_path / "hosts.sh", "cat hosts")
     options = "--min-np 2 --max-np 3 --host-discovery-script ./hosts.sh"
     job = launch(options, GROWS)
-    job.wait_for(sizes, "3\n")
+    job.wait_for("3\n", sizes)
     hosts.write_text("127.0.0.1:2\n")
-    job.wait_for(sizes, "2\n")
+    job.wait_for("2\n", sizes)
     hosts.write_text("127.0.0.1:2\n127.0.0.3:1\n")
     done = job.finish()
     assert done.code == 0, done.out + done.err

@@ -13,9 +13,9 @@ import pytest
 import keras_towers as kt
 from keras_towers import settings
 from tests.kit.compare import close, same_history, weights_of
+from tests.kit.processes import all_gone, wait_until
 from tests.kit.training import X, Y, classifier
 from tests.launching import called
-from tests.launching.jobs import all_gone, wait_until
 
 
 @pytest.fixture(autouse=True)

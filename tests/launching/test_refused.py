@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_towers.cli.main import app
-from tests.kit.scripts import executable
-from tests.launching.jobs import variables
+from tests.kit.scripts import executable, variables
 
 SERVED, PEERS = "--strategy sync-replicas", "--strategy multi-worker"
 FINDS = "--min-np 1 --host-discovery-script"

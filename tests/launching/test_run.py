@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from tests.kit.scripts import executable
-from tests.launching.jobs import all_gone, variables
+from tests.kit.processes import RUN, all_gone
+from tests.kit.scripts import executable, variables
 
-TELLS = """
+SHOWS = """
 import os, sys
 names = "HOROVOD_RANK", "HOROVOD_SIZE", "TF_NUM_INTRAOP_THREADS"
 print(*map(os.environ.get, names), sys.argv[1:], repr(sys.stdin.read()),
@@ -44,38 +44,32 @@ while not ("leave" in sys.argv and os.path.exists("may leave")):
 """
 
 
-def test_several_ranks(launch, tmp_path):
+def test_several_ranks(run, tmp_path):
     words = ["--epochs", "3", "-v", "-np", "9", "a b", "--help"]
     options = "-np 3 --output logs"
-    job = launch(options, TELLS + HALVES, *words, stdin=subprocess.PIPE)
-    job.process.stdin.write(b"words of which none can be given to all\n")
-    job.process.stdin.flush()
-    done = job.finish()
+    done = run(options, SHOWS + HALVES, *words, stdin="not for all of them\n")
     assert done.code == 0, done.err
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
-    told = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
+    shown = [f"{rank} 3 {threads} {words} '' Größe ✓" for rank in range(3)]
     halves = ["a line", "no end"]
     assert sorted(done.out.splitlines()) == [
         f"[{rank}] {line}"
         for rank in range(3)
-        for line in (told[rank], *halves)
+        for line in (shown[rank], *halves)
     ]
     *errors, last = done.err.splitlines()
     assert sorted(errors) == [f"[{n // 2}] to stderr" for n in range(6)]
     assert last.startswith(
         "keras-towers run: the 3 processes never connected: each ran the script"
     )
-    for rank, line in enumerate(told):
+    for rank, line in enumerate(shown):
         text = (tmp_path / "logs" / f"rank.{rank}.txt").read_text()
         lines = [line, "to stderr", "to stderr", *halves]
         assert sorted(text.splitlines()) == sorted(lines)
 
 
-def test_one_rank_is_as_a_process_without_the_launcher(launch):
-    job = launch("-np 1 -m", TELLS, "--epochs", "1", stdin=subprocess.PIPE)
-    job.process.stdin.write(b"words\n")
-    job.process.stdin.flush()
-    done = job.finish()
+def test_one_rank_is_as_a_process_without_the_launcher(run):
+    done = run("-np 1 -m", SHOWS, "--epochs", "1", stdin="words\n")
     assert done.code == 0, done.err
     assert done.out == r"0 1 None ['--epochs', '1'] 'words\n' Größe ✓" + "\n"
     assert done.err == "to stderr\n"
@@ -95,12 +89,12 @@ def test_no_end_of_the_launcher_leaves_anything(
     launch, tmp_path, number, words, code
 ):
     job = launch("-np 2", FAMILY, *words)
-    job.wait_for(tmp_path / "ready", times=2)
+    job.wait_for("\n", tmp_path / "ready", times=2)
     family = job.family()
     # An agent, a rank, and four below it, twice.
     assert len(family) >= 10
     if number is not None:
-        job.send(number)
+        job.process.send_signal(number)
     (tmp_path / "may leave").touch()
     done = job.finish()
     assert done.code == code
@@ -109,12 +103,14 @@ def test_no_end_of_the_launcher_leaves_anything(
         assert done.last == f"keras-towers run: stopped by {number.name}"
 
 
-def test_a_closed_pipe_ends_the_job(launch):
-    script = "while True:\n    print('x' * 1000)"
-    job = launch("-np 2", script)
-    assert job.process.stdout.readline().startswith(b"[")
-    job.process.stdout.close()
-    assert job.process.wait(60) == 141
+def test_a_closed_pipe_ends_the_job(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("while True:\n    print('x' * 1000)")
+    command = *RUN, "-np", "2", str(script)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as job:
+        assert job.stdout.readline().startswith(b"[")
+        job.stdout.close()
+        assert job.wait(60) == 141
 
 
 def test_output_that_cannot_be_written_ends_the_job(run, tmp_path):
@@ -153,7 +149,7 @@ def test_an_allocation_says_how_many_run_where(run):
     done = run("", script, **allocated)
     assert sorted(done.out.splitlines()) == ["[0] 2", "[1] 2"], done.err
     assert "2 processes on localhost, as Slurm says" in done.err
-    # More than tasks were asked for.
+    # More than there are tasks.
     assert len(run("-np 3", script, **allocated).out.splitlines()) == 3
 
 
@@ -161,7 +157,7 @@ def test_another_host(run, tmp_path):
     executable(
         tmp_path / "ssh",
         'while [ "${1#-}" != "$1" ]; do shift; done\n'
-        'echo "$1" >> asked; shift; exec sh -c "$*"',
+        'echo "$1" >> hosts; shift; exec sh -c "$*"',
     )
     script = """
 import os, sys
@@ -180,4 +176,4 @@ sys.exit(5 * int(os.environ["HOROVOD_RANK"]))
     assert '[1] ["a \'b"] 192.0.2.1' in done.out
     assert "127.0.0.1" not in done.out
     # Once to see whether it answers.
-    assert (tmp_path / "asked").read_text() == "192.0.2.1\n" * 2
+    assert (tmp_path / "hosts").read_text() == "192.0.2.1\n" * 2

@@ -14,8 +14,8 @@ from keras_towers.launching import script as launch_script
 from keras_towers.launching.script import Setup
 from keras_towers.rendezvous import alone
 from keras_towers.strategies import STRATEGIES, Registered
+from tests.kit.processes import Launched
 from tests.kit.training import X, Y, linear
-from tests.launching.jobs import Launched
 
 SCRIPT = """
 import os, random, sys
@@ -48,7 +48,7 @@ def test_script_sees_what_it_would_alone_and_saves_once(tmp_path):
         (tmp_path / "there" / f"{name}.py").write_text(text)
     arguments = "there/script.py", "--strategy", "mine"
     options = "-np", "2", "--strategy", "horovod", *arguments
-    done = Launched(tmp_path, options).finish(200)
+    done = Launched(tmp_path, *options).finish(200)
     assert done.code == 0, done.out + done.err
     assert "never connected" not in done.err
     seen = re.findall(r"\[\d\] seen (.*)\n", done.out)
@@ -141,8 +141,8 @@ def test_training_alone_is_refused(under, monkeypatch):
     assert linear().train_on_batch(X, Y) > 0
 
 
-def test_a_job_that_would_train_several_models_fails(launch):
-    done = launch("-np 2", ALONE).finish()
+def test_a_job_that_would_train_several_models_fails(run):
+    done = run("-np 2", ALONE)
     assert done.code == 1
     assert "trained True" not in done.out
     assert all(part in done.err for part in ADVICE)

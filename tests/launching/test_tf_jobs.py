@@ -11,7 +11,7 @@ import pytest
 
 from keras_towers.launching.job import Job, local_cluster, run_cluster
 from keras_towers.system import handled
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 BEGIN = """
 import json, os, signal, sys, time
@@ -42,9 +42,9 @@ def test_each_task_is_told_of_all(run_here, tmp_path, capsys):
     for role, index in (("ps", 0), ("worker", 0), ("worker", 1)):
         text = (logs / f"rank.{role}.{index}.txt").read_text()
         assert f"[{role} {index}] {text}" in out
-        told = json.loads(text)
-        assert told["task"] == {"type": role, "index": index}
-        assert [len(told["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
+        config = json.loads(text)
+        assert config["task"] == {"type": role, "index": index}
+        assert [len(config["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
 
 
 SERVED = """

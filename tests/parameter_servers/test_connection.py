@@ -69,8 +69,7 @@ def test_what_cannot_begin(roles, started, said, cluster, monkeypatch):
         take_role("MyStrategy", mine)
 
 
-def test_without_a_cluster(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def test_without_a_cluster():
     with pytest.raises(TowerError, match="TF_CONFIG is not set"):
         take_role("MyStrategy")
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.kit.tasks import Tasks
+from tests.kit.processes import Tasks
 
 pytestmark = pytest.mark.slow
 
@@ -70,11 +70,11 @@ def test_worker_waits_for_a_late_server_which_ends_by_itself(tasks):
     serves = [tasks.start(ps_0, BEGIN)]
     trains.wait_for("worker 0 waits for ")
     serves.append(tasks.start(ps_1, BEGIN))
-    assert trains.end() == 0, trains.output
+    assert trains.finish().code == 0, trains.output
     # Own variables are beside those of the servers.
     assert "[ 3. 10.] /job:localhost/replica:0/task:0" in trains.output
     for task, one in zip(serves, (ps_0, ps_1), strict=True):
-        assert task.end() == 0, task.output
+        assert task.finish().code == 0, task.output
         assert f"{one} serves 1 worker\n" in task.output
         assert "ends: all workers have ended" in task.output
         assert "started" not in task.output
@@ -85,15 +85,15 @@ def test_workers_that_die_and_come_back(tasks):
     ps, chief, worker, another = tasks.cluster(ps=1, worker=3)
     serves, leads = tasks.start(ps, BEGIN), tasks.start(chief, WAITS)
     waits = tasks.start(another, WAITS)
-    fails = tasks.start(worker, f"{SPEAKS}\nraise RuntimeError", "fails")
-    assert fails.end() == 1
-    killed = tasks.start(worker, f"{TAKES}\nprint('takes')\ntake()", "killed")
+    fails = tasks.start(worker, f"{SPEAKS}\nraise RuntimeError")
+    assert fails.finish().code == 1
+    killed = tasks.start(worker, f"{TAKES}\nprint('takes')\ntake()")
     killed.wait_for("takes")
     time.sleep(1)
     killed.kill()
     waits.wait_for("the model is there")
     waits.process.send_signal(signal.SIGINT)
-    assert waits.end(), waits.output
+    assert waits.finish().code, waits.output
     assert "KeyboardInterrupt" in waits.output
     comes_back = tasks.start(
         worker,
@@ -103,10 +103,9 @@ print("letter", take())
 happens("go on")
 time.sleep(4)
 """,
-        "comes_back",
     )
     for task in (leads, comes_back, serves):
-        assert task.end() == 0, task.output
+        assert task.finish().code == 0, task.output
     # The dead one takes nothing away.
     assert "letter 7" in comes_back.output
     assert [

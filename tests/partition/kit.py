@@ -2,14 +2,16 @@
 
 import dataclasses
 import itertools
+import threading
 from collections import Counter
 
 import numpy as np
 import tensorflow as tf
 
 from keras_towers import compat
+from keras_towers.fit.step.tower_program import TowerProgram
+from keras_towers.fit.update.step_order import StepOrder
 from keras_towers.partition import lay_out
-from keras_towers.partition.emission import emit, graph_of
 from keras_towers.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -17,13 +19,14 @@ from keras_towers.partition.layouts import (
     Partial,
     Sharded,
 )
-from keras_towers.partition.program import Function
 from keras_towers.partition.sizes import UNKNOWN, Size
+from keras_towers.transport import SingleProcess
+from tests.reduction.ranks import on_ranks
 
 # Numbers of examples of the towers: uneven, one without, one that is alone.
 TOWERS = ((3, 0, 2), (1, 4), (0, 1, 0))
 FEW = ((3, 0, 2), (0, 1, 0))
-_numbers = itertools.count()
+_HOST = "/device:CPU:0"
 _SPECIAL = (tf.resource, tf.variant)
 # One row is broadcast, which changes what the gradient sums over. Of the last
 # two TensorFlow itself says what is not so.
@@ -146,116 +149,74 @@ def traced(function, *given):
     return graph
 
 
-def on_towers(program, parts, counts, ranks=1, copies=(), more=()):
-    """Run a program; return its results.
+def on_towers(program, parts, counts, ranks=1, copies=(), more=(), update=None):
+    """Run a program as steps do; return the results of the last process.
 
     Args:
-        program: it.
-        parts: for each of N inputs of the graph what each tower has, or each
-            process, or all.
+        program: the program.
+        parts: for each input of the graph its value on each tower, or in each
+            process; one value is that of all.
         counts: the towers' numbers of examples.
-        ranks: the number of processes. All towers belong to the first; the
-            results are those of the last.
-        copies: what each tower has of mirrored variables, by their inputs.
-        more: pairs of other tensors of the program and what all have of them.
+        ranks: the number of processes that share the towers: threads.
+        copies: for mirrored variables, by their inputs, the towers' handles.
+        more: pairs of other tensors of the program and their values.
+        update: as of ``TowerProgram.run``.
     """
     given, towers = program.inputs, [{} for _ in counts]
     total = tf.constant(sum(counts), tf.int64)
     processes = [{given.total: total} for _ in range(ranks)]
-    for tensor, every in zip(given.of_graph, parts, strict=True):
-        those = towers if tensor.on_towers else processes
-        if len(every) == 1:
-            every = every * len(those)
-        for own, value in zip(those, every, strict=tensor.on_towers):
-            own[tensor] = tf.convert_to_tensor(value)
+    for tensor, values in zip(given.of_graph, parts, strict=True):
+        owners = towers if tensor.on_towers else processes
+        if len(values) == 1:
+            values = values * len(owners)
+        for owner, value in zip(owners, values, strict=tensor.on_towers):
+            owner[tensor] = tf.convert_to_tensor(value)
     for index, tensor in given.copies.items():
-        for own, handle in zip(towers, copies[index], strict=True):
-            own[tensor] = tf.convert_to_tensor(handle)
+        for tower, handle in zip(towers, copies[index], strict=True):
+            tower[tensor] = tf.convert_to_tensor(handle)
     for tensor, value in more:
-        for own in towers if tensor.on_towers else processes:
-            own[tensor] = tf.constant(value, tensor.dtype)
+        for owner in towers if tensor.on_towers else processes:
+            owner[tensor] = tf.constant(value, tensor.dtype)
     for name, tensor in given.sizes.items():
         index, axis = map(int, name.split("."))
         size = tf.constant(parts[index][0].shape[axis], tf.int64)
-        for common in processes:
-            common[tensor] = size
-    for k, own in enumerate(towers):
-        own[given.start] = tf.constant(sum(counts[:k]), tf.int64)
-        own[given.is_first] = tf.constant(k == 0)
-    for level in range(program.levels + 1):
-        ops = [
-            o
-            for o in program.operations
-            if o.level == level and not o.is_repeated
-        ]
-        for rank, common in enumerate(processes):
-            own_ops = [
-                o for o in ops if not o.on_towers and not (rank and o.at_root)
-            ]
-            _emit(own_ops, program, {}, common)
-        for own in towers:
-            own_ops = [o for o in ops if o.on_towers]
-            _emit(own_ops, program, processes[0], own)
-        for exchange in program.exchanges:
-            if exchange.given.level == level:
-                _exchange(exchange, towers, processes)
-    last = processes[-1]
-    return [
-        last[t] if t in last else emit([], last, [t])[0]
-        for t in program.results
-    ]
+        for process in processes:
+            process[tensor] = size
+    for k, tower in enumerate(towers):
+        tower[given.start] = tf.constant(sum(counts[:k]), tf.int64)
+        tower[given.is_first] = tf.constant(k == 0)
+    graph = tf.compat.v1.get_default_graph()
 
+    def run(transport):
+        shares = np.array_split(np.arange(len(towers)), ranks)
+        own = [towers[k] for k in shares[transport.rank]]
+        devices, order = [_HOST] * len(own), StepOrder(transport)
+        with graph.as_default():
+            runner = TowerProgram(program, "called", _HOST)
+            common = processes[transport.rank]
+            return runner.run(common, own, devices, transport, order, update)
 
-def _emit(operations, program, common, own):
-    made = [tensor for o in operations for tensor in o.outputs]
-    given = {**common, **own}
-    if any(o.has_effect and o.on_towers for o in operations):
-        # As a function, which has to keep to their order.
-        inputs = _used(operations, given)
-        level = Function(inputs, made, operations)
-        graph = graph_of(level, program.graphs)
-        name = f"level_{next(_numbers)}"
-        function = compat.function_module.from_func_graph(name, graph, {})
-        found = function.call_flat(*(given[t] for t in inputs))
-    else:
-        found = emit(operations, given, made, program.graphs)
-    own.update(zip(made, found, strict=True))
+    one_at_a_time = threading.Lock()
 
+    def run_as_rank(transport):
+        # Ranks have graphs of their own, in each of which keys begin anew.
+        gather, keys = transport.gather_objects, itertools.count()
 
-def _used(operations, given):
-    """What operations use that is given, also by what is repeated."""
-    waiting, used = [t for o in operations for t in o.inputs], {}
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in given:
-            used[tensor] = None
-        elif tensor.operation.is_repeated:
-            waiting += tensor.operation.inputs
-    return list(used)
+        def gather_from_all(value, key):
+            one_at_a_time.release()
+            try:
+                return gather(value, next(keys))
+            finally:
+                one_at_a_time.acquire()
 
+        transport.gather_objects = gather_from_all
+        with one_at_a_time:
+            return run(transport)
 
-def _exchange(exchange, towers, processes):
-    given, result = exchange.given, exchange.result
-    if exchange.kind == "root":
-        (whole,) = emit([], processes[0], [given])
-    else:
-        every = [
-            emit([], {**processes[0], **own}, [given])[0] for own in towers
-        ]
-        if exchange.kind == "before":
-            before = tf.zeros_like(every[0])
-            for own, value in zip(towers, every, strict=True):
-                own[result] = before
-                before = before + value
-            return
-        if exchange.kind == "sum":
-            whole = tf.add_n(every)
-        elif exchange.kind == "gather":
-            whole = tf.concat(every, exchange.axis)
-        else:
-            whole = every[0]
-    for common in processes:
-        common[result] = whole
+    if ranks == 1:
+        return run(SingleProcess())
+    results, _ = on_ranks(ranks, run_as_rank)
+    return results[-1]
 
 
 def with_gradients(function):

@@ -10,44 +10,43 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit.compare import differences
 from tests.kit.long import some_of
 from tests.partition.cases import CASES
 from tests.partition.cases.table import BATCH, EXAMPLES
-from tests.partition.steps import differences, fit, given, on_towers, used
+from tests.partition.steps import fit, on_towers, used
 
-DRAWN = 60
-
-
-def _evaluate(model, case):
-    options = {"batch_size": BATCH, "verbose": 0, "return_dict": True}
-    return model.evaluate(**given(case), **options)
+DRAWN = 30
 
 
-def _predict(model, case):
-    return model.predict(given(case)["x"], batch_size=BATCH, verbose=0)
+def _evaluate(model, x, y):
+    return model.evaluate(x, y, BATCH, verbose=0, return_dict=True)
 
 
-def _validate(model, case):
-    data = tuple(given(case).values())
-    return fit(model, case, validation_data=data, validation_batch_size=9)
+def _predict(model, x, y):
+    return model.predict(x, BATCH, verbose=0)
 
 
-def _several_steps(model, case):
+def _validate(model, x, y):
+    options = {"validation_data": (x, y), "validation_batch_size": 9}
+    return fit(model, x, y, **options)
+
+
+def _several_steps(model, x, y):
     model.steps_per_execution = 3
-    return fit(model, case)
+    return fit(model, x, y)
 
 
-def _on_batches(model, case):
+def _on_batches(model, x, y):
     found = []
     for start in range(0, EXAMPLES, BATCH):
-        piece = keras.tree.map_structure(
-            lambda array, start=start: array[start : start + BATCH],
-            tuple(given(case).values()),
+        x_part, y_part = keras.tree.map_structure(
+            lambda array, start=start: array[start : start + BATCH], (x, y)
         )
         found += [
-            model.train_on_batch(*piece, return_dict=True),
-            model.test_on_batch(*piece, return_dict=True),
-            model.predict_on_batch(piece[0]),
+            model.train_on_batch(x_part, y_part, return_dict=True),
+            model.test_on_batch(x_part, y_part, return_dict=True),
+            model.predict_on_batch(x_part),
         ]
     return found
 

@@ -6,17 +6,13 @@ import tensorflow as tf
 from keras_towers.partition import folding, lay_out
 from keras_towers.partition.sizes import UNKNOWN
 from tests.partition.kit import check, rows, traced
+from tests.partition.rules.cases.case import raw
 
 _N = rows(-1, 3)
-raw = tf.raw_ops
 
 
-def _size(x):
-    return tf.shape(x)[0]
-
-
-def _both(function):
-    """A function of the number of examples and a constant, both ways."""
+def _binary(function):
+    """A function of the number of examples and of what it meets, both ways."""
     return lambda n: (
         function(n, 2),
         function(n, n),
@@ -26,24 +22,27 @@ def _both(function):
     )
 
 
-_ELEMENTWISE = {
-    "Add": _both(lambda a, b: raw.Add(x=a, y=b)),
-    "AddV2": _both(lambda a, b: a + b),
-    "Sub": _both(lambda a, b: a - b),
-    "Mul": _both(lambda a, b: a * b),
+def _unary(function):
+    return lambda n: (function(n), function(-2 * n), function(tf.constant(-3)))
+
+
+_NUMBERS = {
+    **{
+        name: _binary(raw(name))
+        for name in (
+            *("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less"),
+            *("LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
+        )
+    },
+    **{
+        name: _unary(raw(name))
+        for name in (
+            *("Neg", "Abs", "Square", "ZerosLike", "OnesLike", "Identity"),
+            *("Snapshot", "StopGradient"),
+        )
+    },
     "FloorDiv": lambda n: (n // 2, 4 * n // 2, n // n, 3 * n // n, 7 // n),
     "FloorMod": lambda n: (n % 2, 4 * n % 2, 3 * n % n, 7 % n, n % 1),
-    "Maximum": _both(tf.maximum),
-    "Minimum": _both(tf.minimum),
-    "Neg": lambda n: (-n, -(2 * n)),
-    "Abs": lambda n: (abs(n), abs(-n), abs(tf.constant(-3)) + n),
-    "Square": lambda n: tf.square(n),
-    "Less": _both(tf.less),
-    "LessEqual": _both(tf.less_equal),
-    "Greater": _both(tf.greater),
-    "GreaterEqual": _both(tf.greater_equal),
-    "Equal": _both(tf.equal),
-    "NotEqual": _both(tf.not_equal),
     "LogicalAnd": lambda n: (
         tf.logical_and(n > 0, n > 0),
         tf.logical_and(n > 0, n < 0),
@@ -59,18 +58,13 @@ _ELEMENTWISE = {
         tf.where(n > 3, n, 2),
         tf.where(n > 3, n, n),
     ),
-    "Select": lambda n: raw.Select(condition=n > 0, x=n, y=2 * n),
-    "ZerosLike": lambda n: raw.ZerosLike(x=n),
-    "OnesLike": lambda n: raw.OnesLike(x=n),
+    "Select": lambda n: tf.raw_ops.Select(condition=n > 0, x=n, y=2 * n),
     "Cast": lambda n: (
         tf.cast(n, tf.int64),
         tf.cast(n, tf.bool),
         tf.cast(n > 0, tf.int32),
         tf.cast(tf.constant(300) + 0 * n, tf.int8),
     ),
-    "Identity": tf.identity,
-    "Snapshot": lambda n: raw.Snapshot(input=n),
-    "StopGradient": tf.stop_gradient,
 }
 _SHAPES = {
     "Pack": lambda n: (tf.stack([n, 3]), tf.stack([[n, 3], [2, n]], 1)),
@@ -125,26 +119,25 @@ _SHAPES = {
     "InvertPermutation": lambda n: tf.math.invert_permutation(
         tf.stack([2 + 0 * n, 0, 1])
     ),
-    "ListDiff": lambda n: raw.ListDiff(
+    "ListDiff": lambda n: tf.raw_ops.ListDiff(
         x=tf.range(4) + 0 * n, y=tf.constant([1, 2]) + 0 * n
     ),
     "DynamicStitch": lambda n: tf.dynamic_stitch(
         [[0, 2], [1]], [tf.stack([n, 3]), [5 * n]]
     ),
-    "ConcatOffset": lambda n: raw.ConcatOffset(
+    "ConcatOffset": lambda n: tf.raw_ops.ConcatOffset(
         concat_dim=0, shape=[tf.stack([n, 3]), tf.stack([4, 3])]
     ),
     "BroadcastArgs": lambda n: (
         tf.broadcast_dynamic_shape(tf.stack([n, 1]), tf.constant([4])),
         tf.broadcast_dynamic_shape(tf.stack([n, 4]), tf.constant([1, 4])),
     ),
-    "BroadcastGradientArgs": lambda n: (
-        raw.BroadcastGradientArgs(s0=tf.stack([n, 1]), s1=tf.constant([4])),
-        raw.BroadcastGradientArgs(s0=tf.stack([n, 4]), s1=tf.stack([1, 4])),
-        raw.BroadcastGradientArgs(s0=tf.stack([n, 1]), s1=tf.stack([n, 1])),
-    ),
+    "BroadcastGradientArgs": lambda n: [
+        raw("BroadcastGradientArgs")(tf.stack(one), tf.stack(other))
+        for one, other in (([n, 1], [4]), ([n, 4], [1, 4]), ([n, 1], [n, 1]))
+    ],
 }
-_CASES = {**_ELEMENTWISE, **_SHAPES}
+_CASES = {**_NUMBERS, **_SHAPES}
 
 
 _LARGE = 2**31 - 1
@@ -158,7 +151,7 @@ _WRAPPED = {
 @pytest.mark.parametrize("name", _WRAPPED)
 def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
     def function(x):
-        is_positive = _WRAPPED[name](_size(x))
+        is_positive = _WRAPPED[name](tf.shape(x)[0])
         return tf.cond(is_positive, lambda: x + 1, lambda: x - 1)
 
     check(function, _N, towers=((1, 1), (2, 0)))
@@ -166,7 +159,7 @@ def test_integers_that_wrap_around_choose_the_branch_of_one_device(name):
 
 @pytest.mark.parametrize("multiple", [lambda n: 4 * n, tf.square])
 def test_a_multiple_of_examples_may_wrap_around_when_compared(multiple):
-    graph = traced(lambda x: multiple(_size(x)) > 0, _N)
+    graph = traced(lambda x: multiple(tf.shape(x)[0]) > 0, _N)
     _, values = lay_out(graph, [_N.layout], graph.outputs)
     assert values[graph.outputs[0].name].number is UNKNOWN
 
@@ -178,7 +171,7 @@ def test_every_fold_has_a_case():
 @pytest.mark.parametrize("name", _CASES)
 def test_fold(name):
     def function(x):
-        return tf.nest.flatten(_CASES[name](_size(x)))
+        return tf.nest.flatten(_CASES[name](tf.shape(x)[0]))
 
     check(function, _N, towers=((7, 8), (2, 3)))
     types = {o.type for o in traced(function, _N).get_operations()}

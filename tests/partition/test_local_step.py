@@ -1,6 +1,4 @@
-"""What one of several processes computes that exchange nothing in a step."""
-
-import dataclasses
+"""Programs of processes that exchange nothing within a step."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tensorflow as tf
 from keras_towers.partition import UpdateInfo, partition_graph
 from keras_towers.partition.layouts import REPLICATED, Sharded
 from keras_towers.partition.local_step import to_local_step
-from keras_towers.partition.program import Exchange
 from tests.partition.kit import on_towers, rows, same, traced
 
 COUNTS = 3, 2, 0
@@ -69,14 +66,6 @@ def _on_processes(loss, variable=None):
         graph, layouts, graph.outputs, {"update": UpdateInfo([], [])}
     )
     mine = to_local_step(program)
-    program = mine.program
-    ((given,),) = (update.given for update in program.updates)
-    seen = given
-    if given.on_towers:
-        seen = dataclasses.replace(given, on_towers=False, operation=None)
-        exchanges = [*program.exchanges, Exchange("first", given, seen)]
-        program = dataclasses.replace(program, exchanges=exchanges)
-    program = dataclasses.replace(program, results=[*program.results, seen])
 
     @tf.function(autograph=False)
     def run(start, count, first):
@@ -87,7 +76,16 @@ def _on_processes(loss, variable=None):
             (mine.has_rows, count > 0),
         ]
         parts = [[X[start : start + count]], [W], *([c] for c in captured)]
-        return on_towers(program, parts, (count,), more=more)
+        gradients = []
+
+        def update(change, of_towers, common):
+            ((gradient,),) = of_towers
+            gradients.append(common[0] if gradient is None else gradient)
+
+        program = mine.program
+        options = {"more": more, "update": update}
+        loss = on_towers(program, parts, (count,), **options)
+        return *loss, *gradients
 
     starts = np.cumsum([0, *COUNTS[:-1]]).tolist()
     found = []
@@ -98,7 +96,7 @@ def _on_processes(loss, variable=None):
 
 
 @pytest.mark.parametrize("loss", [_mean, _sum, _dropped_and_regularized])
-def test_gradients_are_parts_of_those_of_the_whole_batch(loss):
+def test_gradients_of_all_processes_add_up_to_those_of_the_batch(loss):
     are_parts, found = _on_processes(loss)
     assert are_parts
     _, wanted = _gradient(loss, X)
@@ -108,13 +106,13 @@ def test_gradients_are_parts_of_those_of_the_whole_batch(loss):
 
 
 @pytest.mark.parametrize("loss", [_mean, _sum, _of_statistics])
-def test_everything_else_is_that_of_the_own_rows(loss):
+def test_losses_are_those_of_a_process_s_rows(loss):
     _, ((first, *_), (second, *_), _) = _on_processes(loss)
     for value, own in ((first, X[:3]), (second, X[3:])):
         np.testing.assert_allclose(value, _gradient(loss, own)[0], rtol=1e-5)
 
 
-def test_what_needs_the_rows_of_others_is_that_of_the_own_ones():
+def test_batch_statistics_are_those_of_a_process_s_rows():
     are_parts, found = _on_processes(_of_statistics)
     assert not are_parts
     np.testing.assert_allclose(
@@ -122,7 +120,7 @@ def test_what_needs_the_rows_of_others_is_that_of_the_own_ones():
     )
 
 
-def test_without_rows_nothing_is_written():
+def test_a_process_without_rows_writes_nothing():
     variable = tf.Variable(7.0)
     _, found = _on_processes(_mean, variable)
     own = [float(X[a:b].mean() + X[a:b].max()) for a, b in ((0, 3), (3, 5))]

@@ -1,38 +1,21 @@
 """What is exchanged, what is computed once, and in which order."""
 
-import collections
-
 import pytest
 import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.partition import partition_graph
-from keras_towers.partition.layouts import REPLICATED, Sharded
+from keras_towers.partition.layouts import Sharded
 from tests.partition.kit import (
     check,
     check_divided,
     kinds,
-    on_towers,
     once,
     rows,
     same,
+    with_gradients,
 )
 from tests.partition.kit import traced as traced_
-
-
-def _gradients(function):
-    return lambda *given: tf.gradients(function(*given), list(given))
-
-
-def test_statistics_of_a_batch_take_an_exchange_each_way():
-    def standardized(x, w):
-        y = x @ w
-        apart = y - tf.reduce_mean(y, 0)
-        scale = tf.math.rsqrt(tf.reduce_mean(apart**2, 0) + 0.1)
-        return tf.reduce_mean(tf.square(apart * scale - 1))
-
-    program = check_divided(_gradients(standardized), rows(-1, 4), same(4, 3))
-    assert kinds(program)["gather"] == 1  # The gradient of x, as it is asked.
 
 
 def test_all_pairs_gather_one_side():
@@ -124,14 +107,6 @@ def test_a_sum_is_scaled_before_it_is_complete():
     assert [e.given.shape.rank for e in program.exchanges] == [0]
 
 
-def test_what_has_no_rule_is_computed_once():
-    def function(x):
-        return tf.unique(x[:, 1])[0], tf.sort(x[:, 0])
-
-    program = check(function, rows(-1, 3))
-    assert once(program) == {"Unique": 1, "TopKV2": 1}
-
-
 def _imported_loop(x):
     """Double x as long as the sum is below 100, by a loop of TensorFlow 1."""
     is_v2 = tf.compat.v1.control_flow_v2_enabled()
@@ -169,23 +144,6 @@ def test_a_loop_of_tensorflow_1_outside_of_functions_is_an_error():
         check(_imported_loop, _POSITIVE)
 
 
-def test_a_batch_of_which_the_size_is_known():
-    def function(x):
-        y = tf.reshape(x, [5, 2, 2])
-        y = y - tf.reduce_mean(y, 0)
-        return tf.reduce_sum(y), tf.tile(y, [1, 2, 1]), tf.ones([5, 2])
-
-    graph = traced_(function, same(5, 4))
-    program = partition_graph(graph, [Sharded(0)], graph.outputs)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        x = tf.reshape(tf.range(20.0), [5, 4])
-        found = on_towers(program, [[x[:2], x[2:2], x[2:]]], (2, 0, 3))
-        right = function(x)
-        for one, other in zip(*session.run([found, right]), strict=True):
-            assert abs(one - other).max() < 1e-5
-    assert not once(program)
-
-
 @pytest.mark.parametrize("of", ["moments", "variance"])
 def test_a_mean_and_its_variance_take_one_exchange(of):
     def function(x):
@@ -212,7 +170,7 @@ def test_channels_may_be_a_multiple_of_examples():
     assert max(sizes) == 10
 
 
-def test_what_only_a_later_level_needs_is_computed_there():
+def test_operations_are_delayed_to_the_level_that_needs_them():
     def function(x):
         apart = tf.cos(x)
         mean = tf.reduce_mean(tf.sin(x), 0)
@@ -222,76 +180,6 @@ def test_what_only_a_later_level_needs_is_computed_there():
     levels = {o.type: o.level for o in program.operations}
     assert levels["Sin"] == 0
     assert levels["Cos"] == 1
-
-
-def _stateful(function, *given):
-    """Run a function on towers that captures variables or has effects."""
-    graph = traced_(function, *given)
-    outside = {id(inside) for _, inside in graph.captures}
-    inputs = [t for t in graph.inputs if id(t) not in outside]
-    graph.inputs = [*inputs, *(inside for _, inside in graph.captures)]
-    layouts = [g.layout for g in given]
-    layouts += [REPLICATED] * len(graph.captures)
-    program = partition_graph(graph, layouts, graph.outputs)
-
-    @tf.function(autograph=False)
-    def run(*parts):
-        captured = [[tensor] for tensor, _ in graph.captures]
-        return on_towers(program, [*parts, *captured], (2, 0, 1))
-
-    return program, run
-
-
-def _parts(x):
-    return [x[:2], x[2:2], x[2:]]
-
-
-def test_variables_are_read_after_what_was_written_before():
-    variable = tf.Variable(1.0)
-
-    def function(x):
-        before = variable.read_value()
-        variable.assign_add(tf.reduce_sum(x))
-        between = x * variable
-        variable.assign(tf.reduce_sum(between))
-        return before, variable.read_value()
-
-    _, run = _stateful(function, rows(-1))
-    before, after = run(_parts(tf.constant([1.0, 2.0, 3.0])))
-    assert before.numpy() == 1
-    assert after.numpy() == variable.numpy() == 42
-
-
-def test_effects_happen_once_with_the_whole_batch():
-    seen = []
-
-    def note(x):
-        seen.append(x.tolist())
-        return x
-
-    def function(x):
-        return tf.reduce_sum(tf.numpy_function(note, [x], tf.float32))
-
-    program, run = _stateful(function, rows(-1))
-    (total,) = run(_parts(tf.constant([1.0, 2.0, 3.0])))
-    assert total.numpy() == 6
-    assert seen == [[1.0, 2.0, 3.0]]
-    assert once(program) == {"PyFunc": 1}
-
-
-def test_a_table_is_read_once_and_its_rows_are_picked_by_towers():
-    table = tf.Variable(tf.reshape(tf.range(12.0), [6, 2]))
-
-    def function(x):
-        return tf.reduce_sum(tf.nn.embedding_lookup(table, x) ** 2)
-
-    given = rows(-1, dtype="int32")
-    program, run = _stateful(function, given)
-    (total,) = run(_parts(tf.constant([1, 0, 5])))
-    assert total.numpy() == 4 + 9 + 1 + 100 + 121
-    types = collections.Counter(o.type for o in program.operations)
-    assert types["ReadVariableOp"] == 1
-    assert not once(program)
 
 
 def test_the_gradient_of_a_bias_of_images_is_a_sum():
@@ -304,8 +192,19 @@ def test_the_gradient_of_a_bias_of_images_is_a_sum():
     assert "BiasAddGrad" not in {o.type for o in program.operations}
 
 
+@pytest.mark.parametrize("hidden", [(), (1, 2)])
+def test_towers_without_images_convolve_none(hidden):
+    """For which oneDNN would return a tensor of the shape of the input."""
+
+    def function(x, w):
+        return tf.nn.conv2d(x, w, 1, "VALID")
+
+    given = rows(-1, 4, 4, 2, hidden=hidden), same(3, 3, 2, 5)
+    check_divided(with_gradients(function), *given)
+
+
 @pytest.mark.parametrize("ratio", [None, 100])
-def test_what_is_less_is_exchanged_rows_or_the_sums_over_them(ratio):
+def test_the_smaller_of_rows_and_gradients_is_exchanged(ratio):
     """Two gradients, of a large and a small matrix; the large one is scaled."""
 
     def function(x, w, v):

@@ -50,7 +50,7 @@ def at_root(program):
     return [o.type for o in program.operations if o.at_root]
 
 
-def test_a_python_function_is_called_by_the_first_and_all_have_its_result():
+def test_the_first_rank_calls_python_functions_for_all():
     seen = []
 
     def note(x):
@@ -68,7 +68,7 @@ def test_a_python_function_is_called_by_the_first_and_all_have_its_result():
     assert kinds(program) == {"gather": 1, "root": 1}
 
 
-def test_what_is_drawn_and_printed(capfd):
+def test_the_first_rank_draws_and_prints_for_all(capfd):
     def function(x, variable):
         noise = tf.random.normal(tf.shape(x))
         tf.print("here", tf.size(x))
@@ -83,7 +83,21 @@ def test_what_is_drawn_and_printed(capfd):
     assert first == second != 1
 
 
-def test_variables_and_generators_are_those_of_each_process():
+def test_variables_are_read_after_what_was_written_before():
+    def function(x, variable):
+        before = variable.read_value()
+        variable.assign_add(tf.reduce_sum(x))
+        between = x * variable
+        variable.assign(tf.reduce_sum(between))
+        return before, variable.read_value()
+
+    _, run, variables = run_on_ranks(function, rows(-1))
+    before, after = run(*PARTS)
+    assert before.numpy() == 1
+    assert [after.numpy(), *(v.numpy() for v in variables)] == [42, 42, 42]
+
+
+def test_each_rank_has_its_own_variables_and_generators():
     generator = tf.random.Generator.from_seed(3)
 
     def function(x, variable):
@@ -98,7 +112,7 @@ def test_variables_and_generators_are_those_of_each_process():
     assert [variable.numpy() for variable in variables] == [7, 7]
 
 
-def test_a_table_is_that_of_the_first():
+def test_tables_live_on_the_first_rank():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
     def function(x, _):

@@ -65,7 +65,7 @@ def test_comparisons_are_true_of_all_numbers(compare):
             assert said == actual, (a, b, said)
 
 
-def test_what_is_known():
+def test_comparisons_with_a_known_answer():
     assert compared(operator.gt, EXAMPLES, 0) is True
     assert compared(operator.eq, EXAMPLES, 0) is False
     assert compared(operator.eq, EXAMPLES, 1) is UNKNOWN

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.calls.callback_roles import EVENTS
-from tests.kit.ranks import check
+from tests.kit.compare import all_close, close, same_history
+from tests.kit.ranks import check, rare_check
 from tests.kit.traces import written
 from tests.processes import small as s
 
@@ -63,8 +64,7 @@ def files_are_written_by_one():
     assert (FOLDER / f"log-{s.RANK}.csv").read_text().count("\n") == 3
     s.gather("all have written")
     saved = keras.models.load_model(FOLDER / "seen-by-0" / "model.keras")
-    for a, b in zip(saved.get_weights(), mine.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    all_close(saved.get_weights(), mine.get_weights(), 0)
 
 
 def writes(factor=0.5):
@@ -100,17 +100,17 @@ def what_callbacks_of_one_rank_write_reaches_all():
     for rank in range(2):
         trained_with(writes, on=rank, **validated)
 
-    def restores():
-        # Each epoch is worse than the first one.
-        return keras.callbacks.EarlyStopping(
-            "loss", mode="max", restore_best_weights=True
-        )
-
     def averaging():
         rule = keras.optimizers.SGD(0.1, 0.9, use_ema=True, ema_momentum=0.5)
         return s.eager(optimizer=rule)
 
     swaps = keras.callbacks.SwapEMAWeights
+    options = {"mode": "max", "restore_best_weights": True}
+
+    def restores():
+        # Each epoch is worse than the first one.
+        return keras.callbacks.EarlyStopping("loss", **options)
+
     trained_with(restores, lambda: swaps(swap_on_epoch=True), make=averaging)
     trained_with(swaps, make=averaging, **validated)
 
@@ -127,7 +127,7 @@ def what_a_callback_writes_is_there_for_the_next_one():
     with s.Strategy():
         s.fit(mine, callbacks=[chief, s.Does(on_epoch_end=evaluate)])
     s.assert_equal_on_ranks(seen)
-    np.testing.assert_allclose(seen[0][0], np.mean(s.Y**2), rtol=1e-5)
+    close(seen[0][0], np.mean(s.Y**2), 1e-5)
 
 
 @check
@@ -159,59 +159,52 @@ class Stop(keras.callbacks.Callback):
 @check
 def stop_of_one_rank():
     mine, alone = s.eager(), s.eager()
-    histories, batches = [], []
-    with s.Strategy():
-        # On either rank, around a batch or an epoch, or before all of them.
-        for event, number, done, rank in (
-            ("on_train_batch_begin", 1, 2, 0),
-            ("on_epoch_begin", None, 1, 1),
-            ("on_train_begin", None, 1, 0),
-            ("on_epoch_end", 0, 3, 1),
-            ("on_train_batch_end", 1, 2, 1),
-        ):
-            count = Count()
-            # The other one may have no callback at all.
-            callbacks = [Stop(event, number), count] if rank == s.RANK else []
+    total = 0
+    # On either rank, around a batch or an epoch, or before all of them.
+    for event, number, done, rank in (
+        ("on_train_batch_begin", 1, 2, 0),
+        ("on_epoch_begin", None, 1, 1),
+        ("on_train_begin", None, 1, 0),
+        ("on_epoch_end", 0, 3, 1),
+        ("on_train_batch_end", 1, 2, 1),
+    ):
+        # The other one may have no callback at all.
+        count = Count()
+        callbacks = [Stop(event, number), count] if rank == s.RANK else []
+        with s.Strategy():
             found = s.fit(mine, batch_size=20, epochs=3, callbacks=callbacks)
-            assert found.epoch == [0], event
-            assert rank != s.RANK or count.batches == done, event
-            histories.append(found)
-            batches.append(done)
-            reached = s.gather(int(mine.optimizer.iterations))
-            assert reached == [sum(batches)] * 2, event
-    if s.RANK == 0:
-        for found, done in zip(histories, batches, strict=True):
+        assert found.epoch == [0], event
+        assert rank != s.RANK or count.batches == done, event
+        total += done
+        assert s.gather(int(mine.optimizer.iterations)) == [total] * 2, event
+        if s.RANK == 0:
             rows = slice(20 * done)
             wanted = s.fit(alone, s.X[rows], s.Y[rows], batch_size=20)
-            s.same_history(found.history, wanted.history)
+            same_history(found.history, wanted.history)
     s.assert_same_model(mine, alone)
 
 
-@check
+@rare_check
 def stop_of_evaluate_and_predict():
     mine = s.eager()
-    with s.Strategy():
-        for call, event in (
-            (lambda c: mine.evaluate(s.X, s.Y, 8, 0, callbacks=c), "test"),
-            (lambda c: mine.predict(s.X, 8, 0, callbacks=c), "predict"),
-        ):
-            count = Count()
-            stop = [Stop(f"on_{event}_batch_end", 1)] if s.RANK else []
-            result = call([*stop, count])
-            assert s.gather(count.batches) == [2, 2], event
-            s.assert_equal_on_ranks(np.asarray(result).tobytes())
-        # The validation of fit, of which the next epoch has to know nothing.
+
+    def fit(callbacks):
+        # The next epoch has to know nothing of what its validation does.
+        validated = {"validation_data": (s.X, s.Y), "validation_batch_size": 8}
+        s.fit(mine, batch_size=25, epochs=2, callbacks=callbacks, **validated)
+        return 0
+
+    for call, event, number, batches in (
+        (lambda c: mine.evaluate(s.X, s.Y, 8, 0, callbacks=c), "test", 1, 2),
+        (lambda c: mine.predict(s.X, 8, 0, callbacks=c), "predict", 1, 2),
+        (fit, "test", 0, 2 * (2 + 1)),
+    ):
         count = Count()
-        stop = [Stop("on_test_batch_end", 0)] if s.RANK else []
-        s.fit(
-            mine,
-            batch_size=25,
-            epochs=2,
-            callbacks=[*stop, count],
-            validation_data=(s.X, s.Y),
-            validation_batch_size=8,
-        )
-    assert s.gather(count.batches) == [2 * (2 + 1)] * 2
+        stop = [Stop(f"on_{event}_batch_end", number)] if s.RANK else []
+        with s.Strategy():
+            result = call([*stop, count])
+        assert s.gather(count.batches) == [batches] * 2, event
+        s.assert_equal_on_ranks(np.asarray(result).tobytes())
 
 
 def with_option(name, *values):
@@ -337,7 +330,7 @@ def timeline_of_all_ranks():
     assert not path.with_name("trace.rank1.json").exists()
 
 
-@check
+@rare_check
 def timeline_of_a_fit_that_fails():
     class Fails(kt.Timeline):
         def on_train_end(self, logs=None):

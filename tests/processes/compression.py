@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_towers.reduction import shared_memory
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 X = np.random.default_rng(0).normal(size=(s.COUNT, 96)).astype("float32")
@@ -17,14 +17,18 @@ WIDTH = 900
 BATCH = 24
 
 
+def built(seed, width):
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers.Dense(width, "tanh"), keras.layers.Dense(3)
+    model = keras.Sequential([keras.layers.Input((96,)), *layers])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    return model
+
+
 def train(compression):
     """Weights after three batches: those of this rank, equal to the other's."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(0)
-    layers = keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(3)
-    mine = keras.Sequential([keras.layers.Input((96,)), *layers])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
-    mine.compile(optimizer, "mse")
+    mine = built(0, WIDTH)
     with s.Strategy(compression=compression):
         # With fewer examples, ranks would send rows instead of gradients.
         s.fit(mine, X, batch_size=BATCH)
@@ -59,7 +63,7 @@ def shared_memory_is_exact_to_the_bit():
     assert not [p for p in left if p.name.startswith("keras-towers")]
 
 
-@check
+@rare_check
 def forms_are_near_the_exact_sum():
     for name in ("fp16", "fp16-shards"):
         distance = difference(train(name), exactly())
@@ -77,13 +81,7 @@ def models_in_turn_are_trained_as_each_alone():
     """What one gradient has lost is never added to another model's."""
 
     def first_of(*seeds):
-        models = []
-        for seed in seeds:
-            keras.utils.set_random_seed(seed)
-            layers = keras.layers.Dense(64, "tanh"), keras.layers.Dense(3)
-            each = keras.Sequential([keras.layers.Input((96,)), *layers])
-            each.compile("sgd", "mse")
-            models.append(each)
+        models = [built(seed, 64) for seed in seeds]
         with s.Strategy(compression="power-sgd"):
             for _ in range(3):
                 for each in models:

@@ -34,9 +34,8 @@ def initialize_joins_the_job():
 
 @check
 def distribution_of_a_dataset_that_does_not_divide():
-    data = tf.data.Dataset.from_tensor_slices(
-        (s.X[: s.SHORT], s.Y[: s.SHORT])
-    ).batch(7)
+    data = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
+    data = data.take(s.SHORT).batch(7)
     with initialized():
         s.assert_as_one_process(
             s.eager(seed=s.RANK),
@@ -48,13 +47,9 @@ def distribution_of_a_dataset_that_does_not_divide():
 @check
 def distribution_with_own_data_of_each_rank():
     """``auto_shard_dataset=False``: the ranks' batches are one together."""
-    own = (
-        tf.data.Dataset.from_tensor_slices((s.X, s.Y))
-        .shard(2, s.RANK)
-        .batch(25)
-    )
-    both = [s.X[0::2], s.X[1::2]], [s.Y[0::2], s.Y[1::2]]
-    both = [tf.concat(parts, 0) for parts in both]
+    data = tf.data.Dataset.from_tensor_slices((s.X, s.Y))
+    own = data.shard(2, s.RANK).batch(25)
+    both = [tf.concat([a[0::2], a[1::2]], 0) for a in (s.X, s.Y)]
     with initialized():
         distribution = keras.distribution.DataParallel(auto_shard_dataset=False)
         s.assert_as_one_process(

@@ -12,6 +12,7 @@ from tests.processes import (  # noqa: F401
     over_tensorflow,
     rounds,
     shares,
+    small,
     steps,
     training,
 )
@@ -19,4 +20,6 @@ from tests.processes import (  # noqa: F401
 if __name__ == "__main__":
     if "VIRTUAL_TOWERS" in os.environ:
         kt.virtual_towers(int(os.environ["VIRTUAL_TOWERS"]))
+    # Connects the ranks, before anything of a check starts TensorFlow.
+    small.Strategy()
     main()

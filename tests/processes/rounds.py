@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_towers as kt
-from tests.kit.ranks import check
+from tests.kit.compare import all_close, same_history
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path()
@@ -23,7 +24,12 @@ def momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
-def by_hand(steps, outer_momentum=0.0, rate=1.0):
+def fit(mine, *callbacks):
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "callbacks": callbacks}
+    return s.fit(mine, s.X[:COUNT], s.Y[:COUNT], **options)
+
+
+def by_hand(steps, outer_momentum, outer_learning_rate):
     """Weights of the ranks after each round, as plain Keras trains them."""
     ranks = [s.eager(optimizer=momentum()) for _ in range(RANKS)]
     for one in ranks:
@@ -37,7 +43,8 @@ def by_hand(steps, outer_momentum=0.0, rate=1.0):
         for i, (begun, now) in enumerate(zip(start, mean, strict=True)):
             change = begun - now
             velocity[i] = outer_momentum * velocity[i] + change
-            start[i] = begun - rate * (change + outer_momentum * velocity[i])
+            change = change + outer_momentum * velocity[i]
+            start[i] = begun - outer_learning_rate * change
         for one in ranks:
             one.set_weights(start)
         seen.append([w.copy() for w in start])
@@ -56,53 +63,44 @@ def by_hand(steps, outer_momentum=0.0, rate=1.0):
         # The end of an epoch.
         state = [v.numpy() for v in ranks[0].optimizer.variables]
         for one in ranks[1:]:
-            for variable, value in zip(
-                one.optimizer.variables, state, strict=True
-            ):
+            pairs = zip(one.optimizer.variables, state, strict=True)
+            for variable, value in pairs:
                 variable.assign(value)
     return seen
 
 
-def weights_on_ranks(model):
-    return s.gather([w.tobytes() for w in model.get_weights()])
+def equal_on_ranks(model):
+    first, other = s.gather([w.tobytes() for w in model.get_weights()])
+    return first == other
 
 
-def assert_rounds(steps, towers=1, **outer):
-    settings = {"outer_momentum": 0.0, "outer_learning_rate": 1.0} | outer
+def assert_rounds(steps, towers, **outer):
     mine, epochs = s.model(optimizer=momentum()), []
     # What ``ModelCheckpoint`` would save, on every rank.
     look = s.Does(on_epoch_end=lambda it: epochs.append(it.get_weights()))
     with s.Strategy(towers, sync_every=steps, **outer) as strategy:
         assert f"each {steps}th step" in strategy.describe()
-        history = s.fit(
-            mine,
-            s.X[:COUNT],
-            s.Y[:COUNT],
-            batch_size=BATCH,
-            epochs=EPOCHS,
-            callbacks=[look],
-        )
+        history = fit(mine, look)
     s.assert_equal_on_ranks(history.history)
     s.assert_same_model(mine)
-    wanted = by_hand(steps, *settings.values())
+    wanted = by_hand(steps, **outer)
     rounds = len(wanted) // EPOCHS
-    for epoch, found in enumerate(epochs):
-        expected = wanted[(epoch + 1) * rounds - 1]
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    for found, expected in zip(
+        epochs, wanted[rounds - 1 :: rounds], strict=True
+    ):
+        all_close(found, expected, 2e-5)
     assert int(mine.optimizer.iterations) == EPOCHS * COUNT // BATCH
 
 
 @check
 def rounds_take_the_mean_of_the_ranks_weights():
     # The last round of an epoch has one step only.
-    assert_rounds(2)
+    assert_rounds(2, 1, outer_momentum=0.0, outer_learning_rate=1.0)
 
 
-@check
+@rare_check
 def rounds_with_an_outer_step_on_two_towers():
-    outer = {"outer_momentum": 0.9, "outer_learning_rate": 0.7}
-    assert_rounds(3, towers=2, **outer)
+    assert_rounds(3, 2, outer_momentum=0.9, outer_learning_rate=0.7)
 
 
 @check
@@ -118,26 +116,23 @@ def rounds_of_one_step_are_those_of_one_process():
     )
 
 
-@check
+@rare_check
 def rounds_end_where_weights_are_used():
     mine = s.model()
     with s.Strategy(sync_every=100):
-        for _ in range(3):
+        for use in (
+            lambda: mine.predict(s.X, verbose=0),
+            lambda: mine.evaluate(s.X, s.Y, verbose=0),
+        ):
             mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
-        first, other = weights_on_ranks(mine)
-        assert first != other
-        mine.predict(s.X, verbose=0)
-        first, other = weights_on_ranks(mine)
-        assert first == other
-        mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
-        s.assert_equal_on_ranks(mine.evaluate(s.X, s.Y, verbose=0))
-        first, other = weights_on_ranks(mine)
-        assert first == other
+            assert not equal_on_ranks(mine)
+            s.assert_equal_on_ranks(np.asarray(use()).tobytes())
+            assert equal_on_ranks(mine)
         mine.train_on_batch(s.X[:BATCH], s.Y[:BATCH])
     s.assert_same_model(mine)
 
 
-@check
+@rare_check
 def after_a_round_that_only_some_ranks_went_on_with():
     mine = s.model()
     strategy = s.Strategy(sync_every=3)
@@ -151,7 +146,7 @@ def after_a_round_that_only_some_ranks_went_on_with():
     s.assert_same_model(mine)
 
 
-@check
+@rare_check
 def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     """Each rank counts its own examples; the ranks' sums are logged."""
     strategy = s.Strategy(sync_every=4)
@@ -159,14 +154,7 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
     def trained(name, mine, *callbacks):
         backup = kt.Backup(FOLDER / name, every=2)
         with strategy:
-            return s.fit(
-                mine,
-                s.X[:COUNT],
-                s.Y[:COUNT],
-                batch_size=BATCH,
-                epochs=EPOCHS,
-                callbacks=[backup, *callbacks],
-            )
+            return fit(mine, backup, *callbacks)
 
     undisturbed = s.model(optimizer=momentum())
     wanted = trained("undisturbed", undisturbed)
@@ -174,12 +162,11 @@ def a_backup_within_an_epoch_keeps_what_all_ranks_have_counted():
         trained("broken", s.model(optimizer=momentum()), s.breaks_behind(3))
     resumed = s.model(optimizer=momentum())
     found = trained("broken", resumed)
-    for name, values in wanted.history.items():
-        np.testing.assert_allclose(found.history[name], values, rtol=1e-6)
+    same_history(found.history, wanted.history)
     s.assert_same_model(resumed, undisturbed)
 
 
-@check
+@rare_check
 def rounds_that_cannot_be():
     strategy = s.Strategy(sync_every=2)
     with strategy.scope():

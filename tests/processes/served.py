@@ -18,8 +18,9 @@ from keras_towers import settings
 from keras_towers.replicas import resources
 from tests.exactness import models as m
 from tests.exactness.cases import CASES
+from tests.kit.compare import close
 from tests.kit.ordinary import assert_ordinary
-from tests.kit.ranks import check, main
+from tests.kit.ranks import check, main, rare_check
 from tests.processes import exact  # noqa: F401
 from tests.processes import small as s
 
@@ -56,7 +57,7 @@ def callbacks_reach_the_optimizer_once_and_restore_the_best_weights():
     if s.RANK == 0:
         wanted, expected = trained(alone)
         assert rate == wanted, (rate, wanted)
-        np.testing.assert_allclose(losses, expected, rtol=2e-6)
+        close(losses, expected)
         assert len(losses) == 3
     s.assert_same_model(mine, alone)
 
@@ -96,7 +97,7 @@ def chief_saves_a_plain_model_from_which_training_goes_on():
     s.assert_same_model(loaded, alone)
 
 
-@check
+@rare_check
 def models_and_fits_in_turns_also_in_another_block():
     def trained(one, other, block):
         with block():
@@ -116,13 +117,13 @@ def models_and_fits_in_turns_also_in_another_block():
     outputs = trained(*mine, s.Strategy)
     if s.RANK == 0:
         wanted = trained(*alone, contextlib.nullcontext)
-        np.testing.assert_allclose(outputs, wanted, rtol=2e-6, atol=2e-6)
+        close(outputs, wanted)
     for one, other in zip(mine, alone, strict=True):
         s.assert_same_model(one, other)
         assert_ordinary(one)
 
 
-@check
+@rare_check
 def unequal_lengths_end():
     mine, count = s.model(seed=s.RANK), (s.COUNT, s.SHORT)[s.RANK]
     with s.Strategy(batches="each"):
@@ -132,7 +133,7 @@ def unequal_lengths_end():
     assert np.isfinite(mine.get_weights()[0]).all()
 
 
-@check
+@rare_check
 def masks_are_of_the_own_part_and_warned_of():
     mine = CASES["mask"].build()
     with s.Messages() as messages, s.Strategy():
@@ -166,7 +167,7 @@ def sums_over_the_batch_are_of_all_workers():
     s.assert_same_model(mine, alone)
 
 
-@check
+@rare_check
 def who_has_no_examples_writes_no_state():
     layer = keras.layers.BatchNormalization(momentum=0.5)
     mine, seen = s.model(layer), []
@@ -198,7 +199,7 @@ class Noise(keras.layers.Layer):
         return x
 
 
-@check
+@rare_check
 def workers_with_data_of_their_own_draw_masks_of_their_own():
     """Although all set one seed, as scripts do."""
     mine, kept = s.model(Noise()), []

@@ -12,7 +12,8 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness.classes import groups, optimizer_recipes
 from tests.exactness.classes.optimizer_recipes import OPTIMIZERS
-from tests.kit.ranks import check
+from tests.kit.compare import all_close
+from tests.kit.ranks import check, rare_check
 from tests.processes import small as s
 
 FOLDER = pathlib.Path(sys.argv[1])
@@ -47,18 +48,13 @@ def values(mine):
     return [v.numpy() for v in (*mine.variables, *mine.optimizer.variables)]
 
 
-def close(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-
-
 def assert_same_state(one, other):
     """Weights and slots are the same on all ranks, on rank 0 the other's."""
     found = values(one)
     first, *others = s.gather([v.tobytes() for v in found])
     assert all(rank == first for rank in others)
     if s.RANK == 0:
-        close(found, values(other))
+        all_close(found, values(other), 1e-5)
 
 
 @check
@@ -105,11 +101,11 @@ def state_is_shared_in_steps_and_whole_between_epochs():
     )
     if s.RANK == 0:
         for one, other in zip(found, looked_at(reference), strict=True):
-            close(one, other)
+            all_close(one, other, 1e-5)
     assert_same_state(keras.models.load_model(path.format(epoch=2)), reference)
 
 
-@check
+@rare_check
 def optimizers_whose_state_is_not_one_slot_for_each_weight():
     known = ("Adafactor", "Muon", "Nadam", "ScheduleFreeAdamW")
     parts = {name: (name, "plain") for name in OPTIMIZERS if name in known}
@@ -118,7 +114,7 @@ def optimizers_whose_state_is_not_one_slot_for_each_weight():
     assert not said, said
 
 
-@check
+@rare_check
 def training_goes_on_where_ranks_are_not_synchronised():
     mine, reference = compiled(), alone({"epochs": 1})
     found = []
@@ -132,13 +128,13 @@ def training_goes_on_where_ranks_are_not_synchronised():
         train(mine, callbacks=[look])
         compile_again(mine)
     if s.RANK == 0:
-        close(found[0], values(reference))
+        all_close(found[0], values(reference), 1e-5)
         train(reference, epochs=1)
         compile_again(reference)
     assert_same_state(mine, reference)
 
 
-@check
+@rare_check
 def batches_by_hand_in_shares():
     mine, reference = compiled(), compiled(run_eagerly=True)
     for _ in range(2):
@@ -154,7 +150,7 @@ def batches_by_hand_in_shares():
         assert_same_state(mine, reference)
 
 
-@check
+@rare_check
 def state_that_rank_0_has_loaded_in_shares():
     trained = alone()
     path = FOLDER / "to-load.keras"
@@ -175,7 +171,7 @@ def state_that_rank_0_has_loaded_in_shares():
     assert_same_state(mine, trained)
 
 
-@check
+@rare_check
 def a_fit_within_an_epoch_of_another():
     def nested(outer, inner):
         within = s.Does(on_train_batch_end=lambda it: train(inner, epochs=1))
@@ -191,7 +187,7 @@ def a_fit_within_an_epoch_of_another():
         assert_same_state(one, other)
 
 
-@check
+@rare_check
 def an_error_between_steps_of_shares():
     folder = FOLDER / "backup-in-shares"
     mine, again = compiled(), compiled()
@@ -200,7 +196,7 @@ def an_error_between_steps_of_shares():
     assert messages.have("of the optimizer's variables, which have no value")
     if s.RANK == 0:
         reference = alone({"epochs": 1, "steps_per_epoch": 3})
-        close(mine.get_weights(), reference.get_weights())
+        all_close(mine.get_weights(), reference.get_weights(), 1e-5)
     with s.refused("has no value", "when training ended by an error"):
         values(mine)
     with pytest.raises(ValueError, match="has no value"):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from tests.kit.compare import close, same_history
+from tests.kit.compare import all_close, close
 from tests.kit.leaving import Boom
 from tests.kit.ranks import rank_here
 
@@ -80,32 +80,40 @@ def assert_same_model(one, other=None):
     """
     assert_equal_on_ranks([w.tobytes() for w in one.get_weights()])
     if other is not None and RANK == 0:
-        for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
-            close(a, b)
+        all_close(one.get_weights(), other.get_weights())
 
 
 def assert_as_one_process(
-    mine, act=fit, alone=None, reference=None, strategy=None
+    mine, act=fit, alone=None, reference=None, strategy=None, tolerance=2e-6
 ):
-    """Train a model on the ranks, and compare with one process.
+    """Use a model on the ranks, and compare with one process.
 
     Args:
         mine: the model.
-        act: trains it, and returns its ``History``.
+        act: uses it, and returns arrays, or its ``History``.
         alone: the model of one process; on rank 0, which compares.
-        reference: trains that one; like ``act`` where it is None.
+        reference: uses that one; like ``act`` where it is None.
         strategy: of the ranks.
+        tolerance: the largest difference of what is returned.
     """
     with strategy or Strategy():
-        found = act(mine)
-    assert_equal_on_ranks(found.history)
+        found = _values(act(mine))
+    assert_equal_on_ranks([value.tobytes() for value in tf.nest.flatten(found)])
     if RANK == 0:
         alone = alone or eager()
-        wanted = (reference or act)(alone)
+        wanted = _values((reference or act)(alone))
     # Ranks meet in it, whatever is found behind.
     assert_same_model(mine, alone)
     if RANK == 0:
-        same_history(found.history, wanted.history)
+        tf.nest.map_structure(
+            lambda a, b: close(a, b, tolerance), found, wanted
+        )
+
+
+def _values(returned):
+    """Arrays in place of numbers, and of a ``History``."""
+    returned = getattr(returned, "history", returned)
+    return tf.nest.map_structure(np.asarray, returned)
 
 
 def own_step(strategy, mine):

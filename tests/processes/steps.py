@@ -8,7 +8,7 @@ from tests.exactness.cases import Case
 from tests.fit.step import written
 from tests.fit.step.acts import Stepping
 from tests.kit.compare import outcome
-from tests.kit.ranks import check
+from tests.kit.ranks import check, rare_check
 from tests.kit.training import X, Y, compiled, fit, stacked
 from tests.processes.exact import assert_one_device
 from tests.processes.small import RANK, Strategy
@@ -42,7 +42,7 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
 
 
-@check
+@rare_check
 def xla_compiles_what_each_rank_computes():
     make = compiled(m.mlp, scaled, jit_compile=True)
     assert_exact(make, lambda model: fit(model, x=X[:21], y=Y[:21]))

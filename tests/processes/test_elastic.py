@@ -1,15 +1,11 @@
 """Workers that are killed or fail while others train, and new ones."""
 
 import itertools
-import urllib.error
-import urllib.request
 
-import psutil
 import pytest
 
-from keras_towers.rendezvous import store
+from tests.kit.processes import Launched
 from tests.kit.scripts import executable
-from tests.launching.jobs import Launched
 
 pytestmark = pytest.mark.slow
 # An error of the script's own that sounds like a lost connection.
@@ -55,7 +51,7 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
         *("--blacklist-cooldown-range", "8", "10"),
     )
     worker = "-m", "tests.processes.enduring", str(tmp_path)
-    job = Launched(tmp_path, (*options, *worker), TESTED_UPDATES=updates)
+    job = Launched(tmp_path, *options, *worker, TESTED_UPDATES=updates)
     done = job.finish(200)
     assert done.code == 0, done.out + done.err
     # Those that stayed and the one that came all compare with one process.
@@ -78,66 +74,8 @@ def test_training_goes_on_and_ends_as_if_nothing_had_happened(
 def test_an_error_of_the_script_is_not_taken_for_a_lost_worker(tmp_path):
     (tmp_path / "script.py").write_text(OWN_ERROR)
     arguments = "--min-np", "2", "script.py"
-    done = Launched(tmp_path, arguments).finish()
+    done = Launched(tmp_path, *arguments).finish()
     assert done.code == 1, done.out + done.err
     assert "UnknownError: Horovod: Read error [a]" in done.err
     # Nobody has tried it again.
     assert done.out.count("training") == 2
-
-
-# What the launcher and its agents do needs no training.
-WAITS = """
-import pathlib, time
-with open("begun", "a") as file:
-    print("begun", file=file)
-while pathlib.Path("stay").exists():
-    time.sleep(0.1)
-"""
-
-
-def listening(process):
-    return {
-        connection.laddr
-        for connection in process.net_connections()
-        if connection.status == psutil.CONN_LISTEN
-    }
-
-
-def test_strangers_find_loopback_alone_and_no_secret(tmp_path):
-    """What others on the machine can see of a job, and ask of it."""
-    (tmp_path / "script.py").write_text(WAITS)
-    (tmp_path / "stay").touch()
-    job = Launched(
-        tmp_path,
-        ("--min-np", "2", "script.py"),
-        # A proxy that nobody may be asked through.
-        http_proxy="http://127.0.0.1:9",
-    )
-    try:
-        job.wait_for(tmp_path / "begun", times=2)
-        launcher = psutil.Process(job.process.pid)
-        family = [launcher, *job.family()]
-        everything = [a for process in family for a in listening(process)]
-        assert {address.ip for address in everything} == {"127.0.0.1"}
-        ((_, port),) = listening(launcher)
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}/keras_towers/hosts_updated",
-            data=b"[9e9, 1]",
-            method="PUT",
-        )
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(asked, timeout=60)
-        secrets = {
-            process.environ()[store.SECRET]
-            for process in family
-            if store.SECRET in process.environ()
-        }
-        (secret,) = secrets
-        for process in family:
-            line = " ".join(process.cmdline())
-            assert secret not in line
-            assert store.token(secret) not in line
-    finally:
-        (tmp_path / "stay").unlink()
-        done = job.finish()
-    assert done.code == 0, done.out + done.err

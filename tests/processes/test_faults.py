@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from tests.launching.jobs import Launched, all_gone
+from tests.kit.processes import Launched, all_gone
 
 pytestmark = pytest.mark.slow
 # The second is more than a busy machine needs to trace a step.
@@ -21,7 +21,7 @@ def run(folder, fault, *options, how="HorovodStrategy", number="-np"):
         fault,
         how,
     )
-    done = Launched(folder, arguments).finish()
+    done = Launched(folder, *arguments).finish()
     left = []
     for process in (folder / "processes").read_text().split():
         try:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.kit.tasks import Tasks
-from tests.launching.jobs import variables
+from tests.kit.processes import Tasks
+from tests.kit.scripts import variables
 from tests.processes import started
 
 pytestmark = pytest.mark.slow
@@ -43,11 +43,11 @@ def trains(folder):
 
 def test_two_jobs_at_once_get_the_weights_of_one_process(ranks, tmp_path):
     jobs = {tmp_path / "slurm": of_slurm, tmp_path / "torchrun": of_torchrun}
-    for folder, told in jobs.items():
+    for folder, environment in jobs.items():
         folder.mkdir()
         for rank in reversed(range(RANKS)):
-            ranks.run(*trains(folder), **MEETS, **told(rank))
-    ranks.end()
+            ranks.run(*trains(folder), **MEETS, **environment(rank))
+    ranks.finish()
     for folder in jobs:
         started.assert_as_one_process(folder, RANKS)
 
@@ -59,5 +59,5 @@ def test_mpirun(ranks, tmp_path):
         mpirun.append("--allow-run-as-root")
     command = *mpirun, "-np", RANKS, *trains(tmp_path)
     ranks.run(*command, **MEETS)
-    ranks.end()
+    ranks.finish()
     started.assert_as_one_process(tmp_path, RANKS)

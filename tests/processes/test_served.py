@@ -2,19 +2,13 @@
 
 import pytest
 
-from tests.kit.ranks import Job, cases, names
+from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow
-USAGE = names("tests.processes.served")
+MODULE = "tests.processes.served"
+KEPT = ("embedding-clipped", *names(MODULE))
 # What depends on how often the workers meet at the servers, not on how many.
-RARER = (
-    "models_and_fits_in_turns_also_in_another_block",
-    "unequal_lengths_end",
-    "masks_are_of_the_own_part_and_warned_of",
-    "who_has_no_examples_writes_no_state",
-    "workers_with_data_of_their_own_draw_masks_of_their_own",
-)
-KEPT = ("embedding-clipped", *(name for name in USAGE if name not in RARER))
+RARER = names(MODULE, mark="rare_check")
 # Every weight by itself, as large ones are.
 PARTS = {"PART_BYTES": "1"}
 MORE = (
@@ -42,31 +36,24 @@ BY_THEMSELVES = (
 )
 
 
-def job(wanted, workers=2, strategy="SyncReplicasStrategy", **variables):
+def job(wanted, strategy="SyncReplicasStrategy", **options):
     return Job(
-        "tests.processes.served",
-        ranks=workers,
+        MODULE,
+        wanted,
         limit_s=400,
-        wanted=wanted,
         number="--workers",
-        options=("--ps", "2"),
+        options=("--ps", 2),
         TESTED_STRATEGY=strategy,
-        **variables,
+        **options,
     )
 
 
 JOBS = {"two workers": job(KEPT, **PARTS)}
 LONG = {
     "more cases": job((*RARER, *MORE)),
-    "three workers": job(THREE, workers=3, **PARTS),
+    "three workers": job(THREE, ranks=3, **PARTS),
     "workers that update by themselves": job(
         BY_THEMSELVES, strategy="DistributedReplicatedStrategy", **PARTS
     ),
 }
-
-
-@pytest.mark.parametrize(
-    "job, name", cases(JOBS) + cases(LONG, pytest.mark.long)
-)
-def test_workers(job, name):
-    job.assert_passed(name)
+test_workers = each_check_of(JOBS, LONG)

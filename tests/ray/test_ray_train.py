@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.kit.compare import close
-from tests.launching.jobs import all_gone
+from tests.kit.processes import all_gone
 
 pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
 

@@ -6,8 +6,13 @@ import tensorflow as tf
 
 from keras_towers.errors import TowerError
 from keras_towers.reduction.communication_hooks import all_reduce
-from keras_towers.reduction.compression import bf16_shards, fp16, fp16_shards
-from keras_towers.reduction.feedback import error_feedback, power_sgd
+from keras_towers.reduction.compression import (
+    bf16_shards,
+    error_feedback,
+    fp16,
+    fp16_shards,
+    power_sgd,
+)
 from keras_towers.transport import SingleProcess
 from tests.reduction.cases import assert_sums
 from tests.reduction.ranks import alone, random_rows, summed

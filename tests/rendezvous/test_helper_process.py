@@ -14,7 +14,7 @@ from keras_towers.rendezvous.helper_process import (
 )
 from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import Endpoint, Progress
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 SIZE = 3
 ANYWHERE = Endpoint("127.0.0.1", 0, "")

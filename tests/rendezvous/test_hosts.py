@@ -5,7 +5,7 @@ import pytest
 from keras_towers.errors import TowerError
 from keras_towers.rendezvous import hosts, network
 from keras_towers.rendezvous.hosts import allocation, fill_slots, place_ranks
-from tests.launching.jobs import variables
+from tests.kit.scripts import variables
 
 pytestmark = pytest.mark.core
 
@@ -55,7 +55,7 @@ MPI_OPERATOR = "the MPI Operator"
 
 
 @pytest.mark.parametrize(
-    ("told", "text", "manager", "hosts"),
+    ("environment", "text", "manager", "hosts"),
     [
         (SLURM, "", "Slurm", ALLOCATED),
         (f"{OF_STEP}=0", "", "Slurm", {"localhost": 1}),
@@ -75,10 +75,10 @@ MPI_OPERATOR = "the MPI Operator"
         ("I_MPI_HYDRA_HOST_FILE=hosts", "w-0:3\n", MPI_OPERATOR, {"w-0": 3}),
     ],
 )
-def test_allocation(tmp_path, monkeypatch, told, text, manager, hosts):
+def test_allocation(tmp_path, monkeypatch, environment, text, manager, hosts):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts").write_text(text)
-    found = allocation(variables(told))
+    found = allocation(variables(environment))
     assert found == (manager, hosts)
 
 

@@ -1,9 +1,9 @@
-"""What launchers tell of ranks."""
+"""The ranks that launchers name."""
 
 import pytest
 
 from keras_towers.rendezvous.launchers import detect
-from tests.launching.jobs import variables
+from tests.kit.scripts import variables
 
 pytestmark = pytest.mark.core
 
@@ -31,7 +31,7 @@ KUBERNETES = "Kubernetes (an indexed Job)"
 
 
 @pytest.mark.parametrize(
-    ("told", "more", "found"),
+    ("environment", "more", "found"),
     [
         (OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
         (HYDRA, "", ("mpiexec", 0, 2, True, "", True)),
@@ -40,26 +40,26 @@ KUBERNETES = "Kubernetes (an indexed Job)"
         (INDEXED, "KERAS_TOWERS_SIZE=2", (KUBERNETES, 1, 2, False, "", False)),
         # The launcher's daemons are tasks of srun, its ranks are not.
         (STEP | OPEN_MPI, "", ("mpirun", 1, 4, True, "", True)),
-        # Every process is told to train a model of its own.
+        # Every process is to train a model of its own.
         (OPEN_MPI, ALONE, ("KERAS_TOWERS_RANK", 0, 1, False, "", False)),
     ],
 )
-def test_the_launcher(told, more, found):
-    one = detect(told | variables(more))
+def test_the_launcher(environment, more, found):
+    one = detect(environment | variables(more))
     assert not one.horovod_reads_variables
     assert found == (
         *(one.name, one.rank, one.size, one.one_machine),
         *(one.address, one.speaks_mpi),
     )
     ours = variables("HOROVOD_RANK=1 HOROVOD_SIZE=2")
-    assert detect(told | ours).horovod_reads_variables
+    assert detect(environment | ours).horovod_reads_variables
 
 
 @pytest.mark.parametrize(
-    "told", [{}, BATCH_SCRIPT, {"RANK": "3"}, {"PMI_RANK": "many"}]
+    "environment", [{}, BATCH_SCRIPT, {"RANK": "3"}, {"PMI_RANK": "many"}]
 )
-def test_no_launcher(told):
-    assert detect(told) is None
+def test_no_launcher(environment):
+    assert detect(environment) is None
 
 
 def test_jobs_are_told_apart():

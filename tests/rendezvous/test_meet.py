@@ -3,10 +3,8 @@
 import json
 import os
 import stat
-import subprocess
 import sys
 import time
-from subprocess import PIPE
 
 import pytest
 
@@ -14,9 +12,9 @@ from keras_towers import TowerError, settings
 from keras_towers.rendezvous import launchers, meet
 from keras_towers.rendezvous.meet import RendezvousFile
 from keras_towers.rendezvous.store import Endpoint
-from tests.launching.jobs import variables, wait_until
+from tests.kit.processes import Tasks, wait_until
+from tests.kit.scripts import variables
 
-LIMIT_S = 60
 MEMBER = launchers.detect(
     variables(
         "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1"
@@ -25,12 +23,14 @@ MEMBER = launchers.detect(
 ENDPOINT = Endpoint("127.0.0.1", 9, "secret")
 
 JOIN = """
-import json, os, sys
+import json, os, sys, time
 from keras_towers.rendezvous import meet
 meet.join()
 kept = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "GLOO_RENDEZVOUS_ADDR")
 print(json.dumps([os.environ["HOROVOD_" + name] for name in kept]))
-sys.stdin.read()
+sys.stdout.flush()
+while not os.path.exists(os.environ["KERAS_TOWERS_RENDEZVOUS_FOLDER"] + "/met"):
+    time.sleep(0.1)
 """
 
 
@@ -41,29 +41,18 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def start(folder):
+def start(folder, tmp_path):
     """Start a process that Slurm would have made a rank."""
-    running = []
+    with Tasks(tmp_path) as ranks:
 
-    def start(rank, size=2, **more):
-        slurm = (
-            f"SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
-            f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
-        )
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-c", JOIN],
-                env={**os.environ, **variables(slurm), **more},
-                **dict.fromkeys(("stdin", "stdout", "stderr"), PIPE),
-                text=True,
+        def start(rank, size=2, **more):
+            slurm = variables(
+                "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1"
+                f" SLURM_STEP_NUM_TASKS={size} SLURM_PROCID={rank}"
             )
-        )
-        return running[-1]
+            return ranks.run(sys.executable, "-c", JOIN, **slurm | more)
 
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 def test_the_file_is_private(folder):
@@ -92,7 +81,7 @@ def test_the_file_is_private(folder):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("environment", "said"),
     [
         (
             "RENDEZVOUS_FOLDER=/proc/none",
@@ -103,9 +92,9 @@ def test_the_file_is_private(folder):
         ("RENDEZVOUS=host:9", "KERAS_TOWERS_SECRET"),
     ],
 )
-def test_what_the_user_has_set(monkeypatch, told, said):
+def test_what_the_user_has_set(monkeypatch, environment, said):
     monkeypatch.setenv("KERAS_TOWERS_SECRET", "short")
-    for name, value in variables(told).items():
+    for name, value in variables(environment).items():
         monkeypatch.setenv(f"KERAS_TOWERS_{name}", value)
     with pytest.raises(TowerError, match=said):
         meet.given_endpoint()
@@ -117,13 +106,15 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
     killed = start(0)
     assert wait_until(lambda: list(folder.glob("srun*")))
     killed.kill()
-    killed.wait()
-    early = start(1)
+    second = start(1)
     time.sleep(1)
-    both = [early, start(0)]  # The other one needs rank 0 until it has met.
-    said = [process.communicate(timeout=LIMIT_S) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    (second, first) = (json.loads(out) for out, _ in said)
+    ranks = [start(0), second]
+    for rank in ranks:
+        rank.wait_for("]\n")
+    # The other one needs rank 0 until it has met.
+    (folder.parent / "met").touch()
+    assert [rank.finish().code for rank in ranks] == [0, 0], ranks[0].output
+    first, second = (json.loads(rank.out) for rank in ranks)
     assert first[:4] == ["0", "2", "0", "2"]
     assert second[:4] == ["1", "2", "1", "2"]
     assert first[4] == second[4]
@@ -132,10 +123,9 @@ def test_ranks_meet_in_spite_of_an_earlier_job(start, folder):
 
 
 def test_who_has_not_come_is_named(start):
-    limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "10"}
+    limit = {"KERAS_TOWERS_RENDEZVOUS_TIMEOUT": "6"}
     of_three = {start(rank, 3, **limit): "rank 2 has not" for rank in (0, 1)}
-    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 10 s for rank 0"}
+    alone = {start(1, 2, **limit, SLURM_STEP_ID="1"): "waited 6 s for rank 0"}
     for process, said in (of_three | alone).items():
-        _, error = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 1
-        assert said in error
+        assert process.finish().code == 1
+        assert said in process.err

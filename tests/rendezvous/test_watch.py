@@ -10,7 +10,7 @@ import pytest
 from keras_towers.rendezvous import watch as watch_lib
 from keras_towers.rendezvous.liveness import State
 from keras_towers.rendezvous.store import Endpoint
-from tests.launching.jobs import wait_until
+from tests.kit.processes import wait_until
 
 PREPARES = "the preparation of step 1"
 LATE = {"rank 1": "is still in step 2"}
@@ -85,15 +85,6 @@ def test_who_waits_warns(watch, caplog, marks, late, said):
     if said:
         assert texts[0].startswith("rank 0 has waited for ")
         assert texts[0].endswith(f" s in step 3: {said}")
-
-
-def test_the_job_is_ended_at_last(capfd, exits, watch):
-    codes, _ = exits
-    watch(Store(LATE), ["step 3"], shutdown_s=0.5)
-    assert wait_until(lambda: codes)
-    assert codes == [75]
-    error = capfd.readouterr().err
-    assert "in step 3: rank 1 is still in step 2. Ending the job." in error
 
 
 @pytest.mark.parametrize(

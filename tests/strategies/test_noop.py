@@ -27,8 +27,8 @@ def fit(model, x=X, y=Y, **options):
     return model.fit(x, y, **{"verbose": 0, **options})
 
 
-class Told(keras.callbacks.Callback):
-    """Everything that a callback is told, in order."""
+class Events(keras.callbacks.Callback):
+    """Notes each event of a callback, in order."""
 
     def __init__(self):
         super().__init__()
@@ -80,27 +80,27 @@ CALLS = {
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", some_of(CALLS))
-def test_callbacks_are_told_what_keras_tells(name):
-    def told(steps_per_execution):
-        model, told = make(), Told()
+def test_callbacks_get_the_events_of_keras(name):
+    def events_of(steps_per_execution):
+        model, events = make(), Events()
         model.steps_per_execution = steps_per_execution
-        fit(model, callbacks=[told], **CALLS[name])
-        return told.calls
+        fit(model, callbacks=[events], **CALLS[name])
+        return events.calls
 
     for steps in (1, 3):
-        wanted = told(steps)
+        wanted = events_of(steps)
         with kt.NoOpStrategy():
-            assert told(steps) == wanted
+            assert events_of(steps) == wanted
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_without_data_callbacks_run_as_many_steps_as_given(capsys):
-    model, told = make(), Told()
+    model, events = make(), Events()
     was = Before(model)
     with kt.NoOpStrategy():
-        history = model.fit(epochs=3, steps_per_epoch=5, callbacks=[told])
+        history = model.fit(epochs=3, steps_per_epoch=5, callbacks=[events])
     assert (history.epoch, history.history) == ([0, 1, 2], {})
-    ends = [call for call in told.calls if call[0] == "on_train_batch_end"]
+    ends = [call for call in events.calls if call[0] == "on_train_batch_end"]
     assert len(ends) == 15
     assert "Epoch 3/3" in capsys.readouterr().out
     was.assert_still()
@@ -117,11 +117,11 @@ def test_without_data_callbacks_run_as_many_steps_as_given(capsys):
     ],
 )
 def test_fit_without_a_step_is_refused(given, said):
-    model, told = make(), Told()
+    model, events = make(), Events()
     was = Before(model)
     with pytest.raises(kt.TowerError, match=said), kt.NoOpStrategy():
-        fit(model, callbacks=[told], **given)
-    assert not told.calls
+        fit(model, callbacks=[events], **given)
+    assert not events.calls
     was.assert_still()
 
 

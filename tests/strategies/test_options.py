@@ -93,10 +93,7 @@ ALL_MODES = ", ".join(map(repr, modes.MODES))
         (Replicas, {"batches": "split"}, "batches='split'"),
     ],
 )
-def test_values_that_are_not_allowed_are_refused(
-    strategy, arguments, message, monkeypatch
-):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def test_values_that_are_not_allowed_are_refused(strategy, arguments, message):
     with pytest.raises(kt.TowerError, match=message):
         strategy(**arguments)
 

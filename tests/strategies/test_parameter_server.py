@@ -29,9 +29,13 @@ def with_slots(model):
 
 
 def test_default_by_the_number_of_towers():
-    for towers, expected in ((2, "gpu"), (3, "cpu")):
+    for towers, expected, said in (
+        (2, "gpu", "weights are spread over the towers"),
+        (3, "cpu", "weights are on the host"),
+    ):
         strategy = kt.ParameterServerTowerStrategy(towers)
         assert strategy.ps_device == expected
+        assert said in strategy.describe()
 
 
 def test_weights_are_spread_by_bytes_and_exist_once():

@@ -92,7 +92,7 @@ def check_rows(
 
 
 def refuse_without_rows(batch: Any) -> None:
-    """Reject a tower's own batch if a part of it is the same for all rows.
+    """Reject a tower's own batch if a part of it cannot be divided.
 
     Of several such batches it would not be known whose part counts.
     """
@@ -100,11 +100,21 @@ def refuse_without_rows(batch: Any) -> None:
         is_value = isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant
         if is_value and not has_rows(leaf):
             raise TowerError(f"part {name} of a batch has no rows. {EACH}")
+        if has_rows(leaf) and not can_be_divided(leaf):
+            raise TowerError(
+                f"part {name} of a batch is ragged in several axes, and cannot "
+                f"be divided. {EACH}"
+            )
 
 
 def first_with_rows(batch: Any) -> Any:
-    """Return the first part of a batch, or spec, that has rows, or None."""
-    return next(filter(has_rows, tf.nest.flatten(batch)), None)
+    """Return the first part of a batch, or spec, that has rows, or None.
+
+    A part that cannot be divided tells nothing of a tower's number of rows, and
+    is only returned if there is no other one.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if has_rows(leaf)]
+    return next(filter(can_be_divided, leaves), next(iter(leaves), None))
 
 
 def static_rows(batch: Any) -> int | None:
@@ -123,8 +133,16 @@ def is_divided(leaf: Any, rows: int | None) -> bool:
     return (
         has_rows(leaf)
         and tf.TensorShape(leaf.shape)[0] == rows
-        and getattr(leaf, "ragged_rank", 1) == 1
+        and can_be_divided(leaf)
     )
+
+
+def can_be_divided(leaf: Any) -> bool:
+    """Whether towers can divide a part of a batch that has rows, or its spec.
+
+    If its rows are ragged rows themselves, all towers get all of them.
+    """
+    return getattr(leaf, "ragged_rank", 1) == 1
 
 
 def rows_of(leaf: Any) -> tf.Tensor:

@@ -1,21 +1,18 @@
 """Variables of BytePS that somebody has set by hand."""
 
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
 from keras_towers.engines.byteps import dmlc
 from keras_towers.errors import TowerError
+from tests.kit.scripts import python, variables
 
-RIGHT = {
-    **{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"},
-    **{"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"},
-    **{"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "12345"},
-    **{"DMLC_NODE_HOST": "127.0.0.1"},
-}
+RIGHT = variables(
+    "DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=1"
+    " DMLC_PS_ROOT_URI=127.0.0.1 DMLC_PS_ROOT_PORT=12345"
+    " DMLC_NODE_HOST=127.0.0.1"
+)
 
 
 def test_a_worker():
@@ -69,10 +66,10 @@ def test_each_has_to_be_there(role, ports):
     ],
 )
 def test_what_is_wrong_is_said(role, name, value, said, ports):
-    told = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
+    wrong = {**RIGHT, "DMLC_ROLE": role, name: str(ports.get(value, value))}
     check = dmlc.worker if role == "worker" else dmlc.check_server
     with pytest.raises(TowerError, match="BytePS cannot start") as error:
-        check(told)
+        check(wrong)
     assert name in str(error.value) and said in str(error.value)
 
 
@@ -89,15 +86,8 @@ ALONE = (
     [(SERVES, "boss", "DMLC_ROLE is 'boss'"), (ALONE, "worker", "")],
 )
 def test_a_process_of_its_own(arguments, role, error, tmp_path):
-    unset = {n: v for n, v in os.environ.items() if "BYTEPS" not in n}
-    own = {"TMPDIR": str(tmp_path), "DMLC_ROLE": role}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=unset | own,
-        stderr=subprocess.PIPE,
-        timeout=60,
-    )
-    said = done.stderr.decode()
-    assert done.returncode == bool(error), said
-    assert error in said and len(said.splitlines()) == bool(error)
+    done = python(*arguments, TMPDIR=str(tmp_path), DMLC_ROLE=role, limit_s=60)
+    assert done.returncode == bool(error), done.stderr
+    assert error in done.stderr
+    assert len(done.stderr.splitlines()) == bool(error)
     assert not list(tmp_path.iterdir())

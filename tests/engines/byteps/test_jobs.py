@@ -7,8 +7,7 @@ import sys
 import psutil
 import pytest
 
-from tests.kit.tasks import Tasks
-from tests.launching.jobs import Launched, all_gone
+from tests.kit.processes import Launched, Tasks, all_gone
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,10 +32,10 @@ def test_a_server_that_is_killed_ends_the_job(tmp_path):
     # It stands still in its third step, where rank 0 waits for it.
     job = Launched(
         tmp_path,
-        ("-np", "2", "--servers", "1", "--output", str(tmp_path))
-        + ("-m", "tests.processes.faults", "sleep", "BytePSStrategy"),
+        *("-np", 2, "--servers", 1, "--output", tmp_path),
+        *("-m", "tests.processes.faults", "sleep", "BytePSStrategy"),
     )
-    job.wait_for(tmp_path / "rank.1.txt", "here it comes")
+    job.wait_for("here it comes", tmp_path / "rank.1.txt")
     family = job.family()
     roles = {role(process): process for process in family}
     assert {"scheduler", "server", "worker"} <= roles.keys()
@@ -65,6 +64,6 @@ def test_others_that_do_not_come_are_an_error(tmp_path):
             DMLC_NODE_HOST="127.0.0.1",
             KERAS_TOWERS_START_TIMEOUT="3",
         )
-        assert rank.end() == 75, rank.output
+        assert rank.finish().code == 75, rank.output
     for said in "worker 0 of 2", "has waited 3 s for":
         assert said in rank.output

@@ -1,14 +1,14 @@
 """Two processes over BytePS train what one would, and say what they refuse."""
 
-import pytest
-
 from tests.engines.byteps.test_jobs import pytestmark as pytestmark
-from tests.kit.ranks import Job, cases, names
+from tests.kit.ranks import Job, each_check_of, names
 
 # What does not depend on the engine is shown over the others.
 KEPT = (
     *names("tests.engines.byteps.two_ranks"),
-    *("dtypes_of_collectives", "a_large_sum_and_many_small_ones"),
+    "dtypes_of_collectives",
+    "a_large_sum_and_many_small_ones",
+    "strings_are_gathered_only",
 )
 MORE = (
     "embedding-clipped in shares",
@@ -22,10 +22,10 @@ MORE = (
 def job(wanted, ranks=2, servers=1):
     return Job(
         "tests.engines.byteps.two_ranks",
-        ranks,
-        400,
         wanted,
-        options=("--servers", str(servers)),
+        ranks,
+        limit_s=400,
+        options=("--servers", servers),
         TESTED_STRATEGY="BytePSStrategy",
     )
 
@@ -36,10 +36,4 @@ LONG = {
     # Tensors are spread over the servers.
     "three ranks": job(("embedding-clipped",), ranks=3, servers=2),
 }
-
-
-@pytest.mark.parametrize(
-    "job, name", cases(JOBS) + cases(LONG, pytest.mark.long)
-)
-def test_ranks(job, name):
-    job.assert_passed(name)
+test_ranks = each_check_of(JOBS, LONG)

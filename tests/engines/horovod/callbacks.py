@@ -11,6 +11,7 @@ import keras_towers as kt
 from keras_towers import horovod as hvd
 from tests.engines.horovod import small
 from tests.exactness import models as m
+from tests.kit.compare import all_close, close
 from tests.kit.ranks import check
 
 
@@ -30,8 +31,8 @@ def all_begin_as_the_root_but_for_local_variables():
     callback.set_model(made)
     callback.on_train_begin()
     others = [v for v in made.weights if v is not bias]
-    assert small.ranks_apart([*others, *optimizer.variables]) == 0
-    assert small.apart(made.weights[2:], m.mlp().weights[2:]) == 0
+    assert small.difference_between_ranks([*others, *optimizer.variables]) == 0
+    assert small.difference(made.weights[2:], m.mlp().weights[2:]) == 0
     first, second = hvd.allgather_object(float(np.abs(bias).max()))
     assert first == 0
     assert second > 0
@@ -64,9 +65,9 @@ def an_unbuilt_model_is_broadcast_with_its_first_batch():
             eagerly,
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         )
-        assert small.ranks_apart(ours) == 0
+        assert small.difference_between_ranks(ours) == 0
         # In eager mode the ranks have trained one batch before.
-        assert eagerly or small.apart(ours, alone) < small.ROUNDING
+        assert eagerly or small.difference(ours, alone) < small.ROUNDING
 
 
 def _notes(seen):
@@ -115,7 +116,7 @@ def warm_up_follows_the_rule_with_corrected_momentum_and_metrics_are_means():
         sums = [factor * s + g for s, g in zip(sums, grads, strict=True)]
         for v, s in zip(alone.trainable_variables, sums, strict=True):
             v.assign_sub(now * s)
-    assert small.apart(made.weights, alone.weights) < small.ROUNDING
+    assert small.difference(made.weights, alone.weights) < small.ROUNDING
     assert history["lr"] == pytest.approx(rates[steps - 1 :: steps])
     one, other = hvd.allgather_object(before)
     assert sorted(one) == ["acc", "loss"]
@@ -171,12 +172,10 @@ def a_local_layer_keeps_its_own_gradients():
     own = small.gradients(made, x, y)[2].numpy()
     before = made.get_weights()[2]
     optimizer.apply(small.gradients(made, x, y), made.trainable_variables)
-    assert small.ranks_apart(made.layers[0].weights) == 0
-    assert small.ranks_apart(made.layers[1].weights) > 1e-3
+    assert small.difference_between_ranks(made.layers[0].weights) == 0
+    assert small.difference_between_ranks(made.layers[1].weights) > 1e-3
     moved = before - made.get_weights()[2]
-    np.testing.assert_allclose(
-        moved, 0.1 * own / 2, rtol=0, atol=small.ROUNDING
-    )
+    close(moved, 0.1 * own / 2)
 
 
 @check
@@ -184,20 +183,14 @@ def callbacks_that_some_ranks_lack_act_for_all():
     x, y = small.first_batch()
     y = tf.one_hot(y, 3)
 
-    def fit(*of_rank_0):
+    def fit(*callbacks):
         made = m.mlp()
-        made.compile(
-            hvd.DistributedOptimizer(m.momentum()), "mse", run_eagerly=True
-        )
-        made.fit(
-            x,
-            y,
-            4,
-            epochs=4,
-            callbacks=of_rank_0 if hvd.rank() == 0 else [],
-            verbose=0,
-        )
-        return made, int(made.optimizer.iterations)
+        rule = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        made.compile(hvd.DistributedOptimizer(rule), "mse", run_eagerly=True)
+        of_rank_0 = {"callbacks": callbacks, "validation_data": (x, y)}
+        own = {} if hvd.rank() else of_rank_0
+        made.fit(x, y, 4, epochs=4, verbose=0, **own)
+        return made
 
     class Begins(keras.callbacks.Callback):
         """Goes on where it was, and changes what it likes."""
@@ -215,29 +208,15 @@ def callbacks_that_some_ranks_lack_act_for_all():
         ([stops, rates], 4, 0.5),
         ([Begins()], 4, 0.1),
         ([keras.callbacks.CSVLogger(os.devnull)], 8, 0.1),
+        ([keras.callbacks.SwapEMAWeights()], 8, 0.1),
     ):
-        made, done = fit(*callbacks)
-        assert small.ranks_apart(made.weights) == 0, callbacks
-        assert hvd.allgather_object(done) == [steps, steps], callbacks
-        assert float(made.optimizer.learning_rate) == np.float32(rate)
-
-
-@check
-def one_rank_alone_validates_and_averages():
-    made = m.mlp()
-    rule = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
-    made.compile(hvd.DistributedOptimizer(rule), m.cross_entropy())
-    x, y = small.first_batch()
-    made.fit(
-        x,
-        y,
-        4,
-        epochs=2,
-        callbacks=[] if hvd.rank() else [keras.callbacks.SwapEMAWeights()],
-        validation_data=None if hvd.rank() else (x, y),
-        verbose=0,
-    )
-    assert small.ranks_apart([*made.weights, *rule.variables]) == 0
+        made = fit(*callbacks)
+        rule = made.optimizer
+        variables = [*made.weights, *rule.variables]
+        assert small.difference_between_ranks(variables) == 0, callbacks
+        done = hvd.allgather_object(int(rule.iterations))
+        assert done == [steps, steps], callbacks
+        assert float(rule.learning_rate) == np.float32(rate)
 
 
 @check
@@ -251,8 +230,7 @@ def a_state_is_synced_restored_and_committed():
 
     def is_at(factor, batch):
         assert state.batch == batch
-        for now, wanted in zip(made.get_weights(), first, strict=True):
-            np.testing.assert_array_equal(now, factor * wanted)
+        all_close(made.get_weights(), [factor * w for w in first], 0)
 
     is_at(1, 20)
     for ends, factor, batch in ((state.restore, 1, 20), (state.commit, 2, 21)):
@@ -279,7 +257,7 @@ def ranks_of_other_sets_do_not_take_part():
     assert tape.gradient(value, mine) == 2 * mine
     variable = keras.Variable([1.0])
     hvd.DistributedOptimizer(m.momentum(), **of).apply([mine], [variable])
-    np.testing.assert_allclose(variable, [0.9 - 0.1 * hvd.rank()])
+    close(variable, [0.9 - 0.1 * hvd.rank()])
     # A fit of some ranks does not wait for the others.
     if hvd.rank() == 0:
         made = m.mlp()
@@ -299,12 +277,10 @@ def what_would_go_wrong_is_refused():
     averaging = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0, **({"extra": 2.0} if hvd.rank() else {})}
     optimizer = distributed()
+    xla = {"jit_compile": True}
     for function, words in (
         (lambda: distributed(op=hvd.Adasum), "built with MPI"),
-        (
-            lambda: small.train(distributed(), jit_compile=True),
-            "jit_compile=False",
-        ),
+        (lambda: small.train(distributed(), **xla), "jit_compile=False"),
         (lambda: averaging.on_epoch_end(0, logs), "differ in extra"),
     ):
         with pytest.raises(kt.TowerError, match=words):

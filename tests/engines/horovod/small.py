@@ -43,25 +43,29 @@ def train(optimizer, kind=DENSE, alone=False, made=None, epochs=1, **kwargs):
     return made
 
 
-def _largest(some, others):
+def _largest_difference(some, others):
     pairs = zip(some, others, strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def apart(some, others):
-    """How far the values of variables are from one another."""
-    return _largest(*([v.numpy() for v in each] for each in (some, others)))
+def difference(some, others):
+    """The largest difference between the values of variables."""
+    return _largest_difference(
+        *([v.numpy() for v in each] for each in (some, others))
+    )
 
 
-def ranks_apart(variables):
-    """How far the ranks' values of variables are from one another."""
-    return _largest(*hvd.allgather_object([v.numpy() for v in variables]))
+def difference_between_ranks(variables):
+    """The largest difference between the ranks' values of variables."""
+    return _largest_difference(
+        *hvd.allgather_object([v.numpy() for v in variables])
+    )
 
 
 def assert_as_alone(ours, alone, tolerance=ROUNDING):
     """Weights are those of one process, on all ranks."""
-    assert apart(ours.weights, alone.weights) < tolerance
-    assert ranks_apart(ours.weights) == 0
+    assert difference(ours.weights, alone.weights) < tolerance
+    assert difference_between_ranks(ours.weights) == 0
     if ours.optimizer is not None:
         iterations = int(alone.optimizer.iterations)
         assert int(ours.optimizer.iterations) == iterations > 0

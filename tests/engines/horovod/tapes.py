@@ -9,6 +9,7 @@ from keras_towers import horovod as hvd
 from keras_towers.engines.horovod.hvd import distributed_gradients
 from tests.engines.horovod import small
 from tests.exactness import models as m
+from tests.kit.compare import all_close, close
 from tests.kit.ranks import check
 
 
@@ -55,8 +56,8 @@ def a_tape_does_not_reduce_local_sources():
     assert [variable.path for variable, _ in local + reduced] == [
         v.path for v in made.layers[1].weights + made.layers[0].weights
     ]
-    assert small.ranks_apart([grad for _, grad in local]) > 1e-3
-    assert small.ranks_apart([grad for _, grad in reduced]) == 0
+    assert small.difference_between_ranks([grad for _, grad in local]) > 1e-3
+    assert small.difference_between_ranks([grad for _, grad in reduced]) == 0
 
 
 @check
@@ -93,8 +94,7 @@ def batch_normalization_is_that_of_the_batches_of_all_ranks():
         given = None if given is None else given[mine]
         for wrap in (lambda function: function, tf.function):
             found = normalized(hvd.SyncBatchNormalization, mine, given, wrap)
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=5e-5)
+            all_close(found, wanted, 5e-5)
 
 
 @check
@@ -107,7 +107,7 @@ def ranks_with_less_data_join():
     assert hvd.allgather_object(last) == [last, last]
     # Where rank 1 had nothing more to give, rank 0 had half of its gradient.
     expected = ([-1.5, -8.0], [-1.0, -6.0])[hvd.rank()]
-    np.testing.assert_allclose(variable.numpy(), expected)
+    close(variable, expected)
 
 
 @check
@@ -135,4 +135,4 @@ def ranks_with_other_gradients_are_told():
         )
     # Nothing is left behind.
     step(hvd.DistributedOptimizer(m.momentum()), 4)
-    assert small.ranks_apart(made.weights) == 0
+    assert small.difference_between_ranks(made.weights) == 0

@@ -36,14 +36,8 @@ def public(module):
 
 # Horovod's own modules and helpers, which scripts do not use.
 INTERNAL = {
-    "broadcast_object_fn",
-    "compression",
-    "gradient_aggregation",
-    "gradient_aggregation_eager",
-    "keras",
-    "mpi_ops",
-    "run_fn",
-    "util",
+    *("broadcast_object_fn", "compression", "gradient_aggregation"),
+    *("gradient_aggregation_eager", "keras", "mpi_ops", "run_fn", "util"),
 }
 
 

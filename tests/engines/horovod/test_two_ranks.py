@@ -2,22 +2,17 @@
 
 import pytest
 
-from tests.kit.ranks import Job, cases, names
+from tests.kit.ranks import Job, each_check_of, names
 
 pytestmark = pytest.mark.slow
+MODULES = [
+    f"tests.engines.horovod.{name}"
+    for name in ("training", "callbacks", "tapes")
+]
 JOB = Job(
-    "tests.engines.horovod.training",
-    ranks=2,
+    MODULES[0],
+    names(*MODULES),
     limit_s=240,
-    wanted=names(
-        "tests.engines.horovod.training",
-        "tests.engines.horovod.callbacks",
-        "tests.engines.horovod.tapes",
-    ),
     HOROVOD_DYNAMIC_PROCESS_SETS="1",
 )
-
-
-@pytest.mark.parametrize("job, name", cases({"two ranks": JOB}))
-def test_ranks(job, name):
-    job.assert_passed(name)
+test_ranks = each_check_of({"two ranks": JOB})

@@ -82,12 +82,12 @@ def every_way_to_reduce():
         step = wrap(functools.partial(_apply, optimizer, variables))
         for number in range(STEPS):
             step(_gradients(number, hvd.rank()))
-        off = small.apart(variables, _alone(passes, factor))
+        off = small.difference(variables, _alone(passes, factor))
         if name == "in half precision":
             assert small.ROUNDING < off < 1e-2
         else:
             assert off < small.ROUNDING, (name, wrap)
-        assert small.ranks_apart(variables) == 0, (name, wrap)
+        assert small.difference_between_ranks(variables) == 0, (name, wrap)
         assert int(optimizer.iterations) == STEPS // passes, (name, wrap)
 
 
@@ -161,7 +161,7 @@ def two_optimizers_in_a_step_and_a_gradient_that_is_none():
 
     for number in range(STEPS):
         step(_gradients(number, hvd.rank()))
-    assert small.apart(variables, _alone(1, 1 / 2)) < small.ROUNDING
+    assert small.difference(variables, _alone(1, 1 / 2)) < small.ROUNDING
     assert unused.numpy() == [1.0]
 
 

@@ -1,7 +1,6 @@
 """Where a strategy of several processes cannot be."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from keras_towers import TowerError
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.horovod import horovod_transport
 from keras_towers.launching.job import local_cluster
-from keras_towers.rendezvous import launchers, tf_config
+from keras_towers.rendezvous import tf_config
 from keras_towers.strategies import base
 
 pytestmark = pytest.mark.core
@@ -26,7 +25,6 @@ def place(monkeypatch):
         config = {"cluster": jobs, "task": {"type": role, "index": index}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
 
-    monkeypatch.delenv("TF_CONFIG", raising=False)
     return be
 
 
@@ -61,11 +59,7 @@ def test_a_cluster_of_one_trains_alone(place, caplog):
 
 
 @pytest.mark.parametrize("index", [0, None])
-def test_towers_of_one_process_in_a_cluster_are_warned_of(
-    place, caplog, monkeypatch, index
-):
-    for name in [e.rank_in for e in launchers.LAUNCHERS]:
-        monkeypatch.delenv(name, raising=False)
+def test_towers_of_one_process_in_a_cluster_are_warned_of(place, caplog, index):
     place("worker", index, worker=["a:1", "b:1"])
     for entered in (lambda s: s, lambda s: s.scope()):
         base._warn_of_others.cache_clear()
@@ -89,12 +83,8 @@ def test_engines_that_would_train_apart_are_refused(
     place, monkeypatch, role, jobs, words
 ):
     """What calls Horovod's ``init``, strategy or drop-in, comes here."""
-    for name in [e.rank_in for e in launchers.LAUNCHERS]:
-        monkeypatch.delenv(name, raising=False)
     # Other tests may have connected this process before.
     monkeypatch.setattr(byteps_transport, "_connected", False)
-    for name in [name for name in os.environ if name.startswith("DMLC_")]:
-        monkeypatch.delenv(name)
     place(role, 0, **jobs)
     alone = SimpleNamespace(is_initialized=lambda: True, size=lambda: 1)
     tasks = ", ".join(f"{name} 0" for name in jobs)

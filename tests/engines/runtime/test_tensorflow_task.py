@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_towers import TowerError, compat
 from keras_towers.engines.runtime import tensorflow_task
+from keras_towers.launching.job import local_cluster
 from keras_towers.rendezvous.tf_config import Cluster
 
 pytestmark = pytest.mark.core
@@ -31,19 +32,10 @@ def context(monkeypatch):
 
 
 @pytest.fixture
-def ports():
-    """Two free ports."""
-    with socket.socket() as one, socket.socket() as other:
-        for held in (one, other):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-        yield [held.getsockname()[1] for held in (one, other)]
-
-
-def cluster(ports, role="worker", index=0, **more):
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    jobs = {"chief": (addresses[0],), "worker": (addresses[1],), **more}
-    return Cluster(jobs, role, index)
+def tasks():
+    """The chief and the worker of a cluster, whose ports are held."""
+    with local_cluster({"chief": 1, "worker": 1}) as made:
+        yield made
 
 
 def tell(monkeypatch, described):
@@ -51,12 +43,15 @@ def tell(monkeypatch, described):
     tensorflow_task.prepare()
 
 
-def test_tasks_that_are_not_ours(context, ports, monkeypatch):
-    servers = {"ps": ("127.0.0.1:1",), "evaluator": ("127.0.0.1:2",)}
-    tell(monkeypatch, cluster(ports, **servers))
-    tell(monkeypatch, cluster(ports, "evaluator", **servers))
-    alone = {"worker": (f"127.0.0.1:{ports[0]}",)}
-    tell(monkeypatch, Cluster(alone, "worker", 0))
+def test_tasks_that_are_not_ours(context, tasks, monkeypatch):
+    others = {"ps": ("127.0.0.1:1",), "evaluator": ("127.0.0.1:2",)}
+    jobs = {**tasks[0].jobs, **others}
+    for not_ours in (
+        Cluster(jobs, "worker", 0),
+        Cluster(jobs, "evaluator", 0),
+        Cluster({"worker": jobs["worker"]}, "worker", 0),
+    ):
+        tell(monkeypatch, not_ours)
     monkeypatch.setenv("TF_CONFIG", "{")
     tensorflow_task.prepare()
     monkeypatch.delenv("TF_CONFIG")
@@ -64,23 +59,24 @@ def test_tasks_that_are_not_ours(context, ports, monkeypatch):
     monkeypatch.setattr(
         tensorflow_task.multiprocessing, "parent_process", lambda: 1
     )
-    tell(monkeypatch, cluster(ports))
+    tell(monkeypatch, tasks[1])
     assert context.task is None
 
 
-def test_a_port_in_use(context, ports, monkeypatch):
-    described = cluster(ports)
+def test_a_port_in_use(context, tasks, monkeypatch):
+    chief, mine = tasks
     context.ensure_initialized = lambda: None
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", ports[1]))
+        host, port = mine.address.split(":")
+        other.bind((host, int(port)))
         other.listen()
         # A script that has nothing to do with the job is left alone.
-        tell(monkeypatch, described)
+        tell(monkeypatch, mine)
         assert context.task is None
         with pytest.raises(TowerError, match="is in use by another process"):
-            tensorflow_task.start(described)
-    assert tensorflow_task.start(described) is context.task
-    assert tensorflow_task.start(described) is context.task
+            tensorflow_task.start(mine)
+    assert tensorflow_task.start(mine) is context.task
+    assert tensorflow_task.start(mine) is context.task
     with pytest.raises(TowerError, match="started without knowing that"):
-        tensorflow_task.start(cluster(ports, "chief"))
+        tensorflow_task.start(chief)

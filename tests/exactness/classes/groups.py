@@ -10,9 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.exactness.classes.recipes import BATCH, EXAMPLES, head
+from tests.kit.compare import differences
 
-# Relative to the largest value of a variable or a history.
-TOLERANCE = 1e-5
 # The output of all recipes that have no targets of their own.
 JOINED = "joined"
 
@@ -51,7 +50,7 @@ class Group:
 
 
 def compared(parts, make, scope):
-    """Compare towers with one device; return what differs, "" if nothing.
+    """Compare towers with one device; return what differs.
 
     Args:
         parts: of one model.
@@ -147,18 +146,3 @@ def _slot(name, recipe):
     if "loss" in recipe.compiled:
         return name.replace(" ", "_").lower()
     return f"watched_{id(recipe.y)}_{recipe.weighted}"
-
-
-def differences(found, wanted):
-    """Name what differs, relative to a value's size; NaNs are equal."""
-    if found.keys() != wanted.keys():
-        return f"has {sorted(found)}, not {sorted(wanted)}"
-    off = {}
-    for name, value in wanted.items():
-        both = np.isnan(found[name]) & np.isnan(value)
-        apart = np.abs(np.where(both, 0, found[name] - value.astype("float64")))
-        size = max(1.0, float(np.nanmax(np.abs(value), initial=0)))
-        largest = float(np.max(apart, initial=0)) / size
-        if not largest <= TOLERANCE:
-            off[name] = largest
-    return ", ".join(f"{name} differs by {d:.1e}" for name, d in off.items())

@@ -1,23 +1,21 @@
 """Every layer, loss, metric and optimizer of the installed Keras, exact.
 
-A class that Keras adds has no recipe, and the first test says so. `make test`
-tries a quarter of the classes, each in one of its parts, and a quarter of the
-optimizers in each way, all drawn by a seed; `make test-all` tries all of them.
+A class that Keras adds has no recipe, and the first test says so. Recipes are
+trained in groups, of which `make test` draws some by a seed; `make test-all`
+has all of them.
 """
-
-import itertools
-import random
 
 import pytest
 
-import keras_towers as kt
 from tests.exactness.classes import groups, listed, optimizer_recipes
 from tests.exactness.classes import loss_recipes as of_losses
 from tests.exactness.classes.layer_recipes import LAYERS
 from tests.exactness.classes.recipes import public
-from tests.kit.long import SEED
+from tests.kit.long import some_of
+from tests.partition.computed_once import ONCE, computed_once
+from tests.partition.steps import on_towers
 
-GROUP = 25
+GROUP, DRAWN = 12, 8
 
 # What there is of each class to be tried, by name.
 PARTS = {
@@ -43,37 +41,29 @@ def test_each_class_has_a_recipe(namespace):
     )
 
 
-def _drawn(namespace, rest):
-    """A part of every class; or the rest, with what has no other part."""
-    drawn, found = random.Random(SEED), {}
-    for parts in PARTS[namespace].values():
-        one = drawn.choice([*parts])
-        others = [name for name in parts if name != one] or [one]
-        found |= {name: parts[name] for name in (others if rest else [one])}
-    return [(name, found[name]) for name in drawn.sample([*found], len(found))]
-
-
 def _groups():
-    """Groups that each make a model, and how they are tried."""
-    for namespace, rest in itertools.product(PARTS, (False, True)):
-        make, updates = groups.of_recipes, ["once"]
-        if namespace == "optimizers":
-            # In shares each weight's slots have to be known.
-            make, updates = optimizer_recipes.group, ["once", "sharded"]
-        drawn = _drawn(namespace, rest)
-        for quarter, way in itertools.product(range(4), updates):
-            is_long = rest or quarter != updates.index(way)
-            parts = drawn[quarter::4]
-            for start in range(0, len(parts), GROUP):
-                some = parts[start : start + GROUP]
-                yield pytest.param(
-                    *(dict(some), make, rest, way),
-                    id=f"{len(some)} {namespace} {way}",
-                    marks=[pytest.mark.long] * is_long,
-                )
+    """Some recipes of a kind each, which are trained as one model."""
+    for kind, classes in PARTS.items():
+        recipes = [item for parts in classes.values() for item in parts.items()]
+        # In shares each weight's slots have to be known.
+        ways = ["once", "sharded"] if kind == "optimizers" else ["once"]
+        for start in range(0, len(recipes), GROUP):
+            some = dict(recipes[start : start + GROUP])
+            for way in ways:
+                name = f"{kind} from {next(iter(some))}, {way}"
+                yield pytest.param(kind, some, way, id=name)
 
 
-@pytest.mark.parametrize(("parts", "make", "rest", "updates"), [*_groups()])
-def test_each_class(parts, make, rest, updates):
-    strategy = kt.TowerStrategy(3 if rest else 2, updates=updates)
-    assert not groups.compared(parts, make, strategy)
+@pytest.mark.parametrize(
+    ("kind", "recipes", "updates"), some_of(_groups(), DRAWN)
+)
+def test_classes_are_those_of_one_device(kind, recipes, updates):
+    make = groups.of_recipes
+    if kind == "optimizers":
+        make = optimizer_recipes.group
+    programs = []
+    towers = on_towers(programs, updates=updates)
+    assert not groups.compared(recipes, make, towers)
+    # Programs are too large for pytest to show.
+    once = computed_once(programs)
+    assert once == ONCE.get(next(iter(recipes)), "")

@@ -81,7 +81,7 @@ def test_swap_ema_weights(updates, wrapped):
     assert_exact(make, act, strategy)
 
 
-def test_what_callbacks_may_do(variables_on_towers):
+def test_callbacks_may_evaluate_train_and_stop(variables_on_towers):
     """They use the model, train another one, and end the training."""
     probes = []
 

@@ -36,7 +36,7 @@ SETTINGS = (
 )
 
 
-def test_equal_settings_have_equal_words_and_others_others():
+def test_only_equal_settings_have_equal_descriptions():
     """Long ones are cut."""
     words = [[describe_setting(make()) for make in SETTINGS] for _ in range(2)]
     assert words[0] == words[1]
@@ -50,7 +50,7 @@ class NotSerializable(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("optimizer", [NotSerializable, lambda: None])
-def test_whatever_is_compiled(optimizer):
+def test_any_compiled_object_is_described_in_words(optimizer):
     model = linear()
     model.compile("sgd", lambda y, p: y - p)
     model.optimizer = optimizer()

@@ -288,7 +288,9 @@ def drawn(iterator, epochs, left_out=0):
     "source, steps_per_execution",
     some_of([("numpy", 4), ("unknown length", 1), ("PyDataset", 4)]),
 )
-def test_what_follows_batches_that_are_passed_over(source, steps_per_execution):
+def test_skipping_batches_continues_with_the_next_ones(
+    source, steps_per_execution
+):
     whole = drawn(started(source, steps_per_execution), EPOCHS)
     assert len(whole) >= EPOCHS * BATCHES
     for batches in (0, 1, 7, 10):

@@ -8,15 +8,25 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step.acts import sparse
-from tests.kit.compare import assert_exact, close, outcome
+from tests.kit.compare import all_close, assert_exact, close, outcome
 from tests.kit.training import X, Y
 
 
 class SemiSupervised(keras.Sequential):
-    """Trains on labelled and unlabelled examples together."""
+    """Trains on labelled and unlabelled examples together.
+
+    It counts its steps, in a variable that no batch is needed for.
+    """
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="steps"
+        )
 
     def train_step(self, data):
         (x, y), more = data
+        self.steps.assign_add(1.0)
         with tf.GradientTape() as tape:
             loss = sparse(y, self(x, training=True))
             loss += 0.1 * tf.reduce_mean(self(more, training=True) ** 2)
@@ -31,6 +41,13 @@ def make(cls=SemiSupervised, **options):
     return model
 
 
+def with_a_table(static):
+    """Batches of labelled examples, each with the same table."""
+    data = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48]))
+    data = data.batch(16, drop_remainder=static)
+    return data.map(lambda x, y: ((x, y), tf.ones((5, 6))))
+
+
 def of_sizes(few, many, static):
     """Batches of two parts."""
     labelled = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24]))
@@ -41,64 +58,35 @@ def of_sizes(few, many, static):
     )
 
 
-@pytest.mark.parametrize("static", [True, False])
-def test_a_table_beside_the_examples(static):
-    table = np.ones((5, 6), "float32")
-    data = tf.data.Dataset.from_tensor_slices((X[:48], Y[:48]))
-    data = data.batch(16, drop_remainder=static)
-    data = data.map(lambda x, y: ((x, y), tf.constant(table)))
-    assert_exact(
-        make,
-        lambda model: model.fit(data, verbose=0),
-        kt.TowerStrategy(2),
-        tolerance=5e-6,
-    )
+def generated(*sizes):
+    """Batches of five labelled examples, and of so many others."""
 
+    def batches():
+        for rows in sizes:
+            yield (X[:5], Y[:5]), X[:rows]
 
-class Counting(SemiSupervised):
-    """Counts its steps, in a variable that no batch is needed for."""
-
-    def __init__(self, layers):
-        super().__init__(layers)
-        self.steps = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="steps"
-        )
-
-    def train_step(self, data):
-        self.steps.assign_add(1.0)
-        return super().train_step(data)
-
-
-@pytest.mark.parametrize("static", [True, False])
-def test_towers_get_as_a_whole_what_has_other_rows(static):
-    data = of_sizes(7, 14, static)
-    assert_exact(
-        lambda: make(Counting),
-        lambda model: model.fit(data, epochs=2, verbose=0),
-        kt.TowerStrategy(3),
-        tolerance=5e-6,
-        in_graph=True,
-    )
-
-
-def generated(batches):
     x, y = tf.TensorSpec([None, 6]), tf.TensorSpec([None], Y.dtype)
     return tf.data.Dataset.from_generator(batches, output_signature=((x, y), x))
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_rows_that_differ_in_a_later_step(steps):
-    """The first batch has as many of both, the next one has not."""
-
-    def batches():
-        for rows in 5, 9, 5, 3:
-            yield (X[:5], Y[:5]), X[:rows]
-
-    data = generated(batches)
+@pytest.mark.parametrize(
+    "data, steps, parts",
+    [
+        # The table has as many rows as a tower gets of a batch.
+        *((with_a_table(static), 1, 1) for static in (True, False)),
+        (with_a_table(static=False), 1, 2),
+        *((of_sizes(7, 14, static), 1, 1) for static in (True, False)),
+        # The first batch has as many of both, the next one has not.
+        *((generated(5, 9, 5, 3), steps, 1) for steps in (1, 2)),
+    ],
+)
+def test_tensors_with_other_numbers_of_rows_go_to_all_towers(
+    data, steps, parts
+):
     assert_exact(
-        lambda: make(Counting, steps_per_execution=steps),
+        lambda: make(steps_per_execution=steps),
         lambda model: model.fit(data, epochs=2, verbose=0),
-        kt.TowerStrategy(2),
+        kt.TowerStrategy(3, micro_batches=parts),
         tolerance=5e-6,
         in_graph=True,
     )
@@ -106,41 +94,33 @@ def test_rows_that_differ_in_a_later_step(steps):
 
 def test_other_rows_in_batches_of_towers_own_are_refused():
     model = make()
-    before = model.get_weights()
+    before = [weight.numpy() for weight in model.trainable_weights]
     data = of_sizes(7, 14, static=False)
     with (
         pytest.raises(kt.TowerError, match=r"x\[0\] has 7.*y has 14"),
         kt.TowerStrategy(2, batches="each"),
     ):
         model.fit(data, verbose=0)
-    np.testing.assert_equal(model.get_weights(), before)
+    all_close(model.trainable_weights, before, 0)
     model.fit(data, verbose=0)
 
 
 def test_a_number_in_batches_of_towers_own_is_refused():
     """Each tower has one, and no rows to which it belongs."""
-    data = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24])).batch(6)
-    data = data.map(lambda x, y: ((x, y), tf.reduce_mean(x)))
-    model = make()
+    data = with_a_table(static=False).map(lambda x, _: (x, 3.0))
     with (
         pytest.raises(kt.TowerError, match="y of a batch has no rows"),
         kt.TowerStrategy(2, batches="each"),
     ):
-        model.fit(data, verbose=0)
+        make().fit(data, verbose=0)
 
 
 def test_rows_that_differ_after_the_first_steps_are_refused():
-    def batches():
-        for rows in 5, 5, 5, 5, 3:
-            yield (X[:5], Y[:5]), X[:rows]
-
-    model = make()
-    data = generated(batches)
     with (
         pytest.raises(kt.TowerError, match=r"x\[0\] has 5.*y has 3"),
         kt.TowerStrategy(2),
     ):
-        model.fit(data, verbose=0)
+        make().fit(generated(5, 5, 5, 5, 3), verbose=0)
 
 
 class OtherLengths(keras.Sequential):

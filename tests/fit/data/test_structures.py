@@ -1,10 +1,13 @@
 """Structures, strings, ragged and sparse tensors give what one device gives."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.data.prefetched import (
     assert_drawn_ahead,
@@ -24,67 +27,90 @@ def test_the_next_batch_is_read_while_the_current_one_computes():
     assert_drawn_ahead(strategy_of(2))
 
 
-class SumOfRagged(keras.layers.Layer):
-    """From rows of any length to their sums, a number each."""
-
-    def call(self, inputs):
-        return tf.reduce_sum(inputs, 1)[:, None]
-
-    def compute_output_spec(self, inputs):
-        return keras.KerasTensor((None, 1))
-
-
-class Lazy(keras.Model):
-    """Builds at its first batch, which is ragged and sparse."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = [keras.layers.Dense(3) for _ in range(2)]
-
-    def call(self, inputs):
-        of_ragged, of_sparse = self.parts
-        sums = of_ragged(SumOfRagged()(inputs["ragged"]))
-        return sums + of_sparse(inputs["sparse"])
-
-
 INPUTS = {
     "sparse": tf.sparse.from_dense(X * (X > 0)),
     "ragged": tf.RaggedTensor.from_row_lengths(
         np.arange(40, dtype="float32") / 50, [1, 4, 0, 5, 0] * 4
     ),
+    # Ragged rows of ragged rows, of which towers are given all.
+    "nested": tf.RaggedTensor.from_nested_row_lengths(
+        np.arange(30, dtype="float32") / 50, [[1, 2] * 10, [0, 1, 2] * 10]
+    ),
 }
 
 
-def model_of():
+FEATURES = {
+    "sparse": lambda x: x,
+    "ragged": lambda x: tf.reduce_sum(x, 1)[:, None],
+    "nested": lambda x: tf.reduce_sum(tf.reduce_sum(x, 2), 1)[:, None],
+}
+
+
+class Lazy(keras.Model):
+    """Builds at its first batch, and draws for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = {name: keras.layers.Dense(3) for name in INPUTS}
+        self.dropout = keras.layers.Dropout(0.3, seed=1)
+
+    def call(self, inputs, training=False):
+        scores = [
+            self.heads[name](FEATURES[name](x)) for name, x in inputs.items()
+        ]
+        return self.dropout(tf.add_n(scores), training=training)
+
+
+def lazy(**options):
     keras.utils.set_random_seed(1)
     model = Lazy()
-    model.compile(m.momentum(), m.cross_entropy())
+    model.compile(m.momentum(), m.cross_entropy(), **options)
     return model
 
 
+def dataset_of(names, batch=3):
+    inputs = {name: INPUTS[name] for name in names}
+    return tf.data.Dataset.from_tensor_slices((inputs, Y)).batch(batch)
+
+
+DIVIDED = "sparse", "ragged"
+
+
 @pytest.mark.parametrize(
-    "towers, batches, ahead",
+    "names, towers, options",
     [
-        (2, "each", False),
+        (DIVIDED, 2, {"batches": "each"}),
         # The last batch has none for a third tower.
-        (3, "split", False),
+        (INPUTS, 3, {}),
+        (INPUTS, 2, {"micro_batches": 2}),
+        (DIVIDED, 3, {"batches": "each", "eager": True}),
         # TensorFlow's iterator over several devices splits these itself.
-        pytest.param(2, "split", True, marks=pytest.mark.long),
+        pytest.param(DIVIDED, 2, {"prefetch": True}, marks=pytest.mark.long),
     ],
 )
-def test_ragged_and_sparse(towers, batches, ahead):
-    def act(model, batch=3):
-        dataset = tf.data.Dataset.from_tensor_slices((INPUTS, Y))
-        trained = model.fit(dataset.batch(batch), verbose=0, shuffle=False)
-        if ahead:
-            return trained.history
-        dataset = tf.data.Dataset.from_tensor_slices(INPUTS).batch(3)
-        return trained.history, model.predict(dataset, verbose=0)
+def test_ragged_and_sparse(names, towers, options):
+    options = {"eager": False, "prefetch": False, **options}
+    make = functools.partial(lazy, run_eagerly=options.pop("eager"))
+    predicts = not options["prefetch"]
 
-    factor = 2 if batches == "each" else 1
+    def act(model, batch=3):
+        data = dataset_of(names, batch)
+        history = model.fit(data, verbose=0, shuffle=False).history
+        data = dataset_of(names).map(lambda x, _: x)
+        return history, model.predict(data, verbose=0) if predicts else None
+
+    factor = towers if "batches" in options else 1
     assert_exact(
-        model_of,
+        make,
         act,
-        strategy_of(towers, ahead, batches=batches),
+        strategy_of(towers, **options),
         lambda model: act(model, 3 * factor),
     )
+
+
+def test_nested_ragged_rows_in_batches_of_towers_own_are_refused():
+    with (
+        pytest.raises(kt.TowerError, match="ragged in several axes"),
+        strategy_of(2, batches="each"),
+    ):
+        lazy().fit(dataset_of(INPUTS), verbose=0)

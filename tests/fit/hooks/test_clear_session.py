@@ -22,7 +22,9 @@ def nothing_left():
     assert not tf.compat.v1.get_default_graph()._distribution_strategy_stack
 
 
-def test_models_from_before_and_after_it_train_exactly(variables_on_towers):
+def test_models_from_before_and_after_clear_session_train_exactly(
+    variables_on_towers,
+):
     outside, reference = linear(), trained(2)
     losses = [trained(fits).history.history["loss"] for fits in (1, 2)]
     with kt.TowerStrategy(2) as towers:
@@ -45,7 +47,7 @@ def test_models_from_before_and_after_it_train_exactly(variables_on_towers):
         assert_ordinary(model, trains_on_towers=model is not outside)
 
 
-def test_between_blocks():
+def test_clear_session_between_blocks():
     """Also of one strategy; an error ends the block as ever."""
     model = linear()
     towers = kt.TowerStrategy(2)

@@ -102,7 +102,7 @@ def test_everything_is_put_back():
     assert not _changed(before)
 
 
-def test_what_keras_distribution_needs_is_put_back():
+def test_disconnecting_keras_distribution_restores_keras():
     keras_distribution.disconnect()
     try:
         before = _everything()

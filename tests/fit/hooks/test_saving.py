@@ -64,7 +64,7 @@ BUFFER = io.BytesIO()
     ],
     ids=["one path", "own paths", "every rank", "no path"],
 )
-def test_who_writes(first, second, written):
+def test_which_rank_writes(first, second, written):
     assert save_on_two_ranks(first, second) == (written, [None, None])
 
 
@@ -110,7 +110,7 @@ def test_all_ranks_learn_of_a_failure():
     assert re.search("rank 0 could not save .*disk full", str(second))
 
 
-def test_keras_is_as_before_behind_the_block():
+def test_keras_is_restored_after_the_block():
     def writers():
         functions = [getattr(owner, name) for owner, name in saving._WRITERS]
         # Inside of Keras's decorators.

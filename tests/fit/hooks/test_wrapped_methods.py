@@ -66,7 +66,7 @@ def test_a_library_that_wraps_all_models(when, monkeypatch):
     assert_same(outcome(linear, act, kt.TowerStrategy(2)), wanted)
 
 
-def test_methods_that_were_taken_before():
+def test_methods_that_were_read_before_the_block():
     def make():
         model = linear()
         model.taken = [getattr(model, n) for n in (*NAMES, "train_on_batch")]
@@ -91,7 +91,9 @@ def as_before_the_import():
     keras_distribution.connect()
 
 
-def test_a_batch_method_that_was_taken_before_is_refused(as_before_the_import):
+def test_a_batch_method_that_was_read_before_the_block_is_refused(
+    as_before_the_import,
+):
     model = linear()
     before = model.get_weights()
     for name in ("train", "test", "predict"):

@@ -35,7 +35,7 @@ def test_options_of_the_layer_and_losses_before_and_after_it():
 
 
 @pytest.mark.core
-def test_far_from_zero():
+def test_statistics_far_from_zero():
     """Where mean(x^2) - mean(x)^2 would cancel."""
     act = functools.partial(trained, x=np.float32(1000) + X)
     make = stacked(lambda: [Norm(), Dense(3)])

@@ -96,7 +96,7 @@ def test_inlined_an_output_is_ready_before_what_follows():
         ),
     ],
 )
-def test_what_xla_can_compile(function, spec, reason):
+def test_graphs_that_xla_cannot_compile_say_why(function, spec, reason):
     with compat.xla_context():
         graph = traced(function, spec)
     function = GraphFunction(graph, "xla")

@@ -49,7 +49,7 @@ def test_a_batch_of_a_fixed_size_is_traced_with_it():
     assert [rows for _, rows, _ in model.asked] == [12]
 
 
-def test_what_runs_eagerly_runs_as_on_one_device_and_says_so_once(logged):
+def test_eager_steps_run_as_on_one_device_and_warn_once(logged):
     model = asking(run_eagerly=True)
     with kt.TowerStrategy(2):
         fit(model, 2, x=X[:24], y=X[:24, :3], batch_size=12)

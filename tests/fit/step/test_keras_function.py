@@ -130,7 +130,7 @@ def test_the_result_is_that_of_one_device(act, towers, steps, logged):
     assert "each tower now processes its rows in 2 parts" in said
 
 
-def test_slots_on_each_tower_are_put_back():
+def test_slots_are_restored_before_a_retry():
     """The first steps succeed, and a larger one fails after them."""
     memory = Memory(COUNT)
     rows = iter((COUNT, 3) * 9)
@@ -170,7 +170,7 @@ def test_several_processes_are_refused():
         dataclasses.replace(config, transport=several)
 
 
-def test_a_step_that_is_not_traced_is_as_without_it():
+def test_eager_steps_ignore_micro_batches():
     model = make_in(Memory(COUNT))()
     model.run_eagerly = True
     with kt.TowerStrategy(2, micro_batches="auto"):

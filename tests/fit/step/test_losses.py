@@ -40,7 +40,7 @@ def scaled(model, losses):
 
 @pytest.mark.parametrize("loss_of", [divided, scaled, summed])
 @pytest.mark.parametrize("average", [True, False])
-def test_custom_steps(loss_of, average):
+def test_custom_steps_that_divide_scale_or_sum_losses(loss_of, average):
     class Custom(Stepping):
         def train_step(self, data):
             x, y = data
@@ -94,7 +94,7 @@ class Examples(keras.metrics.Metric):
         return self.count
 
 
-def test_metrics():
+def test_metrics_count_all_examples():
     make = compiled(metrics=lambda: ["accuracy", Examples()])
 
     def act(model):

@@ -57,23 +57,9 @@ def test_exchanges(function, shape, summary):
 
 
 @pytest.mark.parametrize("towers", [2, 5])
-def test_what_each_tower_gives(towers):
+def test_maxima_are_gathered_from_each_tower(towers):
     found = costs(lambda x: tf.reduce_max(x, 0), (None, 5), towers=towers)
     assert (found.fixed, found.per_example) == (20 * towers, 0)
-
-
-def test_what_is_computed_once():
-    def median(x):
-        ranked = tf.sort(x, 0)
-        return 2 * ranked[3]
-
-    found = costs(median, (None, 5))
-    (line,) = found.once
-    assert line.endswith("ranked = tf.sort(x, 0)")
-    assert line.startswith("test_step_costs.py:")
-    assert 0 < found.once[line] < 1
-    (said,) = found.once_summary
-    assert said.startswith(f"computed once for all towers: {line} (")
 
 
 class Ranked(keras.Model):
@@ -91,7 +77,7 @@ class Ranked(keras.Model):
         return tf.reduce_mean(ranked * tf.range(0.0, 1, 1 / len(X)))
 
 
-def test_a_model(logged):
+def test_describe_lists_the_exchanges_of_each_kind_of_step(logged):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.Dense(3)], name="plain"
     )
@@ -114,7 +100,7 @@ def test_a_model(logged):
     assert not logged("once")
 
 
-def test_what_a_model_computes_once_is_said_once(logged):
+def test_operations_computed_once_are_logged_once(logged):
     for _ in range(2):
         model = Ranked()
         model.compile("sgd")
@@ -128,29 +114,12 @@ def test_what_a_model_computes_once_is_said_once(logged):
     assert line in steps_of(strategy)
 
 
-@pytest.mark.parametrize("batch", [16, 256])
 @pytest.mark.parametrize("as_arrays", [True, False])
-def test_few_rows_are_exchanged_instead_of_the_gradient_of_a_wide_layer(
-    batch, as_arrays
-):
-    """Towers that share memory do so if it is less, as the batch size says."""
-    x = np.zeros((2 * batch, 160), "float32")
-    dataset = tf.data.Dataset.from_tensor_slices((x, x)).batch(batch)
-    data = {"x": x, "y": x, "batch_size": batch}
-    if not as_arrays:
-        data = {"x": dataset.prefetch(1)}
-    layer = keras.layers.Dense(160, use_bias=False)
-    model = keras.Sequential([keras.Input((160,)), layer])
-    model.compile("sgd", "mse")
-    strategy = kt.TowerStrategy(2)
-    with strategy:
-        model.fit(**data, verbose=0)
-    (line,) = steps_of(strategy)
-    assert ("102 KB" in line) is (batch == 256), line
+def test_few_rows_are_exchanged_instead_of_a_large_gradient(as_arrays):
+    """Towers that share memory do so if it is less, as the batch size says.
 
-
-def test_a_step_is_divided_anew_for_much_larger_batches():
-    """What is less to exchange changes with them."""
+    A step is divided anew for much larger batches.
+    """
     x = np.zeros((256, 160), "float32")
     layer = keras.layers.Dense(160, use_bias=False)
     model = keras.Sequential([keras.Input((160,)), layer])
@@ -158,6 +127,8 @@ def test_a_step_is_divided_anew_for_much_larger_batches():
     strategy, sums_gradients = kt.TowerStrategy(2), []
     with strategy:
         for batch in (16, 32, 256):
-            model.fit(x, x, batch_size=batch, verbose=0)
+            data = tf.data.Dataset.from_tensor_slices((x, x)).batch(batch)
+            arrays = {"x": x, "y": x, "batch_size": batch}
+            model.fit(**(arrays if as_arrays else {"x": data}), verbose=0)
             sums_gradients.append("102 KB" in steps_of(strategy)[0])
     assert sums_gradients == [False, False, True]

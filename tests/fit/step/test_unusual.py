@@ -70,7 +70,7 @@ def test_slots_that_the_first_update_of_a_step_makes(updates):
     assert_exact(make, trained, kt.TowerStrategy(3, updates=updates))
 
 
-def test_compiled_anew_while_it_is_fitted():
+def test_a_callback_may_compile_the_model_again():
     class Unfreeze(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 0:
@@ -94,3 +94,19 @@ def test_rows_of_a_variable_outside_of_the_towers():
         return history, trained(model)
 
     assert_exact(compiled(), act, kt.TowerStrategy(2))
+
+
+def test_values_captured_at_call_time_are_refused():
+    def step(model, data):
+        later = tf.compat.v1.get_default_graph().capture_call_time_value(
+            lambda: tf.constant(1.0), tf.TensorSpec([])
+        )
+        return {"loss": later, **type(model).train_step(model, data)}
+
+    model = compiled()()
+    model.train_step = functools.partial(step, model)
+    with (
+        pytest.raises(kt.TowerError, match="part of the batch"),
+        kt.TowerStrategy(2),
+    ):
+        trained(model)

@@ -1,5 +1,7 @@
 """What a step writes by itself is what one device would have written."""
 
+import functools
+
 import keras
 import pytest
 import tensorflow as tf
@@ -21,15 +23,16 @@ def trained(model):
 
 
 @pytest.mark.parametrize(
-    "strategy, options",
+    "make_strategy, options",
     [
         (kt.TowerStrategy, {}),
+        (functools.partial(kt.TowerStrategy, updates="each"), {}),
         (kt.TowerStrategy, {"run_eagerly": True}),
         (kt.ParameterServerTowerStrategy, {}),
     ],
 )
 def test_native_variables_are_ordinary_between_steps_and_afterwards(
-    strategy, options
+    make_strategy, options
 ):
     def act(model):
         before = trained(model)
@@ -38,6 +41,6 @@ def test_native_variables_are_ordinary_between_steps_and_afterwards(
         return before, trained(model)
 
     make = written.made(**options)
-    model = assert_exact(make, act, strategy(3), tolerance=5e-6).model
+    model = assert_exact(make, act, make_strategy(3), tolerance=5e-6).model
     model.steps.assign_add(1)
     assert model.steps.numpy() == 106

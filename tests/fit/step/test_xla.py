@@ -11,6 +11,7 @@ import keras_towers as kt
 from tests.exactness import models as m
 from tests.fit.step.acts import Acts, Stepping, Twice, shown
 from tests.kit.compare import assert_exact, assert_same, outcome
+from tests.kit.long import some_of
 from tests.kit.training import X, Y, adam, classifier, compiled, fit, stacked
 
 # Two batches of 16 rows.
@@ -117,12 +118,12 @@ CASES = {
         normed,
         adam,
         lambda: kt.TowerStrategy(2, micro_batches=3),
-        used,
+        trained,
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_of(CASES))
 def test_the_same_as_one_device_with_xla(case, reasons):
     build, optimizer, strategy, act = CASES[case]
     make = compiled(build, optimizer, metrics=lambda: None, jit_compile=True)
@@ -139,7 +140,7 @@ def test_xla_draws_other_numbers():
     assert np.abs(one - other).max() > 1e-3
 
 
-def test_what_is_done_once_is_outside_of_it(reasons):
+def test_operations_computed_once_are_not_compiled(reasons):
     make = functools.partial(
         stacked, lambda: [Dense(7, "tanh"), Acts(shown), Dense(3)]
     )
@@ -154,7 +155,7 @@ def _strings(x):
     return x + 0 * tf.reshape(number, tf.shape(x))
 
 
-def test_without_xla_where_it_cannot(reasons):
+def test_graphs_without_xla_kernels_run_without_xla(reasons):
     make = functools.partial(
         stacked, lambda: [Dense(7, "tanh"), Acts(_strings), Dense(3)]
     )

@@ -127,7 +127,7 @@ def test_writes_and_reads_are_those_of_keras():
 
 
 @pytest.mark.parametrize("cls", [KERAS.Adam, KERAS.SGD])
-def test_other_gradients_lie_between(cls):
+def test_sparse_missing_and_shapeless_gradients(cls):
     """Rows, missing ones, and such of unknown shape."""
 
     def given(first, *others):
@@ -158,12 +158,12 @@ def by_name():
 
 
 @pytest.mark.parametrize("make", [halved, by_name])
-def test_own_rules_are_called_for_every_weight(make):
+def test_custom_update_rules_are_called_for_every_weight(make):
     found, _ = assert_as_keras(make, gradients_for([(2,), (2,), (2,)]))
     assert not any(found[kind] for kind in FUSED)
 
 
-def test_what_draws_or_reads_other_weights_is_not_repeated(monkeypatch):
+def test_updates_that_draw_or_read_other_weights_are_not_shared(monkeypatch):
     """Even if an optimizer of Keras did so one day."""
     other = tf.Variable([1.0, 2.0])
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_towers as kt
 from tests.exactness import models as m
 from tests.kit.compare import all_close, close
-from tests.kit.training import X, Y, fit
+from tests.kit.training import X, Y, fit, linear
 
 KERAS = keras.optimizers
 
@@ -36,11 +36,7 @@ OPTIMIZERS = {
 def model_of(optimizer):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
-    model = keras.Sequential(
-        [keras.Input((6,)), *layers, keras.layers.Dense(3)]
-    )
-    model.compile(OPTIMIZERS[optimizer](), m.cross_entropy())
-    return model
+    return linear(*layers, optimizer=OPTIMIZERS[optimizer])
 
 
 def looped(model, pairs=False, wrap=lambda step: step, steps=3):
@@ -103,7 +99,9 @@ def on_one_device(optimizer, fits):
         ("ftrl", True, {}),
     ],
 )
-def test_as_on_one_device(optimizer, inside, options):
+def test_a_custom_loop_outside_of_steps_is_that_of_one_device(
+    optimizer, inside, options
+):
     given = {"fits": False, "updates": "once", **options}
     fits, updates = given.pop("fits"), given.pop("updates")
     wanted, state = on_one_device(optimizer, fits)

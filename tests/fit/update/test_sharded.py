@@ -43,7 +43,7 @@ def _averaged():
         (Both, adam, "sharded"),
     ],
 )
-def test_weights_of_some_kinds(cls, optimizer, updates):
+def test_sparse_constrained_and_excluded_weights(cls, optimizer, updates):
     """Rows, a constraint, and what an optimizer does with some weights only."""
 
     def make():
@@ -147,14 +147,14 @@ def test_in_turns_with_other_blocks_and_one_device():
     same_model(found, wanted)
 
 
-def test_one_tower_has_nobody_to_share_with(caplog):
+def test_one_tower_does_not_shard(caplog):
     with caplog.at_level(logging.WARNING, "keras_towers"):
         strategy = kt.TowerStrategy(1, updates="sharded")
     assert strategy.updates == "once"
     assert "sharded" in caplog.text
 
 
-def test_what_has_no_room_on_the_way_back_leaves_nothing_half_done(
+def test_running_out_of_memory_when_leaving_keeps_the_model_whole(
     monkeypatch,
 ):
     def no_room(variable, device):

@@ -15,44 +15,56 @@ from tests.kit.ordinary import assert_ordinary
 from tests.kit.training import X, Y, adam, fit, linear
 
 
-def test_built_inside_the_block_trains_there_after_it(
-    variables_on_towers, logged
+def _built():
+    return linear()
+
+
+def _built_and_trained():
+    model = linear()
+    fit(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [_built, _built_and_trained])
+def test_a_model_built_in_a_block_trains_on_its_towers_after_it(
+    make, variables_on_towers, logged
 ):
-    """As MirroredStrategy taught it; ordinary until then."""
-    outside, compiled = linear(), linear()
-    parts = keras.Sequential([keras.Input((6,))])
+    """As MirroredStrategy taught it; it is ordinary until then."""
     with kt.TowerStrategy(2) as strategy:
-        model = linear()
-        fit(model)
-        fit(outside)
-        unused = linear()
-        compiled.compile(m.momentum(), m.cross_entropy())
-        keras.utils.set_random_seed(1)
+        model = make()
+    assert not variables_on_towers()
+    model.name = "mine"
+    model.predict_on_batch(X)
+    assert model._distribute_strategy is None
+    said = len(logged("runs on the strategy"))
+    fit(model)
+    assert model._distribute_strategy is strategy
+    assert [line for _, line in logged("runs on the strategy")[said:]] == [
+        "fit of model 'mine' runs on the strategy under which it was made or "
+        f"compiled: {strategy!r}"
+    ]
+    same_model(model, trained(1 if make is _built else 2))
+
+
+def test_a_model_compiled_in_a_block_trains_on_its_towers_after_it():
+    model = linear()
+    with kt.TowerStrategy(2) as strategy:
+        model.compile(m.momentum(), m.cross_entropy())
+    fit(model)
+    assert model._distribute_strategy is strategy
+    same_model(model, trained(1))
+
+
+def test_a_model_of_parts_that_were_made_in_a_block_is_ordinary():
+    model = keras.Sequential([keras.Input((6,))])
+    with kt.TowerStrategy(2):
         layer = keras.layers.Dense(3)
         layer.build((None, 6))
         optimizer = m.momentum()
-    assert not variables_on_towers()
-    parts.add(layer)
-    parts.compile(optimizer, m.cross_entropy())
-    on_towers = {"after": unused, "again": model, "compiled": compiled}
-    for name, mine in {**on_towers, "outside": outside, "parts": parts}.items():
-        mine.name = name
-        mine.predict_on_batch(X)
-        assert mine._distribute_strategy is None
-        said = len(logged("runs on the strategy"))
-        towers = name in on_towers
-        if not towers:
-            assert_ordinary(mine)
-        fit(mine)
-        assert (mine._distribute_strategy is strategy) == towers
-        assert len(logged("runs on the strategy")) == said + towers
-        if name != "parts":
-            same_model(mine, trained(1 + (name in ("again", "outside"))))
-    (_, line), *_ = logged("runs on the strategy")
-    assert line == (
-        "fit of model 'after' runs on the strategy under which it was made or "
-        f"compiled: {strategy!r}"
-    )
+    model.add(layer)
+    model.compile(optimizer, m.cross_entropy())
+    fit(model)
+    assert_ordinary(model)
 
 
 def test_another_block_may_train_what_was_built_inside():

@@ -125,8 +125,17 @@ def test_export_inside_and_after(tmp_path):
     # One copy of every weight, not one for each tower.
     assert len(served.variables) == len(model.variables)
     model.export(tmp_path / "after", verbose=False)
+    wanted = model.predict(X, verbose=0)
     served = tf.saved_model.load(tmp_path / "after")
-    close(served.serve(X).numpy(), model.predict(X, verbose=0), 1e-5)
+    close(served.serve(X).numpy(), wanted, 1e-5)
+    with kt.TowerStrategy(2) as towers:
+        loaded = tf.saved_model.load(tmp_path / "after")
+        close(tf.function(loaded.serve)(X), wanted, 1e-5)
+        close(towers.run(loaded.serve, (X,)).values[1], wanted, 1e-5)
+        signature = loaded.signatures["serving_default"]
+        (output,) = signature(tf.constant(X)).values()
+        close(output, wanted, 1e-5)
+    close(loaded.serve(X), wanted, 1e-5)
 
 
 @pytest.mark.parametrize("updates", some_of(["each", "sharded"]))

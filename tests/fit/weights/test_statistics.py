@@ -3,65 +3,63 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-import keras_towers as kt
 from tests.exactness import models as m
-from tests.kit.compare import close
-from tests.kit.training import strategy_of
+from tests.kit.compare import all_close, close
+from tests.kit.training import linear, strategy_of
 
-X, Y = m.FEATURES[:24], m.LABELS[:24]
-MOMENTUM, EPSILON = 0.8, 1e-3
-RATE = 1 - MOMENTUM
-
-
-def normalised(**options):
-    """BatchNorm right behind the input, so that numpy can follow it."""
-    keras.utils.set_random_seed(1)
-    norm = keras.layers.BatchNormalization(
-        momentum=MOMENTUM, epsilon=EPSILON, name="norm"
-    )
-    model = keras.Sequential([keras.Input((6,)), norm, keras.layers.Dense(3)])
-    model.compile(keras.optimizers.SGD(0.1), m.cross_entropy(), **options)
-    return model
+# The last batch, of 3, leaves a tower without examples.
+COUNT, BATCH, TOWERS = 24, 7, 4
+X, Y = m.FEATURES[:COUNT], m.LABELS[:COUNT]
+MOMENTUM, EPSILON, RATE = 0.8, 1e-3, 0.1
 
 
-def pieces(batch, towers):
-    return [p for p in np.array_split(batch, towers) if len(p)]
+def normalised():
+    norm = keras.layers.BatchNormalization(momentum=MOMENTUM, epsilon=EPSILON)
+    hidden = keras.layers.Dense(5, use_bias=False)
+    return linear(hidden, norm, optimizer=lambda: keras.optimizers.SGD(RATE))
 
 
-def statistics(model):
-    norm = model.get_layer("norm")
-    return norm.moving_mean.numpy(), norm.moving_variance.numpy()
+def trained_by_hand(model):
+    """The losses of an epoch, and the weights after it."""
+    hidden, gamma, beta, mean, variance, kernel, bias = found = [
+        tf.Variable(weight) for weight in model.get_weights()
+    ]
+    trainable = hidden, gamma, beta, kernel, bias
+    losses = []
+    for start in range(0, COUNT, BATCH):
+        rows = slice(start, min(start + BATCH, COUNT))
+        parts = [p for p in np.array_split(X[rows], TOWERS) if len(p)]
+        sizes = [len(part) for part in parts]
+        with tf.GradientTape() as tape:
+            values = [part @ hidden for part in parts]
+            moments = [tf.nn.moments(value, [0]) for value in values]
+            normed = [
+                tf.nn.batch_normalization(value, *of_part, beta, gamma, EPSILON)
+                for value, of_part in zip(values, moments, strict=True)
+            ]
+            scores = tf.concat(normed, 0) @ kernel + bias
+            losses.append(m.cross_entropy()(Y[rows], scores))
+        for moving, of_parts in zip(
+            (mean, variance), zip(*moments, strict=True), strict=True
+        ):
+            of_batch = np.average(of_parts, 0, sizes)
+            moving.assign(MOMENTUM * moving + (1 - MOMENTUM) * of_batch)
+        gradients = tape.gradient(losses[-1], trainable)
+        for weight, gradient in zip(trainable, gradients, strict=True):
+            weight.assign_sub(RATE * gradient)
+    return np.average(losses, weights=[BATCH, BATCH, BATCH, 3]), found
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_moving_statistics_are_weighted_by_the_towers_parts(prefetch):
-    # The last batch, of 3, leaves a tower without examples.
+def test_each_tower_normalizes_with_its_own_rows(prefetch):
+    """Moving statistics are weighted by the numbers of the rows."""
     model = normalised()
-    with strategy_of(4, prefetch, batch_norm="tower"):
-        model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
-        inside = statistics(model)
-    mean, variance = np.zeros(6), np.ones(6)
-    for batch in [X[i : i + 7] for i in range(0, len(X), 7)]:
-        mean += RATE * (batch.mean(0) - mean)
-        parts = pieces(batch, 4)
-        sizes = [len(part) for part in parts]
-        variances = np.average([p.var(0) for p in parts], 0, sizes)
-        variance += RATE * (variances - variance)
-    for found in (inside, statistics(model)):
-        close(found[0], mean, 1e-5)
-        if not prefetch:  # There TensorFlow divides the batch.
-            close(found[1], variance, 1e-5)
-
-
-def test_a_tower_normalises_with_its_own_part():
-    model = normalised()
-    kernel, bias = (v.numpy() for v in model.layers[-1].weights)
-    with kt.TowerStrategy(2, batch_norm="tower"):
-        loss = model.train_on_batch(X, Y)
-    outputs = []
-    for piece in pieces(X, 2):
-        centred = (piece - piece.mean(0)) / np.sqrt(piece.var(0) + EPSILON)
-        outputs.append(centred @ kernel + bias)
-    wanted = m.cross_entropy()(Y, np.concatenate(outputs).astype("float32"))
-    close(loss, wanted, 1e-5)
+    loss, wanted = trained_by_hand(model)
+    with strategy_of(TOWERS, prefetch, batch_norm="tower"):
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        history = model.fit(X, Y, **options).history
+        all_close(model.get_weights(), wanted, 1e-5)
+    close(history["loss"], [loss], 1e-5)
+    all_close(model.weights, wanted, 1e-5)

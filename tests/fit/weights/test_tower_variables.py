@@ -14,7 +14,7 @@ from tests.kit.training import fit, linear
 pytestmark = pytest.mark.core
 
 
-def test_made_in_the_block_it_is_held_once_with_what_all_had():
+def test_a_variable_made_in_the_block_is_merged_into_one():
     strategy = kt.TowerStrategy(3)
     options = {"aggregation": "mean", "synchronization": "on_read"}
     with strategy:

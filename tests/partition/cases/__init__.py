@@ -1,4 +1,4 @@
-"""Steps that are hard to divide; see ``table`` and ``by_hand``."""
+"""Steps that are hard to divide; ``table`` has what they are made of."""
 
 import importlib
 import pkgutil

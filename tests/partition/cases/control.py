@@ -2,123 +2,175 @@
 
 import keras
 import tensorflow as tf
+from keras import layers, ops
 
-from tests.partition.cases.table import (
-    by_default,
-    case,
-    gradients_of,
-    layered,
-    minimized,
-    mse,
-    rows,
-    stepped,
-    with_variable,
-)
+from tests.partition.cases import table as t
 
 
-@case(stepped)
-def private_by_map(model, x, y):
+@t.step()
+def private_by_map(m, x, y):
     """The gradient of each example is clipped by itself."""
-    weights = model.trainable_variables
+    weights = m.trainable_variables
 
     def one(pair):
-        _, grads = gradients_of(model, pair[0][None], pair[1][None])
+        _, grads = t.gradients_of(m, pair[0][None], pair[1][None])
         return [tf.clip_by_norm(g, 0.1) for g in grads]
 
     types = [tf.float32] * len(weights)
     each = tf.map_fn(one, (x, y), fn_output_signature=types)
-    model.optimizer.apply([tf.reduce_mean(g, 0) for g in each], weights)
-    return {"loss": mse(y, model(x))}
+    m.optimizer.apply([tf.reduce_mean(g, 0) for g in each], weights)
+    return {"loss": t.default_loss(m, x, y)}
 
 
-def counting(times):
-    """A step that counts in a loop."""
-
-    def step(model, x, y):
-        def once(i):
-            model.kept.assign_add(1.0)
-            return (i + 1,)
-
-        tf.while_loop(lambda i: i < times(x), once, (0,))
-        return by_default(model, x, y)
-
-    return with_variable(step)
-
-
-def counting_if(chosen, otherwise=0.0):
-    """A step that counts in one branch, and perhaps in the other."""
-
-    def add(model, number):
-        if number:
-            model.kept.assign_add(number)
-        return tf.constant(0.0)
-
-    def step(model, x, y):
-        tf.cond(
-            chosen(model, x),
-            lambda: add(model, 1.0),
-            lambda: add(model, otherwise),
-        )
-        return by_default(model, x, y)
-
-    return with_variable(step)
+@t.step()
+def private_by_jacobian(m, x, y):
+    """DP-SGD without noise, whose mean is made by the batch in Python."""
+    weights = m.trainable_variables
+    with tf.GradientTape() as tape:
+        each = tf.reduce_mean(tf.square(m.net(x) - y), -1)
+    moves = []
+    for g in tape.jacobian(each, weights):
+        flat = tf.clip_by_norm(tf.reshape(g, [t.rows(x), -1]), 0.3, axes=[1])
+        mean = tf.reduce_sum(flat, 0) / t.BATCH
+        moves.append(tf.reshape(mean, tf.shape(g)[1:]))
+    m.optimizer.apply(moves, weights)
+    return {"loss": tf.reduce_mean(each)}
 
 
-@case(with_variable)
-def state_in_nested_function(model, x, y):
+@t.step(kept=t.state())
+def state_in_nested_function(m, x, y):
+    loss = t.default_loss(m, x, y)
+
     @tf.function
-    def keep(loss):
-        model.kept.assign(tf.maximum(model.kept, loss))
-        return model.kept + 0.0
+    def keep():
+        m.kept.assign(tf.maximum(m.kept, loss))
+        return m.kept + 0.0
 
-    logs = by_default(model, x, y)
-    keep(logs["loss"])
-    return logs
+    return loss + 0.1 * keep()
 
 
-@case(with_variable)
-def state_in_loop(model, x, y):
-    logs = by_default(model, x, y)
+@t.step(kept=t.state())
+def state_in_loop(m, x, y):
+    loss = t.default_loss(m, x, y)
 
     def once(i):
-        model.kept.assign_add(tf.square(logs["loss"]))
+        m.kept.assign_add(tf.square(loss))
         return (i + 1,)
 
     tf.while_loop(lambda i: i < 3, once, (0,))
-    return logs
+    return loss
 
 
-@case(counting)
-def counted_by_loop(x):
-    return rows(x)
+@t.step(kept=t.state())
+def scaled_by_the_first_batch(m, x, y):
+    """As activation normalization starts."""
+
+    def start():
+        m.kept.assign(tf.math.reduce_std(x))
+        return tf.constant(0)
+
+    tf.cond(m.kept > 0, lambda: tf.constant(0), start)
+    return t.default_loss(m, x / m.kept, y)
 
 
-@case(counting_if)
-def counted_if_positive(model, x):
-    return tf.reduce_mean(x) > 0
+@t.step()
+def updated_in_a_branch_before_it_is_built(m, x, y):
+    loss, grads = t.gradients_of(m, x, y)
+    good = tf.reduce_all([tf.reduce_all(g < 1e9) for g in grads])
+
+    def update():
+        m.optimizer.apply(grads, m.trainable_variables)
+        return tf.constant(1.0)
+
+    return {"loss": loss, "done": tf.cond(good, update, lambda: 0.0)}
 
 
-@case(counting_if)
-def counted_by_parity(model, x):
-    return model.optimizer.iterations % 2 == 0
+def _trained_until_the_loss_is_small(m, x, y):
+    def once(i, _):
+        loss, grads = t.gradients_of(m, x, y)
+        m.others[0].apply(grads, m.trainable_variables)
+        return i + 1, loss
+
+    i, loss = tf.while_loop(
+        lambda i, loss: (i < 5) & (loss > 0.5), once, (0, tf.constant(9.0))
+    )
+    return {"loss": loss, "steps": i}
 
 
-@case(minimized)
-def branch_of_the_step(net, x, y):
-    p = net(x, training=True)
-    return tf.switch_case(
-        tf.cast(net.optimizer.iterations, tf.int32) % 3,
-        [
-            lambda: mse(y, p),
-            lambda: tf.reduce_mean(tf.abs(y - p)),
-            lambda: tf.reduce_mean(keras.losses.log_cosh(y, p)),
-        ],
+@t.compiled_model()
+def steps_until_the_loss_is_small():
+    adam = keras.optimizers.Adam(0.05)
+    net = t.mlp(5, 1)()
+    model = t.ByHand(_trained_until_the_loss_is_small, net=net, others=[adam])
+    adam.build(model.trainable_variables)
+    return t.compiled(model)
+
+
+@t.step(calls=t.state(dtype="int64"))
+def branch_by_the_loss(m, x, y):
+    p = m.net(x)
+    mse = t.mse(y, p)
+    m.calls.assign_add(1)
+    return tf.cond(
+        mse > 1.5,
+        lambda: tf.reduce_mean(tf.abs(p - y)),
+        lambda: tf.switch_case(
+            tf.cast(m.calls % 2, tf.int32),
+            [lambda: mse, lambda: mse + tf.reduce_max(tf.abs(p))],
+        ),
     )
 
 
-@case(layered)
-def vectorized_over_examples(x):
-    def each(row):
-        return tf.linalg.matvec(tf.linalg.diag(row) + tf.eye(6), tf.tanh(row))
+@t.step()
+def written_for_autograph(m, x, y):
+    @tf.function
+    def lost(p, y):
+        far = tf.abs(p - y)
+        worst = tf.reduce_max(far)
+        while worst > 1.0:
+            far = far / 2
+            worst = tf.reduce_max(far)
+        total = 0.0
+        for row in far:
+            if row[0] > 0.5:
+                continue
+            total += row[0]
+        if tf.reduce_any(p > 10.0):
+            return total
+        return total / tf.cast(t.rows(y), tf.float32)
 
-    return tf.vectorized_map(each, x)
+    return lost(m.net(x), y)
+
+
+class Mixed(layers.Layer):
+    """A layer of Keras's own loops and maps."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(3, 3))
+
+    def compute_output_shape(self, shape):
+        return shape[0], 6
+
+    def call(self, x):
+        h = ops.matmul(x, self.w)
+        _, states = ops.scan(
+            lambda c, v: (0.5 * c + v, ops.tanh(c)),
+            ops.zeros_like(h[:, 0]),
+            ops.swapaxes(h, 0, 1),
+        )
+        h = ops.swapaxes(states, 0, 1)
+        h = ops.cumsum(h, axis=1)
+        h += ops.vectorized_map(lambda v: v - ops.max(v), h)
+        norm = ops.fori_loop(
+            0, 3, lambda i, v: v / (ops.norm(v) + 1), ops.mean(h, 1)
+        )
+        ids = ops.argmax(norm, -1)
+        groups = ops.segment_sum(norm, ids, 3)
+        return ops.concatenate(
+            [ops.mean(h, 1), norm - ops.take(groups, ids, 0)], -1
+        )
+
+
+@t.compiled_model(lambda: (t.normal(6, 3), t.normal(1)))
+def written_by_keras_operations():
+    return t.compiled(t.stack(Mixed(), layers.Dense(1), shape=(6, 3)))

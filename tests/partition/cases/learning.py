@@ -1,82 +1,51 @@
-"""Several optimizers, gradients of gradients, decisions and codes."""
+"""Several optimizers and networks, gradients of gradients, draws and codes."""
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
-from tests.partition.cases.by_hand import down, hand, mlp, net, noted, state
-from tests.partition.cases.table import generator, normal, numbers, whole
+from tests.partition.cases import table as t
 
 
-class Gan(keras.Model):
-    def __init__(self, penalty):
-        super().__init__()
-        self.g, self.d, self.penalty = mlp(8, 6), mlp(8, 1), penalty
-        self.kept = keras.metrics.Mean("d_loss")
-
-    def compile(self):
-        super().compile(keras.optimizers.SGD(0.05), jit_compile=False)
-        self.others = [keras.optimizers.RMSprop(0.01)]
-
-    def train_step(self, data):
-        x, _ = data
-        n = tf.shape(x)[0]
-        for step in range(2):
-            z = tf.random.stateless_normal([n, 6], [step, 1])
-            with tf.GradientTape() as tape:
-                fake = self.g(z)
-                loss = self._critic(x, fake, n)
-            down_by(self.others[0], tape, loss, self.d)
-        self.kept.update_state(loss)
-        z = tf.random.stateless_normal([n, 6], [5, 1])
-        with tf.GradientTape() as tape:
-            ours = self.d(self.g(z))
-            ours = -tf.reduce_mean(ours if self.penalty else log_of(ours))
-        down_by(self.optimizer, tape, ours, self.g)
-        return {"g": ours, "d": self.kept.result()}
-
-    def _critic(self, x, fake, n):
-        if not self.penalty:
-            both = tf.concat([fake, x], 0)
-            labels = tf.concat([tf.ones((n, 1)), tf.zeros((n, 1))], 0)
-            labels += 0.05 * tf.random.stateless_uniform(
-                tf.shape(labels), [7, 7]
-            )
-            return tf.reduce_mean(
-                keras.losses.binary_crossentropy(labels, self.d(both), True)
-            )
-        alpha = tf.random.stateless_uniform([n, 1], [9, 1])
-        mixed = x + alpha * (fake - x)
-        with tf.GradientTape() as tape:
-            tape.watch(mixed)
-            score = self.d(mixed)
-        slope = tape.gradient(score, mixed)
-        norm = tf.sqrt(tf.reduce_sum(slope**2, 1) + 1e-8)
-        lost = tf.reduce_mean(self.d(fake)) - tf.reduce_mean(self.d(x))
-        return lost + 10 * tf.reduce_mean((norm - 1) ** 2)
-
-
-def log_of(logits):
-    return tf.math.log_sigmoid(logits)
-
-
-def down_by(optimizer, tape, loss, of):
-    weights = of.trainable_weights
+def _minimize(optimizer, tape, loss, net):
+    weights = net.trainable_weights
     optimizer.apply(tape.gradient(loss, weights), weights)
 
 
-def _gan(penalty):
-    model = Gan(penalty)
-    model.compile()
-    return model
+def _train_a_gan(m, x, y):
+    n = t.rows(x)
+    for number in range(2):
+        z = tf.random.stateless_normal([n, 6], [number, 1])
+        with tf.GradientTape() as tape:
+            critic = _critic_with_penalty(m.critic, x, m.net(z))
+        _minimize(m.others[0], tape, critic, m.critic)
+    z = tf.random.stateless_normal([n, 6], [5, 1])
+    with tf.GradientTape() as tape:
+        loss = -tf.reduce_mean(m.critic(m.net(z)))
+    _minimize(m.optimizer, tape, loss, m.net)
+    return {"loss": loss, "critic": critic}
 
 
-noted("gan", lambda: _gan(False), numbers)
-noted("wgan_gp", lambda: _gan(True), numbers)
+def _critic_with_penalty(critic, x, fake):
+    alpha = tf.random.stateless_uniform([t.rows(x), 1], [9, 1])
+    mixed = x + alpha * (fake - x)
+    with tf.GradientTape() as tape:
+        tape.watch(mixed)
+        score = critic(mixed)
+    slope = tape.gradient(score, mixed)
+    norm = tf.sqrt(tf.reduce_sum(slope**2, 1) + 1e-8)
+    lost = tf.reduce_mean(critic(fake)) - tf.reduce_mean(critic(x))
+    return lost + 10 * tf.reduce_mean((norm - 1) ** 2)
 
 
-@hand(net=net(8, 2), weights_=lambda: keras.Variable([1.0, 1.0]))
+@t.compiled_model()
+def wgan_gp():
+    nets = {"net": t.mlp(8, 6)(), "critic": t.mlp(8, 1)()}
+    optimizer = keras.optimizers.RMSprop(0.01)
+    return t.compiled(t.ByHand(_train_a_gan, others=[optimizer], **nets))
+
+
+@t.step(net=t.mlp(8, 2), factors=lambda: keras.Variable([1.0, 1.0]))
 def gradnorm(m, x, y):
     shared = m.net.layers[0].kernel
     with tf.GradientTape(persistent=True) as outer:
@@ -86,7 +55,7 @@ def gradnorm(m, x, y):
                 tf.reduce_mean((p[:, :1] - y) ** 2),
                 tf.reduce_mean(tf.abs(p[:, 1:] - y**2)),
             ]
-            weighed = [m.weights_[i] * task for i, task in enumerate(tasks)]
+            weighed = [m.factors[i] * task for i, task in enumerate(tasks)]
             total = tf.add_n(weighed)
         norms = tf.stack([tf.norm(tape.gradient(w, shared)) for w in weighed])
         rate = tf.stop_gradient(tf.stack(tasks) / tf.add_n(tasks))
@@ -94,41 +63,21 @@ def gradnorm(m, x, y):
         balance = tf.reduce_sum(tf.abs(norms - target))
     trained = m.net.trainable_variables
     gradients = outer.gradient(total, trained)
-    change = outer.gradient(balance, m.weights_.value)
-    m.optimizer.apply(gradients + [change], trained + [m.weights_])
-    m.weights_.assign(2 * m.weights_ / ops.sum(m.weights_))
+    change = outer.gradient(balance, m.factors.value)
+    m.optimizer.apply(gradients + [change], trained + [m.factors])
+    m.factors.assign(2 * m.factors / tf.reduce_sum(m.factors))
     return {"loss": total, "balance": balance}
 
 
-@hand(net=net(8, 1))
-def hessian_vector_product(m, x, y):
-    weights = [w.value for w in m.trainable_variables]
-    with tf.GradientTape() as outer:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((m.net(x) - y) ** 2)
-        first = tape.gradient(loss, weights)
-    second = outer.gradient(
-        first, weights, [tf.stop_gradient(g) for g in first]
-    )
-    m.optimizer.apply(
-        [g + 0.1 * h for g, h in zip(first, second, strict=True)],
-        m.trainable_variables,
-    )
-    curve = tf.add_n(
-        [tf.reduce_sum(g * h) for g, h in zip(first, second, strict=True)]
-    )
-    return {"loss": loss, "curve": curve}
-
-
 def _episodes():
-    taken = np.stack([whole(3), normal()[:, None][:, 0] > 0], 1)
-    return {"state": normal(6), "action": taken[:, 0]}, normal(1)
+    x = {"state": t.normal(6), "action": t.whole(2)}
+    return x, t.normal(1)
 
 
-@hand(_episodes, net=net(8, 4), old=net(8, 4))
+@t.step(_episodes, net=t.mlp(8, 4), old=t.mlp(8, 4))
 def ppo(m, x, y):
     m.old.trainable = False
-    action, rewards = tf.cast(x["action"], tf.int32), y[:, 0]
+    action, rewards = x["action"], y[:, 0]
     returns = tf.math.cumsum(rewards * 0.99, reverse=True)
     out = m.net(x["state"])
     logits, value = out[:, :3], out[:, 3]
@@ -146,36 +95,119 @@ def ppo(m, x, y):
     return policy + tf.reduce_mean((returns - value) ** 2) - 0.01 * entropy
 
 
-def codes():
-    given = generator().normal(size=(4, 5)).astype("float32")
-    return tf.Variable(given, trainable=False)
+def _codes():
+    codes = t.generator().normal(size=(4, 5)).astype("float32")
+    return keras.Variable(codes, trainable=False)
 
 
-@hand(
-    encoder=net(8, 4),
-    decoder=net(8, 6, shape=(4,)),
-    codes=codes,
-    counts=lambda: state(5, value=1.0),
-    sums=codes,
+@t.step(
+    net=t.mlp(8, 4),
+    decoder=t.mlp(8, 6, shape=(4,)),
+    codes=_codes,
+    counts=t.state(5, value=1.0),
+    sums=_codes,
 )
 def vq_vae(m, x, y):
+    codes = m.codes.value
     with tf.GradientTape() as tape:
-        z = m.encoder(x)
+        z = m.net(x)
         far = (
             tf.reduce_sum(z**2, 1, keepdims=True)
-            - 2 * z @ m.codes
-            + tf.reduce_sum(m.codes**2, 0)
+            - 2 * z @ codes
+            + tf.reduce_sum(codes**2, 0)
         )
         chosen = tf.one_hot(tf.argmin(far, 1), 5)
-        q = tf.matmul(chosen, m.codes, transpose_b=True)
+        q = tf.matmul(chosen, codes, transpose_b=True)
         again = m.decoder(z + tf.stop_gradient(q - z))
         loss = tf.reduce_mean((again - x) ** 2)
         loss += 0.25 * tf.reduce_mean((tf.stop_gradient(q) - z) ** 2)
-    down(m, tape, loss)
+    logs = t.apply(m, tape, loss)
     m.counts.assign(0.9 * m.counts + 0.1 * tf.reduce_sum(chosen, 0))
     m.sums.assign(0.9 * m.sums + 0.1 * tf.matmul(z, chosen, transpose_a=True))
     n = tf.reduce_sum(m.counts)
     m.codes.assign(m.sums / ((m.counts + 1e-5) / (n + 5e-5) * n))
     mean = tf.reduce_mean(chosen, 0)
     perplexity = tf.exp(-tf.reduce_sum(mean * tf.math.log(mean + 1e-10)))
-    return {"loss": loss, "perplexity": perplexity}
+    return {**logs, "perplexity": perplexity}
+
+
+@t.step(t.classes, net=t.mlp(8, 3), teacher=t.mlp(8, 3))
+def mean_teacher_with_pseudo_labels(m, x, y):
+    m.teacher.trainable = False
+    weak, strong = t.views(x)
+    p = tf.nn.softmax(m.teacher(weak))
+    sure = tf.reduce_max(p, 1) > 0.4
+    labelled = t.rows(x) // 2
+    with tf.GradientTape() as tape:
+        known = t.cross_entropy(y[:labelled], m.net(x[:labelled]))
+        guessed = t.cross_entropy(tf.argmax(p, 1), m.net(strong))
+        mask = tf.cast(sure, tf.float32)
+        loss = tf.reduce_sum(known) / (tf.cast(labelled, tf.float32) + 1)
+        loss += tf.reduce_mean(guessed * mask)
+    logs = t.apply(m, tape, loss)
+    step = tf.cast(m.optimizer.iterations, tf.float32)
+    decay = tf.minimum(0.99, (1 + step) / (10 + step))
+    for slow, fast in zip(m.teacher.weights, m.net.weights, strict=True):
+        slow.assign(decay * slow + (1 - decay) * fast)
+    return {**logs, "sure": tf.reduce_mean(mask)}
+
+
+@t.step(net=t.mlp(8, 1))
+def learned_by_an_inner_step(m, x, y):
+    """Adapt to half of the batch; be judged by the other half."""
+    half = (t.rows(x) + 1) // 2
+    w, b = m.net.layers[0].weights
+    v, c = m.net.layers[1].weights
+
+    def lost(w, b, v, c, x, y):
+        return t.mse(y, tf.tanh(x @ w + b) @ v + c)
+
+    fast = [one.value for one in (w, b, v, c)]
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(fast)
+            loss = lost(*fast, x[:half], y[:half])
+        gradients = tape.gradient(loss, fast)
+        fast = [f - 0.1 * g for f, g in zip(fast, gradients, strict=True)]
+    return lost(*fast, x[half - 1 :], y[half - 1 :])
+
+
+@tf.custom_gradient
+def _reversed_gradient(x):
+    return tf.identity(x), lambda g: -0.3 * g
+
+
+@tf.custom_gradient
+def _normalized_gradient(x):
+    return x + 0, lambda g: g / (tf.norm(g) + 1e-6)
+
+
+@t.step(
+    t.classes,
+    net=t.mlp(8, 4),
+    label=t.mlp(3, shape=(4,)),
+    domain=t.mlp(1, shape=(4,)),
+)
+def domain_adversaries(m, x, y):
+    z = m.net(x)
+    half = tf.cast(tf.range(t.rows(x)) < t.rows(x) // 2, tf.float32)
+    domain = m.domain(_reversed_gradient(z))[:, 0]
+    lost = tf.nn.sigmoid_cross_entropy_with_logits(half, domain)
+    ours = t.cross_entropy(y, m.label(_normalized_gradient(z)))
+    return tf.reduce_mean(lost) + tf.reduce_mean(ours)
+
+
+@t.step(
+    net=t.mlp(4),
+    decoder=t.mlp(t.WIDTH, shape=(4,)),
+    embedding=lambda: keras.layers.Embedding(5, 4),
+    draws=lambda: keras.random.SeedGenerator(4),
+)
+def noised_with_time(m, x, y):
+    """DDPM: a step of the schedule for each example, noise of its level."""
+    time = keras.random.randint((t.rows(x),), 0, 5, seed=m.draws)
+    noise = keras.random.normal(tf.shape(x), seed=m.draws)
+    kept = tf.gather(np.linspace(0.9, 0.1, 5, dtype="float32"), time)[:, None]
+    noised = tf.sqrt(kept) * x + tf.sqrt(1 - kept) * noise
+    code = m.net(noised) + m.embedding(time)
+    return t.mse(noise, m.decoder(code))

@@ -1,175 +1,152 @@
-"""What models, layers, metrics and optimizers keep from step to step."""
+"""What is kept from step to step, by variables, metrics, tables and queues."""
 
 import keras
 import tensorflow as tf
+from keras import layers, ops
 
-from tests.partition.cases.table import (
-    WIDTH,
-    apply,
-    by_default,
-    case,
-    count,
-    default_loss,
-    gradients_of,
-    minimized,
-    minimizing,
-    mse,
-    of_parts,
-    plain,
-    stepped,
-    weighing,
-    with_variable,
-)
+from tests.partition.cases import table as t
 
 
-@case()
-def metric_read_in_the_step():
-    def loss_of(model, x, y):
-        p = model(x, training=True)
-        model.seen.update_state(tf.abs(y - p))
-        return mse(y, p) * model.seen.result()
-
-    model = minimized(loss_of)
-    model.seen = keras.metrics.Mean()
-    return model
+@t.step(seen=keras.metrics.Mean)
+def metric_read_in_the_step(m, x, y):
+    p = m.net(x)
+    m.seen.update_state(tf.abs(y - p))
+    return t.mse(y, p) * m.seen.result()
 
 
-@case(with_variable, aggregation="sum")
-def counted_examples(model, x, y):
-    model.kept.assign_add(count(x))
-    return by_default(model, x, y)
-
-
-@case()
-def accumulated_by_hand():
-    def step(model, x, y):
-        loss, grads = gradients_of(model, x, y)
-        for kept, g in zip(model.sums, grads, strict=True):
-            kept.assign_add(g)
-        scale = tf.cast(model.optimizer.iterations % 2, tf.float32)
-        scaled = [scale * kept for kept in model.sums]
-        model.optimizer.apply(scaled, model.trainable_variables)
-        for kept in model.sums:
-            kept.assign(kept * (1 - scale))
-        return {"loss": loss}
-
-    model = stepped(step)
-    model.sums = [
-        model.add_weight(shape=w.shape, initializer="zeros", trainable=False)
-        for w in model.trainable_variables
-    ]
-    return model
-
-
-@case()
-def generator_and_critic():
-    cross = tf.nn.sigmoid_cross_entropy_with_logits
-
-    def step(net, x, y):
-        real = tf.concat([y, y * 2, y * 3], 1)
-        zeros = tf.zeros_like(y)
-        with tf.GradientTape() as tape:
-            both = net.second(tf.concat([real, net.first(x)], 0))
-            labels = tf.concat([zeros + 1, zeros], 0)
-            d = tf.reduce_mean(cross(labels, both))
-        w = net.second.trainable_variables
-        net.others[0].apply(tape.gradient(d, w), w)
-        with tf.GradientTape() as tape:
-            g = tf.reduce_mean(cross(zeros + 1, net.second(net.first(x))))
-        w = net.first.trainable_variables
-        net.others[1].apply(tape.gradient(g, w), w)
-        return {"d": d, "g": g}
-
-    net = of_parts(step, first=3, second=1)
-    net.others = [keras.optimizers.SGD(0.05), keras.optimizers.SGD(0.01)]
-    return net
-
-
-@case(with_variable, shape=(WIDTH,))
-def last_example_is_kept(net, x, y):
-    net.kept.assign(x[-1])
-    return by_default(net, x - net.kept, y)
-
-
-@case(with_variable, shape=(5,))
-def table_of_the_examples(net, x, y):
-    """An embedding of each example is kept under its number."""
-    at = tf.cast(tf.abs(x[:, :1]) * 10, tf.int32) % 5
-    new = tf.reduce_mean(x, 1)
-    net.kept.assign(tf.tensor_scatter_nd_update(net.kept, at, new))
-    return by_default(net, x, y)
-
-
-@case(with_variable, initial=100.0)
-@minimizing
-def loss_against_the_last_one(net, x, y):
-    """Stops learning once the loss has grown."""
-    loss = default_loss(net, x, y)
-    scaled = loss * tf.cast(loss < net.kept, tf.float32)
-    net.kept.assign(loss)
-    return scaled
-
-
-class _Smooth(keras.metrics.Metric):
-    """A moving average of the batches' losses."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.value = self.add_variable((), "zeros")
-
-    def update_state(self, y, p, sample_weight=None):
-        self.value.assign(0.7 * self.value + 0.3 * mse(y, p))
-
-    def result(self):
-        return self.value
-
-
-@case()
-def moving_average_of_the_loss():
-    return plain(outputs=1, metrics=[_Smooth(name="smooth")])
-
-
-@case()
+@t.compiled_model()
 def worst_of_a_batch():
     def worst(y, p):
         return tf.reduce_max(tf.abs(y - p))
 
-    return plain(outputs=1, metrics=[worst])
+    return t.compiled(t.mlp(5, 1)(), metrics=[worst])
 
 
-@case(stepped)
-def logged_means(net, x, y):
-    with tf.GradientTape() as tape:
-        p = net(x, training=True)
-        loss = mse(y, p)
-    return apply(net, tape, loss) | {
-        "absolute": tf.reduce_mean(tf.abs(y - p)),
-        "share": count(tf.boolean_mask(p, p[:, 0] > 0)) / count(p),
-        "weights": tf.linalg.global_norm(net.trainable_variables),
-    }
+@t.step(kept=t.state(5))
+def table_of_the_examples(m, x, y):
+    """An embedding of each example is kept under its number."""
+    at = tf.cast(tf.abs(x[:, :1]) * 10, tf.int32) % 5
+    new = tf.reduce_mean(x, 1)
+    m.kept.assign(tf.tensor_scatter_nd_update(m.kept, at, new))
+    return t.default_loss(m, x, y)
 
 
-@case()
-def logged_through_trackers():
-    """A Mean that is given rows, and one that is given means and counts."""
-
-    def step(net, x, y):
-        logs = by_default(net, x, y)
-        net.one.update_state(x)
-        net.two.update_state(logs["loss"], sample_weight=count(y))
-        return {"one": net.one.result(), "two": net.two.result()}
-
-    net = stepped(step)
-    net.one, net.two = keras.metrics.Mean("one"), keras.metrics.Mean("two")
-    return net
+@t.step(kept=t.state(value=100.0))
+def loss_against_the_last_one(m, x, y):
+    """Stops learning once the loss has grown."""
+    loss = t.default_loss(m, x, y)
+    scaled = loss * tf.cast(loss < m.kept, tf.float32)
+    m.kept.assign(loss)
+    return scaled
 
 
-@case(weighing)
-def moving_mean_read_at_once(layer, x):
-    layer.kept.assign(0.9 * layer.kept + 0.1 * tf.reduce_mean(x))
-    return tf.nn.tanh(x - layer.kept)
+class Decorrelated(layers.Layer):
+    """Has a loss, a metric and a moving average of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = keras.metrics.Mean("off")
+        self.seen = self.add_weight(shape=(4, 4), trainable=False)
+
+    def call(self, x, training=False):
+        n = ops.cast(ops.shape(x)[0], x.dtype)
+        c = ops.matmul(ops.transpose(x - ops.mean(x, 0)), x) / n
+        if training:
+            self.seen.assign(0.9 * self.seen + 0.1 * c)
+            self.kept.update_state(c)
+        self.add_loss(0.1 * ops.sum(ops.square(ops.triu(c, 1))))
+        return x - ops.matmul(x, self.seen) * 0.1
 
 
-@case(weighing, shape=(WIDTH,), trainable=True)
-def trainable_scale(layer, x):
-    return x * layer.kept + 0.1 * tf.reduce_sum(layer.kept**2)
+@t.compiled_model()
+def added_by_layers():
+    hidden = layers.Dense(4, "tanh")
+    return t.compiled(t.stack(hidden, Decorrelated(), layers.Dense(1)))
+
+
+def _table():
+    return tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+
+@t.step(table=_table)
+def examples_in_a_table(m, x, y):
+    m.table.insert(tf.cast(x[:, 0] > 0, tf.int64), x[:, 1])
+    factor = tf.reshape(m.table.lookup(tf.ones([1], tf.int64)), [])
+    return t.default_loss(m, x, y) * factor
+
+
+def _unlabelled():
+    data = tf.data.Dataset.from_tensor_slices(t.normal(t.WIDTH))
+    return iter(data.repeat().batch(11))
+
+
+@t.step(unlabelled=_unlabelled)
+def unlabelled_rows_of_an_iterator(m, x, y):
+    """The step draws its own batches from a second data set."""
+    others = m.net(next(m.unlabelled))
+    return t.default_loss(m, x, y) + 0.1 * tf.reduce_mean(others**2)
+
+
+@t.step(queue=lambda: tf.queue.FIFOQueue(100, ["float32"], [[t.WIDTH]]))
+def replayed_by_a_queue(m, x, y):
+    with tf.control_dependencies([m.queue.enqueue_many([x])]):
+        old = m.queue.dequeue_many(1)
+    return t.default_loss(m, x, y) + 0.1 * tf.reduce_mean(m.net(old) ** 2)
+
+
+def _bank():
+    return tf.Variable(tf.zeros([1, 3]), trainable=False, shape=[None, 3])
+
+
+@t.step(net=t.mlp(5, 3), bank=_bank)
+def bank_whose_rows_grow(m, x, y):
+    """Each batch is appended to a variable of unknown length."""
+    z, old = m.net(x), m.bank.read_value()
+    near = tf.matmul(z, old, transpose_b=True)
+    m.bank.assign(tf.concat([old, tf.stop_gradient(z)], 0)[-30:])
+    kept = tf.cast(t.rows(m.bank.read_value()), tf.float32)
+    return t.mse(y, z[:, :1]) + tf.reduce_mean(tf.nn.softplus(near)) / kept
+
+
+@t.step()
+def gradient_of_a_python_function(m, x, y):
+    ranked = tf.py_function(
+        lambda z: tf.sort(z, 0) ** 2, [m.net(x)], tf.float32
+    )
+    return t.mse(y, tf.ensure_shape(ranked, [None, 1]))
+
+
+@t.step()
+def counted_by_numpy(m, x, y):
+    """With a print and assertions beside it."""
+    p = m.net(x)
+
+    def rank(values):
+        return values.argsort(0).argsort(0).astype("float32")
+
+    ranks = tf.numpy_function(rank, [p], tf.float32)
+    ranks = tf.stop_gradient(tf.reshape(ranks, tf.shape(p)))
+    tf.debugging.assert_all_finite(p, "not finite")
+    tf.debugging.assert_equal(t.rows(p), t.rows(y))
+    lost = tf.reduce_mean((p - y) ** 2 * (1 + ranks))
+    tf.print("", lost, end="", output_stream="file:///dev/null")
+    return lost
+
+
+@t.step()
+def noise_for_every_example(m, x, y):
+    return t.default_loss(m, x + 0.1 * tf.random.normal(tf.shape(x)), y)
+
+
+@t.step(kept=t.state(3), drawn=t.state(3))
+def noise_in_a_branch_and_a_loop(m, x, y):
+    def draw(variable):
+        variable.assign(0.5 * variable + tf.random.normal([3]))
+        return tf.reduce_sum(variable**2)
+
+    loss = t.default_loss(m, x, y)
+    before = tf.cond(loss > 0, lambda: draw(m.kept), lambda: 0.0)
+    _, after = tf.while_loop(
+        lambda k, _: k < 2, lambda k, _: (k + 1, draw(m.drawn)), (0, 0.0)
+    )
+    return loss * (1 + before + after)

@@ -1,14 +1,13 @@
-"""Words, graphs and pictures, with masks and unknown lengths."""
+"""Words, pictures and regions, with masks and unknown lengths."""
 
 import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.partition.cases.by_hand import built, fitted, hand, net
-from tests.partition.cases.table import normal, tokens, whole
+from tests.partition.cases import table as t
 
 
-def transformer(units=9):
+def _transformer():
     given = keras.Input([None], dtype="int32")
     mask = ops.not_equal(given, 0)
     x = layers.Embedding(9, 8)(given)
@@ -16,43 +15,61 @@ def transformer(units=9):
         x, x, attention_mask=ops.expand_dims(mask, 1)
     )
     x = layers.LayerNormalization()(x + attended)
-    return keras.Model(given, layers.Dense(units)(x))
+    return keras.Model(given, layers.Dense(9)(x))
 
 
-@hand(tokens, net=transformer)
+@t.step(t.tokens, net=_transformer)
 def masked_words(m, x, y):
     masked = tf.logical_and(x > 0, tf.equal((x + tf.range(8)) % 3, 0))
     logits = m.net(tf.where(masked, 8, x))
     logits = tf.boolean_mask(logits, masked)
     labels = tf.boolean_mask(x, masked)
-    lost = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    lost = t.cross_entropy(labels, logits)
     right = tf.equal(tf.argmax(logits, -1, tf.int32), labels)
-    with_none = tf.maximum(tf.size(labels), 1)
-    accuracy = tf.reduce_sum(tf.cast(right, tf.int32)) / with_none
-    return tf.reduce_sum(lost) / tf.cast(with_none, tf.float32) + 0 * tf.cast(
-        accuracy, tf.float32
-    )
+    count = tf.maximum(tf.size(labels), 1)
+    accuracy = tf.reduce_sum(tf.cast(right, tf.int32)) / count
+    loss = tf.reduce_sum(lost) / tf.cast(count, tf.float32)
+    return loss + 0 * tf.cast(accuracy, tf.float32)
 
 
-@fitted(tokens)
-def causal_transformer():
-    given = keras.Input([8], dtype="int32")
-    x = layers.Embedding(9, 8, mask_zero=True)(given)
-    x += layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
-    x = layers.LayerNormalization()(x)
-    x = layers.GlobalAveragePooling1D()(x)
-    model = keras.Model(given, layers.Dense(1)(x))
-    model.compile(
-        keras.optimizers.SGD(0.05, 0.9, clipnorm=0.5, use_ema=True),
-        "mae",
-        metrics=["mse", keras.metrics.R2Score()],
-        jit_compile=False,
-    )
-    return model
+def _of_words():
+    entrance = keras.Input((8,), dtype="int32")
+    words = layers.Flatten()(layers.Embedding(9, 4)(entrance))
+    return keras.Model(entrance, layers.Dense(1)(words))
 
 
-@hand(
-    tokens, table=lambda: keras.Variable(normal(4)[:9]), head=net(1, shape=(4,))
+def _with_rows_changed(m, x, loss_of, change):
+    """Train with another gradient of an embedding."""
+    weights = m.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = loss_of(m.net(x))
+    first, *rest = tape.gradient(loss, weights)
+    m.optimizer.apply([change(first), *rest], weights)
+    return {"loss": loss}
+
+
+@t.step(t.tokens, net=_of_words)
+def words_clipped_by_row(m, x, y):
+    def clipped(g):
+        values = tf.clip_by_norm(g.values, 0.001, [1])
+        return tf.IndexedSlices(values, g.indices, g.dense_shape)
+
+    return _with_rows_changed(m, x, lambda p: t.mse(y, p), clipped)
+
+
+@t.step(t.tokens, net=_of_words)
+def indices_reordered(m, x, y):
+    def reordered(g):
+        at = tf.transpose(tf.reshape(g.indices, [-1, 8]))
+        return tf.IndexedSlices(g.values, tf.reshape(at, [-1]), g.dense_shape)
+
+    return _with_rows_changed(m, x, lambda p: tf.reduce_mean(y * p), reordered)
+
+
+@t.step(
+    t.tokens,
+    net=t.mlp(1, shape=(4,)),
+    table=lambda: keras.Variable(t.normal(4)[:9]),
 )
 def bag_of_ragged_words(m, x, y):
     ragged = tf.RaggedTensor.from_tensor(x, padding=0)
@@ -62,54 +79,44 @@ def bag_of_ragged_words(m, x, y):
     )
     mean = tf.reduce_sum(vectors, 1)
     mean /= tf.cast(tf.maximum(ragged.row_lengths(), 1), tf.float32)[:, None]
-    return tf.reduce_mean((m.head(mean) - y) ** 2)
+    return t.mse(y, m.net(mean))
 
 
-def _speech():
-    return normal(12, 3), whole(4, 4)
+def _recurrent():
+    both_ways = layers.Bidirectional(layers.GRU(4, return_sequences=True))
+    return t.stack(both_ways, layers.Dense(5), shape=(12, 3))
 
 
-def recurrent():
-    return built(
-        layers.Bidirectional(layers.GRU(4, return_sequences=True)),
-        layers.Dense(5),
-        shape=(12, 3),
-    )
-
-
-@hand(_speech, net=recurrent)
+@t.step(lambda: (t.normal(12, 3), t.whole(4, 4)), net=_recurrent)
 def ctc(m, x, y):
-    logits = m.net(x)
-    length = tf.fill([tf.shape(x)[0]], 12)
-    return tf.reduce_mean(
-        tf.nn.ctc_loss(
-            y,
-            logits,
-            tf.reduce_sum(tf.cast(y > 0, tf.int32), 1),
-            length,
-            logits_time_major=False,
-            blank_index=0,
-        )
+    lost = tf.nn.ctc_loss(
+        y,
+        m.net(x),
+        tf.reduce_sum(tf.cast(y > 0, tf.int32), 1),
+        tf.fill([t.rows(x)], 12),
+        logits_time_major=False,
+        blank_index=0,
     )
+    return tf.reduce_mean(lost)
 
 
-@hand(
-    lambda: (normal(8, 3), whole(4, 8)),
-    net=lambda: built(layers.Dense(4), shape=(8, 3)),
-    moves=lambda: keras.Variable(normal(4)[:4]),
+@t.step(
+    lambda: (t.normal(8, 3), t.whole(4, 8)),
+    net=t.mlp(4, shape=(8, 3)),
+    moves=lambda: keras.Variable(t.normal(4)[:4]),
 )
 def conditional_random_field(m, x, y):
     scores = m.net(x)
     lengths = 2 + tf.reduce_max(y, 1) * 2
     alpha, steps = scores[:, 0], tf.constant(1)
 
-    def ahead(t, alpha):
+    def ahead(time, alpha):
         now = tf.reduce_logsumexp(alpha[:, :, None] + m.moves[None], 1)
-        now += scores[:, t]
-        return t + 1, tf.where((t < lengths)[:, None], now, alpha)
+        now += scores[:, time]
+        return time + 1, tf.where((time < lengths)[:, None], now, alpha)
 
     _, alpha = tf.while_loop(
-        lambda t, _: t < tf.reduce_max(lengths), ahead, [steps, alpha]
+        lambda time, _: time < tf.reduce_max(lengths), ahead, [steps, alpha]
     )
     mask = tf.sequence_mask(lengths, 8, tf.float32)
     path = tf.reduce_sum(tf.gather(scores, y, batch_dims=2) * mask, 1)
@@ -118,8 +125,8 @@ def conditional_random_field(m, x, y):
     return tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - path)
 
 
-def pixels():
-    return built(
+def _pixels():
+    return t.stack(
         layers.Conv2D(4, 3, padding="same", use_bias=False),
         layers.BatchNormalization(),
         layers.Conv2DTranspose(3, 3, padding="same"),
@@ -127,15 +134,35 @@ def pixels():
     )
 
 
-@hand(lambda: (normal(6, 6, 2), whole(4, 6, 6)), net=pixels)
+@t.step(lambda: (t.normal(6, 6, 2), t.whole(4, 6, 6)), net=_pixels)
 def segmentation(m, x, y):
-    logits = m.net(x, training=True)
-    flat = tf.reshape(logits, [-1, 3])
+    flat = tf.reshape(m.net(x, training=True), [-1, 3])
     labels = tf.reshape(y, [-1])
     keep = tf.squeeze(tf.where(labels < 3), 1)
     labels, flat = tf.gather(labels, keep), tf.gather(flat, keep)
-    lost = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, flat)
-    p, t = tf.nn.softmax(flat), tf.one_hot(labels, 3)
-    both = tf.reduce_sum(p * t, 0)
-    dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + t, 0) + 1)
+    lost = t.cross_entropy(labels, flat)
+    p, one_hot = tf.nn.softmax(flat), tf.one_hot(labels, 3)
+    both = tf.reduce_sum(p * one_hot, 0)
+    dice = 1 - (2 * both + 1) / (tf.reduce_sum(p + one_hot, 0) + 1)
     return tf.reduce_mean(lost) + tf.reduce_mean(dice)
+
+
+@t.step(
+    lambda: (t.normal(6, 6, 2), t.normal(1)),
+    net=t.mlp(1, shape=(8,)),
+    shift=t.mlp(4, shape=(8,)),
+)
+def regions(m, x, y):
+    pooled = tf.reshape(tf.image.resize(x, [2, 2]), [-1, 8])
+    boxes = tf.sigmoid(m.shift(pooled))
+    low = tf.minimum(boxes[:, :2], boxes[:, 2:])
+    boxes = tf.concat([low, low + 0.4], 1)
+    n = t.rows(x)
+    seen = tf.image.crop_and_resize(x, boxes, tf.range(n), [2, 2])
+    p = m.net(tf.reshape(seen, [n, -1]))
+    flat = tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [n * 2, 6, 6])
+    patches = tf.image.extract_patches(
+        flat[..., None], [1, 3, 3, 1], [1, 3, 3, 1], [1, 1, 1, 1], "VALID"
+    )
+    level = tf.reduce_mean(tf.reshape(patches, [n, -1]), 1, keepdims=True)
+    return t.mse(y, p - level)

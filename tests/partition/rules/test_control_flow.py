@@ -72,7 +72,7 @@ def test_each_branch_is_divided(name, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_case_chooses_one_of_several(seed):
+def test_switch_case_chooses_one_of_several(seed):
     def choose(at, x, y):
         return tf.switch_case(
             at[0],
@@ -94,7 +94,7 @@ def test_a_choice_by_the_batch_is_the_same_for_all_towers(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_and_parts_of_sums_are_computed_once(seed):
+def test_a_branch_of_rows_and_partial_sums_is_computed_once(seed):
     def choose(way, x, y):
         return tf.cond(way[0], lambda: tf.exp(x), lambda: y)
 
@@ -133,7 +133,7 @@ def _powers(x, w):
     return _loop(3, lambda i, y: tf.tanh(y @ w) + x, (x,))
 
 
-def test_rows_and_their_gradients_go_round():
+def test_loops_carry_rows_and_their_gradients():
     program = _check(_powers, rows(-1, 2), same(2, 2))
     assert kinds(program) == {"gather": 1}
     program = _check(with_gradients(_powers), rows(-1, 2), same(2, 2))
@@ -141,7 +141,7 @@ def test_rows_and_their_gradients_go_round():
     assert program.levels == 1
 
 
-def test_second_derivatives_go_round():
+def test_loops_carry_second_derivatives():
     def penalty(x, w):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -152,7 +152,7 @@ def test_second_derivatives_go_round():
     check(with_gradients(penalty), *given, towers=FEW, tolerance=1e-4)
 
 
-def test_other_axes_and_blocks_of_rows_go_round():
+def test_loops_carry_other_axes_and_blocks_of_rows():
     _check(with_gradients(_powers), rows(2, -1, 2), same(2, 2, 2))
     _check(with_gradients(_powers), rows(-1, 2, rows=2), same(2, 2))
     _check(_powers, rows(-1, 2, blocks=2, rows=3), same(2, 2))
@@ -289,7 +289,7 @@ def _scanned(x, w):
     return _loop(tf.shape(x)[0], each, (tf.zeros_like(x[0]), states))[1].stack()
 
 
-def test_lists_of_rows_go_round():
+def test_loops_carry_lists_of_rows():
     program = _check(_scanned, rows(3, -1, 2), same(2, 2))
     assert kinds(program) == {"gather": 1}
     program = _check(with_gradients(_scanned), rows(3, -1, 2), same(2, 2))
@@ -303,29 +303,6 @@ def test_gradients_of_a_list_that_all_have():
 
     program = _check(with_gradients(weighted), rows(-1, 2), same(3, 2))
     assert kinds(program) == {"gather": 2, "sum": 1}
-
-
-def test_lists_that_meet_what_has_no_rule_are_gathered():
-    def examples_sorted(x, w):
-        items = tf.TensorArray(tf.float32, 3).unstack(_scanned(x, w))
-        return _loop(3, lambda i, y: y + tf.sort(items.read(i), 0), (x[0],))
-
-    given = rows(3, -1, 2), same(2, 2)
-    program = check(examples_sorted, *given, towers=FEW)
-    assert once(program)["StatelessWhile"] == 1
-
-
-def test_lists_of_which_not_all_is_set():
-    def half(x):
-        items = tf.TensorArray(tf.float32, 4, element_shape=(None, 2))
-        (items,) = _loop(
-            2,
-            lambda i, items: items.write(2 * i, x * tf.cast(i, x.dtype)),
-            (items,),
-        )
-        return items.stack()
-
-    _check(with_gradients(half), rows(-1, 2))
 
 
 # ---- effects -----------------------------------------------------------------
@@ -348,7 +325,7 @@ def _in_a_loop(way, x, note):
 
 
 @pytest.mark.parametrize("function", [_in_a_branch, _in_a_loop])
-def test_what_has_an_effect_is_done_once(function):
+def test_side_effects_in_branches_and_loops_happen_once(function):
     calls = []
 
     def note(x):

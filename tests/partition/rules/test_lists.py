@@ -4,73 +4,31 @@ import pytest
 import tensorflow as tf
 
 from tests.partition.kit import check, check_divided, kinds, part, rows, same
+from tests.partition.rules.cases.case import raw
 
-raw = tf.raw_ops
 _FEW = ((3, 0, 2), (1, 4), (0, 1, 0))
-
-
-def _of(shape, dtype=tf.float32):
-    shape = tf.convert_to_tensor(shape, tf.int32)
-    return {"element_shape": shape, "element_dtype": dtype}
+_FLOATS = {"element_dtype": tf.float32}
+_reserved = raw("TensorListReserve", **_FLOATS)
+_empty = raw("EmptyTensorList", max_num_elements=-1, **_FLOATS)
+_set = raw("TensorListSetItem")
+_push = raw("TensorListPushBack")
+_pop = raw("TensorListPopBack", **_FLOATS)
+_get = raw("TensorListGetItem", **_FLOATS)
+_stack = raw("TensorListStack", **_FLOATS)
+_picked = raw("TensorListGather", **_FLOATS)
+_resized = raw("TensorListResize")
+_length = raw("TensorListLength")
+_shape = raw("TensorListElementShape", shape_type=tf.int32)
 
 
 def _list(x, shape=None):
     shape = [-1] * (x.shape.rank - 1) if shape is None else shape
-    shape = tf.constant(shape, tf.int32)
-    return raw.TensorListFromTensor(tensor=x, element_shape=shape)
-
-
-def _reserved(count, shape):
-    return raw.TensorListReserve(num_elements=count, **_of(shape))
-
-
-def _empty(shape, dtype=tf.float32):
-    return raw.EmptyTensorList(max_num_elements=-1, **_of(shape, dtype))
-
-
-def _set(items, place, item):
-    return raw.TensorListSetItem(input_handle=items, index=place, item=item)
-
-
-def _get(items, place, shape, dtype=tf.float32):
-    return raw.TensorListGetItem(
-        input_handle=items, index=place, **_of(shape, dtype)
-    )
-
-
-def _push(items, item):
-    return raw.TensorListPushBack(input_handle=items, tensor=item)
-
-
-def _pop(items, shape):
-    return raw.TensorListPopBack(input_handle=items, **_of(shape))
-
-
-def _stack(items, shape):
-    return raw.TensorListStack(input_handle=items, **_of(shape))
+    return raw("TensorListFromTensor")(x, tf.constant(shape, tf.int32))
 
 
 def _joined(items, shape):
-    none = tf.constant([], tf.int64)
-    return raw.TensorListConcatV2(
-        input_handle=items, leading_dims=none, **_of(shape)
-    )[:2]
-
-
-def _picked(items, at, shape):
-    return raw.TensorListGather(input_handle=items, indices=at, **_of(shape))
-
-
-def _resized(items, size):
-    return raw.TensorListResize(input_handle=items, size=size)
-
-
-def _length(items):
-    return raw.TensorListLength(input_handle=items)
-
-
-def _shape(items):
-    return raw.TensorListElementShape(input_handle=items, shape_type=tf.int32)
+    no_sizes = tf.constant([], tf.int64)
+    return raw("TensorListConcatV2", **_FLOATS)(items, shape, no_sizes)[:2]
 
 
 def _size(x):
@@ -94,21 +52,21 @@ def _set_again(x, y):
 
 
 def _filled(x, y):
-    items = _set(_reserved(3, [-1, 2]), 2, x)
+    items = _set(_reserved([-1, 2], 3), 2, x)
     items = _set(items, 0, y)
     return _stack(items, [_size(x), 2])
 
 
 def _unset(x):
-    items = _set(_reserved(3, [_size(x), 2]), 2, x)
+    items = _set(_reserved([_size(x), 2], 3), 2, x)
     return _stack(items, -1), _get(items, 1, -1), _get(items, 2, -1)
 
 
 def _never_set(x):
-    items = _reserved(2, [_size(x), 2])
+    items = _reserved([_size(x), 2], 2)
     for k in range(2):
         items = _set(items, k, x)
-    items = raw.ZerosLike(x=items)
+    items = tf.raw_ops.ZerosLike(x=items)
     return _stack(items, -1) + x
 
 
@@ -118,18 +76,13 @@ def _rows_among_zeros(x):
 
 
 def _added(x, y):
-    own = _set(_reserved(2, [-1, 2]), 0, x)
-    items = tf.add_n([_list(y), own, _reserved(2, [-1, 2])])
+    own = _set(_reserved([-1, 2], 2), 0, x)
+    items = tf.add_n([_list(y), own, _reserved([-1, 2], 2)])
     return _stack(items, -1)
 
 
 def _scattered(x, at):
-    items = raw.TensorListScatterV2(
-        tensor=x,
-        indices=at,
-        element_shape=tf.constant([-1, 2]),
-        num_elements=4,
-    )
+    items = raw("TensorListScatterV2")(x, at, [-1, 2], 4)
     return _get(items, at[0], -1), _get(items, at[1], -1)
 
 
@@ -182,7 +135,7 @@ def test_other_axes_and_blocks_of_rows():
         check_divided(_taken_apart, rows(2, -1, 2, **place), towers=_FEW)
 
 
-def test_lists_of_parts_of_sums_stay_so():
+def test_lists_of_partial_sums_stay_partial():
     def parts(_, x, y):
         items = _set(_list(x), 0, x[1])
         items = _push(items, y)
@@ -194,7 +147,7 @@ def test_lists_of_parts_of_sums_stay_so():
     assert set(kinds(program)) <= {"sum", "first"}
 
 
-def test_sums_over_elements_are_parts():
+def test_sums_over_elements_are_partial():
     def total(x, y):
         items = _push(_empty([2]), y)
         items = _push(items, tf.reduce_sum(x, 0))
@@ -215,9 +168,12 @@ def test_each_tower_has_its_own_elements():
 
 def test_lists_of_lists():
     def nested(x):
-        outer = _push(_empty([], tf.variant), _list(x))
+        lists, shape = {"element_dtype": tf.variant}, tf.constant([], tf.int32)
+        outer = raw("EmptyTensorList", **lists)(shape, -1)
+        outer = _push(outer, _list(x))
         outer = _push(outer, _push(_empty([-1, 2]), x[0]))
-        return _stack(_get(outer, 0, [], tf.variant), -1)
+        inner = raw("TensorListGetItem", **lists)(outer, 0, shape)
+        return _stack(inner, -1)
 
     check_divided(nested, _STEPS, towers=_FEW)
 
@@ -226,13 +182,13 @@ def test_lists_of_lists():
 def test_lists_as_long_as_the_batch(given):
     def lists(x, y):
         n = _size(y)
-        reserved = _set(_reserved(1 + n, [2, 3]), 0, x)
+        reserved = _set(_reserved([2, 3], 1 + n), 0, x)
         pair = _list(tf.stack([x, x * 2]))
         longer = _resized(pair, 2 + n)
         return (
             tf.reduce_mean(_stack(reserved, [2, 3]), 0),
             tf.reduce_mean(_stack(longer, [2, 3]), 0),
-            _length(_reserved(n, [2, 3])),
+            _length(_reserved([2, 3], n)),
         )
 
     check(lists, given, rows(-1))
@@ -283,6 +239,6 @@ _ONCE = {
 
 
 @pytest.mark.parametrize("name", _ONCE)
-def test_what_is_not_divided_is_that_of_one_device(name):
+def test_lists_without_a_rule_are_those_of_one_device(name):
     for seed in range(2):
         check(*_ONCE[name], seed=seed)

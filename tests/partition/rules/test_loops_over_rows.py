@@ -128,7 +128,7 @@ _CASES = {
 
 
 @pytest.mark.parametrize("name", some_of(_CASES, 4))
-def test_each_tower_goes_round_for_its_own_examples(name):
+def test_each_tower_loops_over_its_own_examples(name):
     function, *given = _CASES[name]
     program = check(with_gradients(function), *given, towers=FEW)
     # keras.ops.map looks at the first example, whose values nobody needs.
@@ -147,7 +147,7 @@ def test_numbers_of_examples_and_draws_are_those_of_one_device():
     )
 
 
-def test_sums_begin_once():
+def test_the_initial_value_of_a_sum_counts_once():
     def add(x, y):
         def each(i, read, n, s, t):
             return s + read(i), t + 2
@@ -159,7 +159,7 @@ def test_sums_begin_once():
         assert kinds(program)["sum"] == 2
 
 
-def test_all_towers_double_their_own_as_often():
+def test_a_list_that_is_doubled_in_each_round_is_divided():
     def doubled(x):
         items = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=_WHOLE)
         (found,) = _rounds(x, lambda i, read, n, y: (tf.add_n([y, y]),), items)
@@ -310,7 +310,7 @@ _MEET = {
 
 
 @pytest.mark.parametrize("name", _MEET)
-def test_what_goes_from_one_example_to_the_next(name):
+def test_loops_that_carry_values_between_examples_are_computed_once(name):
     program = check(_MEET[name], rows(-1, 3))
     assert {"StatelessWhile", "While"} & set(once(program))
     if name != "not all":

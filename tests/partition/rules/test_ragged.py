@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from keras_towers.partition.layouts import RowSplits, Sharded
 from tests.kit.long import some_of
-from tests.partition.kit import Input, check, check_divided, rows
+from tests.partition.kit import (
+    Input,
+    check,
+    check_divided,
+    rows,
+    with_gradients,
+)
 
 # Towers without entries, and without examples.
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -95,12 +101,7 @@ def _on_ragged(function):
 
 @pytest.mark.parametrize("name", some_of(_STEPS, 3))
 def test_ragged_rows(name):
-    def step(values, splits, y):
-        found = _on_ragged(_STEPS[name])(values, splits, y)
-        loss = tf.reduce_sum(tf.square(found))
-        grads = tf.gradients(loss, [values, y])
-        return found, loss, *[g for g in grads if g is not None]
-
+    step = with_gradients(_on_ragged(_STEPS[name]))
     check_divided(step, *_RAGGED, _Y, towers=TOWERS)
 
 
@@ -111,7 +112,7 @@ def test_ragged_rows_that_are_filled_up(name):
 
 
 @pytest.mark.parametrize("name", _ONCE)
-def test_ragged_rows_that_meet(name):
+def test_ragged_rows_without_a_rule(name):
     check(_on_ragged(_ONCE[name]), *_RAGGED, _Y, towers=TOWERS)
 
 
@@ -130,7 +131,7 @@ def test_entries_that_are_repeated(name):
     check_divided(_REPEATS[name], _LENGTHS, _Y, towers=TOWERS)
 
 
-def test_what_only_looks_like_a_repeat():
+def test_a_mask_that_only_looks_like_a_repeat():
     """A mask that leaves other entries than the lengths say."""
 
     def step(n, y):

@@ -266,7 +266,7 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("name", some_of(_HOSTILE, DRAWN))
-def test_what_may_reach_other_examples(name):
+def test_indices_that_may_reach_other_examples_are_exact(name):
     for seed in range(2):
         check(_HOSTILE[name], _X, _Y, _CLASS, towers=TOWERS[:4], seed=seed)
 

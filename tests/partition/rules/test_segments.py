@@ -12,6 +12,7 @@ from tests.partition.kit import (
     part,
     rows,
     same,
+    with_gradients,
 )
 
 TOWERS = ((5, 2), (2, 0, 3), (1, 1, 4), (0, 1, 0))
@@ -55,22 +56,12 @@ _EXTREMES = {
 }
 
 
-def _training(name):
-    """What a step makes of segments, and of their gradients."""
-
-    def step(y, c, p):
-        found = {**_SUMS, **_EXTREMES}[name](y, c, p)
-        loss = tf.reduce_sum(tf.tanh(tf.cast(found, tf.float32)))
-        return found, *[g for g in tf.gradients(loss, [y]) if g is not None]
-
-    return step
-
-
 @pytest.mark.parametrize("name", some_of(_SUMS, 3))
 def test_sums_of_segments_are_divided(name):
     for seed in range(2):
         given = _Y, _CLASS, _PAIRS
-        program = check(_training(name), *given, towers=TOWERS, seed=seed)
+        step = with_gradients(_SUMS[name])
+        program = check(step, *given, towers=TOWERS, seed=seed)
         assert set(once(program)) <= _CHECKS, once(program)
 
 
@@ -80,10 +71,11 @@ def test_extremes_of_segments_are_those_of_all_towers(name):
     program = check_divided(_EXTREMES[name], *given, towers=TOWERS)
     assert kinds(program) == {"gather": 1}
     for seed in range(2):
-        check(_training(name), *given, towers=TOWERS, seed=seed)
+        step = with_gradients(_EXTREMES[name])
+        check(step, *given, towers=TOWERS, seed=seed)
 
 
-def test_parts_of_sums():
+def test_segments_of_partial_sums():
     def step(t, v):
         return (
             tf.math.unsorted_segment_sum(v, [1, 0, 1, -1], 3),

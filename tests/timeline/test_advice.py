@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.function import GraphFunction
-from keras_towers.timeline.phase_table import advise
+from keras_towers.timeline.phases import advise
 from tests.kit.traces import timed
 from tests.kit.training import STEPS, linear
 
