@@ -64,7 +64,7 @@ class Input:
 
     def made(self, count, generator):
         """Return entries for a number of examples."""
-        rows = getattr(self.layout, "count", 0) * count
+        rows = getattr(self.layout, "rows_per_unit", 0) * count
         shape = [rows if size == -1 else size for size in self.shape]
         return entries(generator, shape, self.dtype, self.low, self.high)
 
