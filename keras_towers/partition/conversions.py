@@ -248,9 +248,7 @@ class Converter(SizeBuilder):
             layout: the layout of the output.
         """
         own: list[Any] = list(sizes)
-        own[layout.axis] = self.scaled_size(
-            layout.rows_per_unit, layout.unit.count
-        )
+        own[layout.axis] = self.local_rows(layout)
         return self.size_vector_like(target, own)
 
 

@@ -249,12 +249,11 @@ def _drop_padding(
     """Drop the output for rows that ``_pad_empty_tower`` has appended."""
     layout, tensor = output.sharded, output.local
     assert tensor is not None
-    count = divided_by.unit.count
     if layout is not None:
-        length = partitioner.scaled_size(layout.rows_per_unit, count)
+        count = partitioner.local_rows(layout)
         return partitioner.slice_rows(
-            tensor, output.sizes, layout.axis, 0, length
+            tensor, output.sizes, layout.axis, 0, count
         )
-    some = partitioner.op("Greater", [count, 0], ())
+    some = partitioner.op("Greater", [divided_by.unit.count, 0], ())
     zeros = partitioner.op("ZerosLike", [tensor], tensor.shape)
     return partitioner.op("SelectV2", [some, tensor, zeros], tensor.shape)

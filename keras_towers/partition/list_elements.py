@@ -250,9 +250,7 @@ def local_element_shape(
     require(shape is not None)
     sizes = [partitioner.global_size(size) for size in shape or ()]
     if isinstance(layout, Sharded) and 0 <= layout.axis < len(sizes):
-        sizes[layout.axis] = partitioner.scaled_size(
-            layout.rows_per_unit, layout.unit.count
-        )
+        sizes[layout.axis] = partitioner.local_rows(layout)
     require(None not in sizes)
     return partitioner.size_vector(cast("list[Tensor]", sizes), tf.int32)
 

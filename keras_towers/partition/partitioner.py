@@ -64,8 +64,6 @@ class Partitioner(Converter):
         updates: the updates of the program.
         values: the values of the current graph, by the names of its tensors.
         order: the order of operations that use the same resources.
-        variances: variances computed together with their means, by the names of
-            their operations.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class Partitioner(Converter):
         self.update_infos: Mapping[str, UpdateInfo] = {}
         self.updates: list[Update] = []
         self.values: dict[str, Value] = {}
-        self.variances: dict[str, Value] = {}
         self.order = ResourceOrder()
 
     def for_function(self) -> Partitioner:

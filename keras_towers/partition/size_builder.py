@@ -88,6 +88,10 @@ class SizeBuilder(Builder):
         """Return ``number * tensor``."""
         return tensor if number == 1 else self.size_product(tensor, number)
 
+    def local_rows(self, layout: Sharded) -> Tensor:
+        """Return the local size of the axis of a layout."""
+        return self.scaled_size(layout.rows_per_unit, layout.unit.count)
+
     def size_product(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Return the product of two sizes."""
         return self.compute_size("Mul", a, b)

@@ -127,7 +127,7 @@ def _local_operand(
     if known is None or known.flat[0] != target.size:
         raise NotDivided
     if role == "count":
-        count = partitioner.scaled_size(target.rows, target.unit.count)
+        count = partitioner.local_rows(target)
         return partitioner.cast(count, partitioner.replicate(value).dtype)
     return partitioner.local_target(value, list(known), target)
 

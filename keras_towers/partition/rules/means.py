@@ -9,7 +9,7 @@ as accurate as on one device, as no large numbers are subtracted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,17 +36,16 @@ def _mean(node: Node, value: Value, over: Value) -> Values:
     partitioner = node.partitioner
     reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in reduced and node.dtype(0).is_floating)
-    found = partitioner.variances.pop(node.operation.name, None)
-    if found is not None:
-        return [found]
-    along = partitioner.constant(reduced, node.dtype(1))
     variance = _find_variance(node.operation)
     if variance is not None and partitioner.can_exchange:
-        mean, partitioner.variances[variance.name] = _add_moments(
-            partitioner, node.operation, variance, value, along
+        mean, of_variance = _add_moments(
+            partitioner, node.operation, variance, value, reduced
         )
+        # The partitioner skips operations that have a value.
+        partitioner.values[variance.outputs[0].name] = of_variance
         return [mean]
     # The sum might overflow, so the local means are weighted.
+    along = partitioner.constant(reduced, node.dtype(1))
     (mean_of_tower,) = node.copy([rows, along])
     fraction = partitioner.unit_fraction(layout.unit, rows.dtype)
     part = partitioner.op("MulNoNan", [mean_of_tower, fraction], node.shapes[0])
@@ -100,7 +99,7 @@ def _add_moments(
     mean: Any,
     variance: Any,
     value: Value,
-    along: Tensor,
+    reduced: Sequence[int],
 ) -> tuple[Value, Value]:
     """Compute a mean and a variance of rows; return their values.
 
@@ -109,9 +108,10 @@ def _add_moments(
         mean: the traced operation of the mean.
         variance: the traced operation of the variance.
         value: the rows.
-        along: the axes that both reduce.
+        reduced: the axes that both reduce.
     """
-    (layout, rows) = value.as_rows()
+    layout, rows = value.as_rows()
+    along = partitioner.constant(reduced, mean.inputs[1].dtype)
     keeps = {"keep_dims": True}
     (own_mean,) = partitioner.copy(mean, [rows, along])
     squares = partitioner.op("SquaredDifference", [rows, own_mean], rows.shape)
@@ -127,27 +127,22 @@ def _add_moments(
     fraction = partitioner.op("Reshape", [fraction, ones], ones)
     fractions = partitioner.exchange("gather", fraction, layout.axis)
 
-    def combined(tensors: Tensor, like: Any) -> Tensor:
+    def combine(tensors: Tensor, like: Any) -> Value:
         # The mean of no rows is NaN.
-        weighted = partitioner.op(
-            "MulNoNan", [tensors, fractions], tensors.shape
-        )
-        return partitioner.op(
-            "Sum",
-            [weighted, along],
-            like.outputs[0].shape,
-            keep_dims=like.get_attr("keep_dims"),
-        )
+        weighted = partitioner.op("MulNoNan", [tensors, fractions], means.shape)
+        keeps, shape = like.get_attr("keep_dims"), like.outputs[0].shape
+        operands = [weighted, along]
+        whole = partitioner.op("Sum", operands, shape, keep_dims=keeps)
+        sizes = [1 if a in reduced else s for a, s in enumerate(value.sizes)]
+        left = [s for a, s in enumerate(sizes) if keeps or a not in reduced]
+        return Value(REPLICATED, whole=whole, shape=tuple(left))
 
-    whole = combined(means, mean)
+    of_mean = combine(means, mean)
     deviations = partitioner.op(
-        "SquaredDifference", [means, whole], means.shape
+        "SquaredDifference", [means, of_mean.whole], means.shape
     )
     variances = partitioner.op("AddV2", [variances, deviations], means.shape)
-    return (
-        Value(REPLICATED, whole=whole),
-        Value(REPLICATED, whole=combined(variances, variance)),
-    )
+    return of_mean, combine(variances, variance)
 
 
 # ---- means per tower ---------------------------------------------------------

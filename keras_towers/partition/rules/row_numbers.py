@@ -93,8 +93,7 @@ def _range(node: Node, inputs: Values, outputs: Values) -> None:
     dtype = node.output_dtype(0)
     if rows.rows % step or not dtype.is_integer:
         return
-    count = partitioner.scaled_size(rows.rows, rows.unit.count)
-    count = partitioner.cast(count, dtype)
+    count = partitioner.cast(partitioner.local_rows(rows), dtype)
     numbers = partitioner.op("Range", [0, count, step], (None,))
     layout = Sharded(0, rows.unit, rows=rows.rows // step)
     outputs[0].meaning = RowNumbers(numbers, layout, rows.unit, rows.rows, step)

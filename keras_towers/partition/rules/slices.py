@@ -108,14 +108,9 @@ def _slice_blocks(
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     part = _with_blocks(layout, size)
     offset = _rows_ahead(layout, begin)
-    rows = partitioner.scaled_size(part.rows_per_unit, layout.unit.count)
-    local = partitioner.slice_rows(
-        tensor,
-        shape,
-        layout.axis,
-        offset and partitioner.scaled_size(offset, layout.unit.count),
-        rows,
-    )
+    first = offset and partitioner.scaled_size(offset, layout.unit.count)
+    count = partitioner.local_rows(part)
+    local = partitioner.slice_rows(tensor, shape, layout.axis, first, count)
     shape[layout.axis] = part.size
     return Value(part, local, shape=tuple(shape))
 
@@ -195,15 +190,11 @@ def _pad_blocks(
     after = padded.rows_per_unit - before - layout.rows_per_unit
     axis, rank = layout.axis, len(shape)
     ends = [
-        partitioner.size_at_axis(
-            axis,
-            rank,
-            rows and partitioner.scaled_size(rows, layout.unit.count),
-            0,
-        )
+        rows and partitioner.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
     ]
-    widths = partitioner.op("Pack", ends, (rank, 2), axis=1)
+    columns = [partitioner.size_at_axis(axis, rank, end, 0) for end in ends]
+    widths = partitioner.op("Pack", columns, (rank, 2), axis=1)
     shape[axis] = padded.size
     local = partitioner.op(
         "Pad", [tensor, widths], local_shape(static(shape), padded)
