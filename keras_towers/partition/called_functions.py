@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Output
+from keras_towers.partition.conversions import Converter
 from keras_towers.partition.layouts import (
     REPLICATED,
     NotDivided,
@@ -27,10 +28,6 @@ from keras_towers.partition.list_elements import (
 )
 from keras_towers.partition.program import Function, Operation, Tensor
 from keras_towers.partition.registry import Node
-
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
-
 
 # In the control flow of TensorFlow 1, an operation may have no result, and
 # loops are cycles of the graph.
@@ -80,7 +77,7 @@ def skip_identities(tensor: Any) -> Any:
 # ---- values ------------------------------------------------------------------
 
 
-def captured_value(partitioner: Partitioner, value: Value) -> Value:
+def captured_value(partitioner: Converter, value: Value) -> Value:
     """Return a value of the surrounding program as a function sees it."""
     if not value.is_replicated:
         return dataclasses.replace(value, whole_from=None)
@@ -136,20 +133,19 @@ def settle(
 
 
 def try_with_partial_sums(
-    partitioner: Partitioner,
-    inputs: Values,
-    lay_out: Callable[[Values], Values],
+    node: Node, inputs: Values, lay_out: Callable[[Values], Values]
 ) -> Values:
     """Lay out a call, if possible without adding up partial sums first.
 
     Args:
-        partitioner: the partitioner of the call.
-        inputs: the inputs of the call.
+        node: the call.
+        inputs: the inputs of the functions.
         lay_out: lays it out, given the inputs.
 
     Raises:
         NotDivided: the call has to be computed once.
     """
+    partitioner = node.partitioner
     before = len(partitioner.once)
     while True:
         try:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers import compat
 from keras_towers.partition.builder import Builder
-from keras_towers.partition.conversions import is_small
+from keras_towers.partition.conversions import Converter, is_small
 from keras_towers.partition.layouts import REPLICATED, Value, Values, require
 from keras_towers.partition.program import Function, Tensor
 from keras_towers.partition.registry import Node
-
-if TYPE_CHECKING:
-    from keras_towers.partition.partitioner import Partitioner
 
 _READS = (
     "ReadVariableOp",
@@ -317,7 +314,7 @@ def _add_xla_function(
     )
 
 
-def _broadcast_from_root(partitioner: Partitioner, whole: Tensor) -> Tensor:
+def _broadcast_from_root(partitioner: Converter, whole: Tensor) -> Tensor:
     """Return the result of the first process on all processes."""
     if whole.dtype == tf.resource:
         # Loops return the handles that they take.

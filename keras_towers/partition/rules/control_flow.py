@@ -70,7 +70,7 @@ def _branch(node: Node, index: Value, *inputs: Value) -> Values:
         return partitioner.call(graphs[taken], inputs)[: node.num_outputs]
     _require_towers_differ(partitioner, [index, *inputs])
     lay_out = functools.partial(_lay_out_branches, node, graphs, index)
-    return try_with_partial_sums(partitioner, inputs, lay_out)
+    return try_with_partial_sums(node, inputs, lay_out)
 
 
 def _branch_names(node: Node) -> list[str]:
@@ -137,7 +137,7 @@ def _loop(node: Node, *inputs: Value) -> Values:
     with contextlib.suppress(NotDivided):
         return divide_rounds(node, body, condition, inputs)
     lay_out = functools.partial(_lay_out_loop, node, body, condition)
-    return try_with_partial_sums(partitioner, inputs, lay_out)
+    return try_with_partial_sums(node, inputs, lay_out)
 
 
 def _lay_out_loop(
