@@ -153,7 +153,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Factors:
 @axes("Einsum")
 def _einsum(node: Node, *inputs: Value) -> Factors:
     equation = node.attr("equation").decode().replace(" ", "")
-    left, _, output = equation.partitioner("->")
+    left, _, output = equation.partition("->")
     terms = left.split(",")
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
     require("." not in equation)
